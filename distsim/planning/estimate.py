@@ -132,7 +132,7 @@ class StepEstimator(TransformerStepWriter):
 
     def _run_without_pipeline(self, micro_batches: int) -> StepTime:
         self.train = self.train.model_copy(update={"micro_batches": micro_batches})
-        timer = RankTimer(self.prices).run(self.alone().steps)
+        timer = RankTimer(self.prices).run(self.step_without_pipeline().steps)
         end_ns = max([timer.host, timer.current, *timer.communicators.values()])
         # What comes after the current stream is either the host or communication.
         last_category = LAUNCH if end_ns == timer.host else DATA
@@ -186,11 +186,11 @@ class StepEstimator(TransformerStepWriter):
     def work(self) -> PipelineWork:
         """The work between the messages, and the durations of the messages."""
         stages = range(self.stages)
-        has_gradient_groups = self.shared is not None or self.apart is not None
+        has_gradient_groups = self.dense_group is not None or self.expert_group is not None
         last = None
         if self.train.overlap_grad_reduce and has_gradient_groups:
             last = {stage: self._last_backward_pieces(stage) for stage in stages}
-        nbytes = self.one.boundary_numel * DTYPE_BYTES[self.train.dtype]
+        nbytes = self.cost.boundary_numel * DTYPE_BYTES[self.train.dtype]
         messages: dict[tuple[int, int], int] = {}
         for a, b in pairwise(self.schedule.rank_of):
             if a != b:
@@ -217,14 +217,14 @@ class StepEstimator(TransformerStepWriter):
         """The forward or backward pass of one layer, of the head, or of the embedding."""
         key = (
             word,
-            self.one,
+            self.cost,
             self.train.launch,
             self.train.attention_efficiency,
             self.train.dtype,
-            self.products,
+            self.product_dtype,
             self.train.loss_parallel,
             self.train.tensor_overlap,
-            self.prices.inside((self.tensor_axis, self.cp, self.ep)),
+            self.prices.inside((self.tensor_axis, self.context_axis, self.expert_axis)),
         )
         if key not in self.cache:
             entries_of = {
@@ -256,13 +256,15 @@ class StepEstimator(TransformerStepWriter):
         if stage == self.stages - 1:
             head = self._pass_time(f"head {word}").device_ns
         before, after = (embedding, head) if word == "forward" else (head, embedding)
-        return MicroBatchPass(self.split[stage], layer.device_ns, layer.host_ns, before, after)
+        return MicroBatchPass(
+            self.layers_of_stage[stage], layer.device_ns, layer.host_ns, before, after
+        )
 
     def _spent(self, stage: int) -> Counter[str]:
         """The categories of time of a micro-batch's passes on a stage."""
         spent: Counter[str] = Counter()
         for word in ("forward", "backward"):
-            parts = [(self._pass_time(word), self.split[stage])]
+            parts = [(self._pass_time(word), self.layers_of_stage[stage])]
             if stage == self.stages - 1:
                 parts.append((self._pass_time(f"head {word}"), 1))
             if stage == 0:
@@ -274,11 +276,11 @@ class StepEstimator(TransformerStepWriter):
     def _last_backward_pieces(self, stage: int) -> list[MicroBatchPass]:
         """The last backward pass, layer by layer: gradients overlap with the next layer."""
         whole = self._pass("backward", stage)
-        if {self.shared, self.apart} & {self.cp, self.ep} - {None}:
+        if {self.dense_group, self.expert_group} & {self.context_axis, self.expert_axis} - {None}:
             return self._on_one_communicator(stage, whole)
-        layer_gradients = self._gradient_transfers(self.layer_weights())
+        layer_gradients = self._gradient_transfers(self.layer_parameters())
         layer = whole._replace(layers=1, before_ns=0, after_ns=0, sent=layer_gradients)
-        end_gradients = self._gradient_transfers(self.ends_weights(stage))
+        end_gradients = self._gradient_transfers(self.end_parameters(stage))
         end = MicroBatchPass(before_ns=whole.after_ns, sent=end_gradients)
         return [MicroBatchPass(before_ns=whole.before_ns), *[layer] * whole.layers, end]
 
@@ -287,7 +289,7 @@ class StepEstimator(TransformerStepWriter):
 
         This is so if the ranks of a sequence are the only replicas; then both take turns.
         """
-        timer = RankTimer(self.prices, with_host=False).run(self.reducing_stage(stage))
+        timer = RankTimer(self.prices, with_host=False).run(self.reducing_backward_of_stage(stage))
         layers = max(whole.layers, 1)
         tail_ns = max([timer.current, *timer.communicators.values()]) - timer.current
         layer_ns, rest_ns = divmod(timer.current - whole.before_ns, layers)
@@ -298,12 +300,10 @@ class StepEstimator(TransformerStepWriter):
 
     def _gradient_transfers(self, weights: ParameterCounts) -> tuple[tuple[str, int], ...]:
         """The transfers of gradients: (dense or expert, ns)."""
-        words = [
-            word for word, elements, group in self.kinds(weights) if elements and group is not None
-        ]
+        kinds = self.replicated_kinds(weights)
         return tuple(
-            (word, self._time_of([entry]).device_ns)
-            for word, entry in zip(words, self.reduce(weights), strict=True)
+            (kind.name, self._time_of([entry]).device_ns)
+            for kind, entry in zip(kinds, self.reduce_gradients(weights), strict=True)
         )
 
     # --- after the last micro-batch ---
@@ -315,20 +315,22 @@ class StepEstimator(TransformerStepWriter):
         rank.join()
         if self.work.last is None:
             for stage in stages:
-                transfers = self._gradient_transfers(self.stage_weights(stage))
+                transfers = self._gradient_transfers(self.stage_parameters(stage))
                 rank.current += sum(ns for _, ns in transfers)
         spent[DATA] += rank.current - before_ns
 
     def _synchronize_ranks(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
         """Collectives among ranks of the pipeline: tied embeddings, and the norm."""
-        if self.tied:
+        if self.has_tied_embedding_copies:
             members = self.prices.members(self.train.axis("pipeline", self.context))
             first_and_last = (members[0], members[-1])
-            entry = next(entry for entry in self.embeddings((0,)) if "all_reduce" in entry)
+            entry = next(
+                entry for entry in self.reduce_tied_embeddings((0,)) if "all_reduce" in entry
+            )
             fields = cast("dict[str, Any]", entry["all_reduce"])
             ns = self.prices.collective_ns("all_reduce", fields, first_and_last)
             self._meet((ranks[0], ranks[-1]), ns, spent)
-        for entry in self.norm():
+        for entry in self.reduce_gradient_norm():
             self._meet(ranks, self._time_of([entry]).device_ns, spent)
 
     def _meet(self, ranks: Sequence[PipelineRankClock], ns: int, spent: Counter[str]) -> None:

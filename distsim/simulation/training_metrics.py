@@ -73,7 +73,8 @@ def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
         return None
     step_ns = simulation.iteration_ns or simulation.makespan_ns
     tokens = sum(
-        _sequences_per_step(one, context) * one.one_pass(context).sequence for one, context in steps
+        _sequences_per_step(one, context) * one.micro_batch_cost(context).sequence
+        for one, context in steps
     )
     flops = sum(_model_flops(one, context) for one, context in steps)
     device, gpus = simulation.cost.cluster.device, simulation.program.world_size

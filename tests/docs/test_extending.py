@@ -124,6 +124,41 @@ def test_a_back_end_is_one_file(copy: Path) -> None:
     assert "ucc CPU" in done(copy, "explain", "backends").stdout
 
 
+def add_copy_of_nccl(copy: Path) -> None:
+    """A backend `xccl` with the rules of NCCL."""
+    (copy / "distsim" / "backends" / "xccl.py").write_text(
+        "from dataclasses import replace\n\nfrom distsim.backends.nccl import NCCL\n\n"
+        'XCCL = replace(NCCL, name="xccl", listed=3)\n',
+        encoding="utf-8",
+    )
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero_3", "pipeline_fsdp"])
+def test_a_copy_of_nccl_expands_strategies_as_nccl_does(copy: Path, strategy: str) -> None:
+    """Strategies use streams if the backend has them, whatever its name."""
+    add_copy_of_nccl(copy)
+    scenario = str(ROOT / "scenarios" / "strategies" / f"{strategy}.yaml")
+
+    def expanded(backend: str) -> str:
+        return done(copy, "expand", scenario, "--set", f"backend={backend}").stdout
+
+    def makespan(*arguments: str) -> int:
+        run = done(copy, "simulate", scenario, "--format", "json", *arguments)
+        found: int = json.loads(run.stdout)["makespan_ns"]
+        return found
+
+    assert "backend: xccl" in expanded("xccl")
+    assert expanded("xccl").replace("xccl", "nccl") == expanded("nccl") != expanded("gloo")
+    assert makespan("--set", "backend=xccl") == makespan("--backend", "xccl") == makespan()
+
+
+def test_async_save_refuses_a_copy_of_nccl_as_it_refuses_nccl(copy: Path) -> None:
+    add_copy_of_nccl(copy)
+    text = "backend: xccl\nprogram:\n  - dcp_async_save: {plan: 1 KiB, results: 1 KiB, metadata: 1 KiB}\n"
+    (copy / "s.yaml").write_text(HEAD + text, encoding="utf-8")
+    assert "this group has only xccl" in done(copy, "expand", "s.yaml").stderr
+
+
 def test_a_view_is_one_file(copy: Path) -> None:
     scenario = str(ROOT / "scenarios" / "hybrid.yaml")
     drawn = done(copy, "render", scenario, "--view", "headcount", "--format", "mermaid")

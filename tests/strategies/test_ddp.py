@@ -172,9 +172,9 @@ def test_a_gradient_reduced_twice_or_not_at_all_on_every_rank_breaks_the_lineage
         ({"group": "dpp"}, "ddp.group", "unknown axis dpp"),
         ({"inputs": {0: 3}}, "ddp.inputs", "rank 1 has no entry"),
         ({"inputs": {9: 3, "else": 1}}, "ddp.inputs[9]", "outside the world of 4 ranks"),
-        ({"unused": {1: [7]}}, "ddp.unused[1]", "the model has layers 0 to 3"),
-        ({"join": True}, "ddp.join", "give `inputs`"),
-        ({"join": True, "inputs": 2, "group": "half"}, "ddp.join", "one group of all ranks"),
+        ({"unused": {1: [7]}}, "ddp.unused[1]", "the layers are 0 to 3"),
+        ({"join": True}, "ddp.join", "set `inputs`"),
+        ({"join": True, "inputs": 2, "group": "half"}, "ddp.join", "only the group of all ranks"),
         ({"bucket_cap_mb": 0}, "ddp.bucket_cap_mb", "above 0"),
     ],
 )

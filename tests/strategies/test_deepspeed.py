@@ -270,10 +270,10 @@ def test_a_layer_that_one_rank_leaves_out_is_no_right_program(stage: int) -> Non
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"stage": 4}, "expected ZeRO's stage, 1, 2 or 3, found 4"),
-        ({"stage": 2, "zero_quantized_weights": True}, "ZeRO++ belongs to stage 3, found stage: 2"),
-        ({"stage": 3, "zero_hpz_partition_size": 3}, "3 does not divide the 4 ranks"),
-        ({"dtype": "float64"}, "DeepSpeed trains in float32, bfloat16 or float16"),
+        ({"stage": 4}, "expected ZeRO stage 1, 2 or 3, found 4"),
+        ({"stage": 2, "zero_quantized_weights": True}, "ZeRO++ needs stage 3, found stage: 2"),
+        ({"stage": 3, "zero_hpz_partition_size": 3}, "the 4 ranks are not divisible by 3"),
+        ({"dtype": "float64"}, "DeepSpeed supports float32, bfloat16 and float16"),
         ({"group": "dp"}, "unknown axis dp"),
         ({"skips_layer": {0: 7}}, "layers are 0 to 2, ranks 0 to 3"),
     ],

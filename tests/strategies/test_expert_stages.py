@@ -188,18 +188,21 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"between": None, "pieces": 2}, "it belongs to two stages"),
-        ({"between": "ep"}, "another axis of the mesh than ep"),
+        ({"between": None, "pieces": 2}, "this field needs two-level exchange"),
+        ({"between": "ep"}, "a mesh axis other than ep"),
         ({"between": "dp"}, "unknown axis dp"),
-        ({"imbalance": 0.5, "once_per_machine": True}, "counted for an even router"),
-        ({"capacity_factor": 2, "once_per_machine": True}, "counted for an even router"),
-        ({"experts": 6}, "6 experts do not divide among the 4 ranks"),
+        ({"imbalance": 0.5, "once_per_machine": True}, "supports only an even router"),
+        ({"capacity_factor": 2, "once_per_machine": True}, "supports only an even router"),
+        ({"experts": 6}, "6 experts are not divisible by the 4 ranks"),
         (
             {"experts": 2**40, "top_k": 2**20},
-            "at most 65536 experts are simulated, found 1099511627776",
+            "at most 65536 experts, found 1099511627776",
         ),
         ({"pieces": 20001, "tokens": 2**30}, "pieces comes to 20001; at most 20000"),
-        ({"pieces": 65}, "a piece holds a token at least: expected at most 64, found 65"),
+        (
+            {"pieces": 65},
+            "each piece needs at least one token: expected at most 64 pieces, found 65",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:

@@ -104,7 +104,7 @@ def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
         f"3:11: unknown key layer in ddp; expected {name_list(STRATEGIES['ddp'].model_fields, 16)}; did you mean layers?",
     ]
     assert problems("  - ddp: {layers: {params: 8, forward: 3, backward: 1 ms}}\n") == [
-        "3:40: expected a duration as 3 ms, or `{flops, bytes}`, found 3"
+        "3:40: expected a duration such as 3 ms, or `{flops, bytes}`, found 3"
     ]
     assert problems("  - dpd: {}\n") == ["3:5: unknown step 'dpd'; did you mean ddp?"]
     assert problems("  - ddp: 3\n")[0] == "3:10: expected the fields of ddp as a mapping, found 3"
@@ -112,7 +112,7 @@ def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
         "a batch holds isend and irecv only, found ddp"
     )
     assert problems("  - ddp: {layers: {params: rank, forward: 1 ms, backward: 1 ms}}\n") == [
-        "3:28: rank is no number that is the same on every rank; known here are world_size"
+        "3:28: rank is not a number with one value for all ranks; available names: world_size"
     ]
 
 

@@ -251,8 +251,8 @@ def test_a_call_that_one_rank_drops_or_doubles_is_always_noticed(number, rank, h
     ("fields", "place", "words"),
     [
         ({"shard": "dpp"}, "shard", "unknown axis dpp"),
-        ({"replicate": "dp"}, "replicate", "different axes"),
-        ({"skips_backward": {9: 0}}, "skips_backward", "expected ranks of the world of 4"),
+        ({"replicate": "dp"}, "replicate", "different mesh axes"),
+        ({"skips_backward": {9: 0}}, "skips_backward", "expected ranks below 4"),
         ({"zero": 4}, "zero", "1, 2 or 3"),
     ],
 )

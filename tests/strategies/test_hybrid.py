@@ -128,18 +128,18 @@ def test_axes_stand_in_the_order_of_the_framework(order, mesh, fits):
     else:
         [(path, message)] = refused(mesh, **fields)
         assert path == ".order"
-        assert f"{order} orders axes from the outermost in as" in message
+        assert f"{order} orders mesh axes from outermost to innermost as" in message
 
 
 def test_layouts_that_cannot_be_are_refused_at_the_part_that_is_wrong():
     mesh = {"pp": 2, "tp": 2}
 
-    assert refused(mesh)[0][1].startswith("a hybrid needs a pipeline")
+    assert refused(mesh)[0][1].startswith("hybrid needs `pipeline`")
     assert refused(mesh, tensor={**TENSOR, "hidden": 9})[0][0] == ".tensor.hidden"
     assert refused(mesh, tensor=TENSOR, data="dp", gradient=3)[0][0] == ".data"
     assert refused(mesh, tensor=TENSOR, data="pp")[0] == (
         ".data",
-        "`data` and `gradient` belong together",
+        "`data` and `gradient` need each other",
     )
     assert refused(mesh, tensor=TENSOR, data="pp", gradient="g")[0][0] == ".gradient"
     assert refused(mesh, tensor=TENSOR, pipeline={**PIPE, "micro_batches": 1})[0][0].startswith(

@@ -145,7 +145,7 @@ def test_rank_0_is_the_bottleneck_of_data_parallel():
     assert refused(data, batch=[10, 8]) == [
         (
             "batch",
-            "the first axis of batch, 10, does not divide among 4 ranks; each gets an equal part",
+            "the first axis of batch, 10, is not divisible by 4 ranks; all ranks need equal parts",
         )
     ]
 
@@ -207,8 +207,8 @@ def test_activations_hold_every_ranks_partial_sum_exactly_once(parallel, label):
 
 def test_sizes_that_do_not_divide_among_the_ranks_are_refused():
     assert refused(tensor, hidden=26, heads=6) == [
-        ("heads", "heads 6 does not divide among the 4 ranks of tp"),
-        ("hidden", "hidden 26 does not divide among the 4 ranks of tp"),
+        ("heads", "heads 6 is not divisible by the 4 ranks of tp"),
+        ("hidden", "hidden 26 is not divisible by the 4 ranks of tp"),
     ]
     assert refused(tensor, sequence=50, sequence_parallel=True)[0][0] == "sequence"
 
@@ -249,7 +249,7 @@ def test_a_causal_ring_without_balance_leaves_the_first_rank_idle():
 
 def test_a_balanced_causal_ring_needs_twice_as_many_parts():
     assert refused(ring, sequence=36, causal=True)[0][0] == "sequence"
-    assert refused(ring, sequence=35)[0][1] == "sequence 35 does not divide among the 4 ranks of cp"
+    assert refused(ring, sequence=35)[0][1] == "sequence 35 is not divisible by the 4 ranks of cp"
     assert len(meeting(ring(sequence=36))) > 0
 
 
@@ -326,7 +326,7 @@ def test_coordinates_follow_the_mesh():
 
 def test_layouts_of_experts_that_cannot_be_are_refused():
     assert refused(experts, experts=6) == [
-        ("experts", "6 experts do not divide among the 4 ranks of ep")
+        ("experts", "6 experts are not divisible by the 4 ranks of ep")
     ]
     assert refused(experts, top_k=9)[0][0] == "top_k"
     assert refused(experts, pad_to_capacity=True)[0][0] == "pad_to_capacity"

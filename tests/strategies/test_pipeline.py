@@ -482,7 +482,7 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
             {"schedule": "dualpipe", "ranks": 3, "batches": 6},
             "needs an even number of ranks, found 3",
         ),
-        ({"schedule": "dualpipe", "ranks": 2, "batches": 5}, "5 is odd; 4 or 6 would do"),
+        ({"schedule": "dualpipe", "ranks": 2, "batches": 5}, "5 is odd; use 4 or 6"),
         (
             {"schedule": "dualpipe", "ranks": 4, "batches": 6},
             "twice as many micro-batches as ranks, found 6 for 4 ranks",
@@ -516,11 +516,11 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
                 "tensors": {"g": {"shape": [1]}},
                 "gradient": "g",
             },
-            "give it `copies: 2`",
+            "add `copies: 2`",
         ),
         (
             {"schedule": "1f1b", "ranks": 2, "batches": 4, "overlapped": "5 ms"},
-            "overlaps no forward with a backward",
+            "does not overlap forward and backward",
         ),
         (
             {
@@ -530,13 +530,13 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
                 "overlapped": "5 ms",
                 "forward": {"flops": "1 TFLOP"},
             },
-            "as times",
+            "needs times",
         ),
         (
             {"schedule": "interleaved_1f1b", "ranks": 4, "batches": 9},
-            "in 2 rounds of 4 or more, and 2 does not divide 9",
+            "in 2 rounds of 4 or more, and 9 is not divisible by 2",
         ),
-        ({"schedule": "zb1p", "ranks": 2, "batches": 5}, "2 does not divide 5"),
+        ({"schedule": "zb1p", "ranks": 2, "batches": 5}, "5 is not divisible by 2"),
         (
             {"schedule": "gpipe", "ranks": 2, "batches": 2, "chunks": 2},
             "gpipe has one stage per rank",
@@ -544,13 +544,13 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
         ({"schedule": "zbv", "ranks": 2, "batches": 2, "chunks": 3}, "zbv has two stages per rank"),
         ({"schedule": "gpype", "ranks": 2, "batches": 2}, "unknown schedule gpype"),
         ({"schedule": "gpipe", "ranks": 2}, "micro_batches"),
-        ({"schedule": "missing.csv", "ranks": 2}, "can't read missing.csv"),
+        ({"schedule": "missing.csv", "ranks": 2}, "cannot read missing.csv"),
         (
             {"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 3},
-            "the schedule is for 2 ranks, the axis pp has 3",
+            "the schedule is for 2 ranks, but the axis pp has 3",
         ),
-        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "batches": 2}, "for 1 micro-batches"),
-        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "chunks": 2}, "leave chunks out"),
+        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "batches": 2}, "has 1 micro-batches"),
+        ({"schedule": ["0F0,0B0", "1F0,1B0"], "ranks": 2, "chunks": 2}, "remove `chunks`"),
         (
             {"schedule": ["0F0,0SEND_F0,0B0", "1F0,1B0"], "ranks": 2},
             "0B0 computes before it receives its input",
@@ -558,7 +558,7 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
         ({"schedule": ["0F0", "1FF0"], "ranks": 2}, "rank 1: expected an action"),
         (
             {"schedule": "gpipe", "ranks": 2, "batches": 2, "axis": "tp"},
-            "the axis tp is not in the mesh",
+            "the mesh has no axis tp",
         ),
         (
             {"schedule": "gpipe", "ranks": 2, "batches": 2, "gradient": "grad"},
@@ -742,7 +742,7 @@ def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(
 @pytest.mark.parametrize(
     ("fields", "path", "words"),
     [
-        ({"schedule": "zb1p", "style": "ddp"}, "data_parallel.style", "take fsdp"),
+        ({"schedule": "zb1p", "style": "ddp"}, "data_parallel.style", "use fsdp"),
         (
             {"schedule": "1f1b", "style": "ddp", "group": "dpp"},
             "data_parallel.group",

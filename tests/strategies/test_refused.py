@@ -24,7 +24,7 @@ CASES = [
         "{tp: 8}",
         "transformer: lama3-8b",
         "lama3-8b",
-        "unknown model lama3-8b; presets are gpt3-175b, llama3-8b, llama3-70b, llama3-405b,"
+        "unknown model lama3-8b; presets: gpt3-175b, llama3-8b, llama3-70b, llama3-405b,"
         " mixtral-8x7b, llama3.1-8b, llama3.1-70b, llama3.1-405b, llama3.3-70b, llama4-scout, llama4-maverick, qwen3-8b and 14 more;"
         " did you mean llama3-8b?",
     ),
@@ -92,14 +92,14 @@ CASES = [
         "{tp: 8}",
         LLAMA + "micro_batches: rank + 4}",
         "rank",
-        "rank is no number that is the same on every rank; known here are world_size, tp_size",
+        "rank is not a number with one value for all ranks; available names: world_size, tp_size",
     ),
     (
         4,
         "{ep: 4}",
         MOE + "experts: 8, capacity_factor: 0}",
         "0}",
-        "expected a factor above 0, as 1.25",
+        "expected a factor above 0, such as 1.25",
     ),
     (
         4,
@@ -120,7 +120,7 @@ CASES = [
         "{dp: 4}",
         "fsdp: {layers: {" + LAYER + ", backward: 2 ms}, skips_backward: 2}",
         "2}",
-        "expected ranks and the iteration that each leaves out, as `{2: 1}`",
+        "expected ranks, each with the iteration that it skips, such as `{2: 1}`",
     ),
     (
         4,
@@ -134,7 +134,7 @@ CASES = [
         "{dp: 2, pp: 2}",
         "hybrid: {order: megatron, pipeline: {schedule: gpipe, micro_batches: 4, " + COST + "}",
         "megatron",
-        "megatron orders axes from the outermost in as pp, dp, ep, cp, tp; the mesh has dp, pp: write {pp: 2, dp: 2}",
+        "megatron orders mesh axes from outermost to innermost as pp, dp, ep, cp, tp, but the mesh has dp, pp: write {pp: 2, dp: 2}",
     ),
     (
         4,
@@ -170,7 +170,7 @@ CASES = [
         "{pp: 4}",
         PIPE + COST.replace("5 ms", "5"),
         "5,",
-        "expected a duration as 3 ms, or `{flops, bytes}`, found 5",
+        "expected a duration such as 3 ms, or `{flops, bytes}`, found 5",
     ),
     # what is missing
     (8, "{tp: 8}", "transformer", "transformer", "transformer needs `model`"),
@@ -201,56 +201,56 @@ CASES = [
         "{tp: 16}",
         LLAMA + "zero: 1}",
         "llama3-8b",
-        "kv_heads 8 is not divisible by the tensor axis of 16 ranks; 8 would do",
+        "kv_heads 8 is not divisible by the tensor axis of 16 ranks; use 8",
     ),
     (
         6,
         "{dp: 2, tp: 3}",
         LLAMA + "zero: 1}",
         "llama3-8b",
-        "hidden 4096 is not divisible by the tensor axis of 3 ranks; 2 or 4 would do",
+        "hidden 4096 is not divisible by the tensor axis of 3 ranks; use 2 or 4",
     ),
     (
         8,
         "{tp: 8}",
         LLAMA + "sequence: 4097}",
         "4097",
-        "sequence 4097 is not divisible by the tensor axis of 8 ranks, as sequence_parallel needs",
+        "sequence 4097 is not divisible by the tensor axis of 8 ranks, which sequence_parallel needs",
     ),
     (
         8,
         "{tp: 8}",
         LLAMA + "tensor_overlap: true, sequence_parallel: false}",
         "true",
-        "what it hides is what sequence_parallel gathers and scatters: expected sequence_parallel: true",
+        "tensor_overlap hides the calls of sequence parallelism: set `sequence_parallel: true`",
     ),
     (
         8,
         "{dp: 2, ep: 4}",
         LLAMA + "zero: 1}",
         "{model",
-        "the model has no experts for the axis ep of 4 ranks to share: leave ep out of the mesh",
+        "the model has no experts for the axis ep of 4 ranks: remove ep from the mesh",
     ),
     (
         6,
         "{dp: 2, ep: 3}",
         "transformer: mixtral-8x7b",
         "mixtral",
-        "8 experts are not divisible by the expert axis of 3 ranks; 2 or 4 would do",
+        "8 experts are not divisible by the expert axis of 3 ranks; use 2 or 4",
     ),
     (
         4,
         "{pp: 4}",
         "pipeline: {schedule: 1f1b, micro_batches: 2, " + COST,
         "2, ",
-        "1f1b needs at least as many micro-batches as stages, found 2 for 4 stages; Megatron-LM runs it so: megatron: true",
+        "1f1b needs at least as many micro-batches as stages, found 2 for 4 stages; Megatron-LM supports this: set `megatron: true`",
     ),
     (
         4,
         "{pp: 4}",
         LLAMA + "micro_batches: 9, schedule: interleaved_1f1b}",
         "9",
-        "and 2 does not divide 9; 8 or 10 would do",
+        "and 9 is not divisible by 2; use 8 or 10",
     ),
     (
         4,
@@ -264,16 +264,16 @@ CASES = [
         "{dp: 4}",
         PIPE + COST,
         "{schedule",
-        "the axis pp is not in the mesh, which has dp: name one of these with `axis`, or add pp to the mesh",
+        "the mesh has no axis pp, only dp: set `axis` to one of these, or add pp to the mesh",
     ),
     (
         4,
         "{dp: 4}",
         MOE + "experts: 8}",
         "{tokens",
-        "unknown axis ep; the mesh has dp: name one of these with `axis`, or add ep to the mesh",
+        "unknown axis ep; the mesh has dp: set `axis` to one of these, or add ep to the mesh",
     ),
-    (4, "{ep: 4}", MOE + "experts: 6}", "6}", "6 experts do not divide among the 4 ranks of ep"),
+    (4, "{ep: 4}", MOE + "experts: 6}", "6}", "6 experts are not divisible by the 4 ranks of ep"),
     (
         4,
         "{tp: 4}",
@@ -293,14 +293,14 @@ CASES = [
         "{tp: 4}",
         "hybrid: {tensor: {sequence: 8, hidden: 64, forward: 1 ms, between: 2 ms}}",
         "2 ms",
-        "give between in tensor_parallel",
+        "use between in a tensor_parallel entry instead",
     ),
     (
         4,
         "{tp: 4}",
         "tensor_parallel: {sequence: 8, hidden: 1022, forward: 1 ms}",
         "1022",
-        "hidden 1022 does not divide among the 4 ranks of tp",
+        "hidden 1022 is not divisible by the 4 ranks of tp",
     ),
 ]
 
@@ -345,4 +345,4 @@ def test_a_group_that_is_another_for_each_rank_is_refused_as_such():
     [problem] = caught.value.problems
 
     assert problem.path == "program[0].fsdp.shard"
-    assert problem.message.startswith("the group halves is another for each rank")
+    assert problem.message.startswith("the group halves has different members on each rank")

@@ -17,9 +17,8 @@ from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from distsim.common.field_parsing import describe_fields
+from distsim.backends import BACKEND_PROFILES
 from distsim.common.message_text import did_you_mean, name_list
-from distsim.scenario.strategies.field_help import FIELD_HELP
 
 #: Plain data of an entry, or of a declaration, as a YAML file has it.
 Entry = dict[str, object]
@@ -60,6 +59,15 @@ class ExpansionContext(NamedTuple):
     #: The context for validating fields: names that are the same on every rank, as numbers and as
     #: quantities (see `distsim.scenario.strategies.field_quantities`).
     known: Mapping[str, object] = {}
+
+    @property
+    def has_streams(self) -> bool:
+        """Whether collectives of the scenario's backend run on CUDA streams, as with NCCL.
+
+        A backend that does not exist has none; the reader of `backend:` reports it.
+        """
+        profile = BACKEND_PROFILES.get(self.backend)
+        return profile is not None and profile.device
 
     def size_of(self, group: GroupRef | None) -> int:
         """The number of ranks in a group.
@@ -104,7 +112,7 @@ class ExpansionContext(NamedTuple):
         if name in self.tensors:
             return None
         advice = did_you_mean(name, self.tensors)
-        return f"unknown tensor {name}; declared are {name_list(self.tensors)}{advice}"
+        return f"unknown tensor {name}; the scenario declares {name_list(self.tensors)}{advice}"
 
     def unknown_group(self, group: GroupRef | None, field: str = "") -> str | None:
         """A sentence if the size of a group is not known, else None.
@@ -118,14 +126,14 @@ class ExpansionContext(NamedTuple):
                 return None
             if group in self.groups and group not in self.mesh:
                 return (
-                    f"the group {group} is another for each rank; a strategy needs an axis, "
-                    "several, or a group of named ranks or axes"
+                    f"the group {group} has different members on each rank; a strategy needs "
+                    "one or more mesh axes, or a group with fixed ranks or axes"
                 )
             group = (group,)
         for axis in group:
             remedy = ""
             if field and self.mesh:
-                remedy = f": name one of these with `{field}`, or add {axis} to the mesh"
+                remedy = f": set `{field}` to one of these, or add {axis} to the mesh"
             unknown = self.unknown_axis(axis, remedy)
             if unknown is not None:
                 return unknown
@@ -182,12 +190,6 @@ class Strategy(BaseModel):
     first_field: ClassVar[str | None] = None
     #: How a real run of the expansion differs from PyTorch's own class; empty if it does not.
     real_run_note: ClassVar[str] = ""
-
-    @classmethod
-    def __pydantic_init_subclass__(cls, **kwargs: object) -> None:
-        """Give the fields their help texts, once per strategy: in the class that sets `name`."""
-        if "name" in cls.__dict__:
-            describe_fields(cls, FIELD_HELP, cls.name)
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         """Why this layout is impossible: (path of the field, sentence) for each problem.

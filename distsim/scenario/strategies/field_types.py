@@ -37,8 +37,8 @@ def parse_number(value: object, info: ValidationInfo) -> int | float:
     expression = parse_expression(value)
     unknown = [name for name in sorted(expression.names) if name not in names]
     if unknown:
-        known = f"known here are {name_list(names, 20)}{did_you_mean(unknown[0], names)}"
-        raise ValueError(f"{unknown[0]} is no number that is the same on every rank; {known}")
+        known = f"available names: {name_list(names, 20)}{did_you_mean(unknown[0], names)}"
+        raise ValueError(f"{unknown[0]} is not a number with one value for all ranks; {known}")
     try:
         number: int | float = expression.evaluate(names)
         return number
@@ -78,7 +78,7 @@ def _parse_param_shapes(value: object, info: ValidationInfo) -> tuple[tuple[int,
 def _parse_shape(value: object, info: ValidationInfo) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         found = "an empty list" if value == [] else value_text(value)
-        raise ValueError(f"expected a list of sizes, as [8, 1024], found {found}")
+        raise ValueError(f"expected a list of sizes such as [8, 1024], found {found}")
     return tuple(_parse_size(n, info) for n in value)
 
 
@@ -120,7 +120,7 @@ def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
         return {"time": cast("str", quantity_text("a duration", value, info))}
     if not isinstance(value, Mapping):
         raise ValueError(
-            f"expected a duration as 3 ms, or `{{flops, bytes}}`, found {value_text(value)}"
+            f"expected a duration such as 3 ms, or `{{flops, bytes}}`, found {value_text(value)}"
         )
     for key in value:
         if key not in _COMPUTE_COST_KEYS:
@@ -131,7 +131,7 @@ def parse_compute_cost(value: object, info: ValidationInfo) -> ComputeCost:
         found["time"] = quantity_text("a duration", value["time"], info)
     if ("time" in value) == ("flops" in value or "bytes" in value):
         raise ValueError(
-            "expected either `time`, or `flops` and `bytes` that the cluster's device prices"
+            "expected either `time`, or `flops` and `bytes`, whose time the cost model computes"
         )
     for key, kind in (("flops", "floating-point operations"), ("bytes", "a size")):
         if isinstance(value.get(key), str):
@@ -262,9 +262,9 @@ Shape = Annotated[tuple[int, ...], PlainValidator(_parse_shape), WithJsonSchema(
 
 
 def _parse_zero_stage(value: object, info: ValidationInfo) -> int:
-    found = integer_at_least(1, "ZeRO's stage, 1, 2 or 3, an integer")(value, info)
+    found = integer_at_least(1, "the ZeRO stage, 1, 2 or 3, an integer")(value, info)
     if found > 3:
-        raise ValueError(f"expected ZeRO's stage, 1, 2 or 3, found {found}")
+        raise ValueError(f"expected ZeRO stage 1, 2 or 3, found {found}")
     return found
 
 

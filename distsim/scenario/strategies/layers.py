@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from distsim.common import units
 from distsim.common.message_text import value_text
@@ -65,7 +65,7 @@ class TrainableLayerFields(LayerFields):
             # The units inside it have parameters and costs of their own.
             return self
         if not given & {"params", "frozen"}:
-            raise ValueError("a layer needs `params`, or `frozen` parameters, or both")
+            raise ValueError("a layer needs `params`, `frozen` parameters, or both")
         for field in ("forward", "backward"):
             if field not in given:
                 raise ValueError(f"a layer needs `{field}`: a time, or {{flops, bytes}}")
@@ -75,8 +75,18 @@ class TrainableLayerFields(LayerFields):
 class LayeredModelStrategy(Strategy):
     """A strategy for a model of layers."""
 
-    layers: tuple[LayerFields, ...]
-    dtype: Dtype = "float32"
+    layers: tuple[LayerFields, ...] = Field(
+        description=(
+            "Layers of the model: parameters and times of each; `count` repeats a layer. One "
+            "layer or a list."
+        ),
+        examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
+    )
+    dtype: Dtype = Field(
+        default="float32",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -152,16 +162,23 @@ class IntraLayerStrategy(Strategy):
     """``layers`` equal layers, each with the price of its passes; a pass without a price is left
     out. In a stage's `forward:` or `backward:` one of them has a price, alone both."""
 
-    layers: PositiveInt = 1
-    #: The cost of one layer's pass on one rank.
-    forward: ComputeCostField | None = None
-    backward: ComputeCostField | None = None
+    layers: PositiveInt = Field(default=1, description="Number of equal layers.", examples=[4])
+    forward: ComputeCostField | None = Field(
+        default=None,
+        description=("Cost of one layer's forward pass on one rank: a time, or `{flops, bytes}`."),
+        examples=["2 ms"],
+    )
+    backward: ComputeCostField | None = Field(
+        default=None,
+        description="Cost of one layer's backward pass on one rank.",
+        examples=["4 ms"],
+    )
 
     @model_validator(mode="after")
     def _has_a_pass(self) -> IntraLayerStrategy:
         if self.forward is None and self.backward is None:
             raise ValueError(
-                f"expected `forward`, `backward` or both: the price of a pass of {self.name}"
+                f"expected `forward`, `backward` or both: the cost of a pass of {self.name}"
             )
         return self
 

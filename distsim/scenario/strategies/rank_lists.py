@@ -15,11 +15,11 @@ from distsim.scenario.strategies.field_types import integer_at_least
 def _parse_rank_list(value: object, info: ValidationInfo) -> tuple[int, ...]:
     if not isinstance(value, list | tuple) or not value:
         found = "an empty list" if value == [] else value_text(value)
-        raise ValueError(f"expected a list of ranks, as [0, 1], found {found}")
+        raise ValueError(f"expected a list of ranks such as [0, 1], found {found}")
     ranks = tuple(integer_at_least(0, "a rank")(rank, info) for rank in value)
     duplicate = next((rank for k, rank in enumerate(ranks) if rank in ranks[:k]), None)
     if duplicate is not None:
-        raise ValueError(f"rank {duplicate} is named twice")
+        raise ValueError(f"rank {duplicate} occurs twice")
     return ranks
 
 
@@ -49,7 +49,7 @@ def refuse_overlapping_ranks(
     both = sorted({*first_ranks} & {*second_ranks})
     if not both:
         return []
-    text = f"rank {both[0]} stands in {first_field} too: each rank does one of the two"
+    text = f"rank {both[0]} is also in {first_field}: each rank can be in only one of both"
     return [((second_field,), text)]
 
 

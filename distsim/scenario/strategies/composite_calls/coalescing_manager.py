@@ -79,8 +79,8 @@ def _parse_one_collective(item: object) -> CoalescedCollective:
     if not isinstance(fields, Mapping) or names[0] not in _COALESCED_OPERATIONS:
         found = names[0] if len(names) == 1 else value_text(item)
         raise ValueError(
-            f"a coalesced launch holds {name_list(_COALESCED_OPERATIONS)}; torch issues any other "
-            "call at once and on its own, found "
+            f"a coalesced launch can contain {name_list(_COALESCED_OPERATIONS)}; torch "
+            "issues any other call immediately and separately, found "
             f"{found}{did_you_mean(found, _COALESCED_OPERATIONS)}"
         )
     return CoalescedCollective(names[0], fields, _rank_condition(entry.get("ranks")))
@@ -104,13 +104,28 @@ CollectiveList = Annotated[
 
 class CoalescingManager(Strategy):
     name: ClassVar[str] = "coalescing_manager"
-    about: ClassVar[str] = "Collectives of one kind on one group as one launch, with one request."
+    about: ClassVar[str] = (
+        "torch.distributed._coalescing_manager: launch several collectives of one kind on "
+        "one group as a single operation with one request."
+    )
     first_field: ClassVar[str | None] = "ops"
 
-    ops: CollectiveList
-    is_async: StrictBool = Field(default=False, alias="async")
-    handle: str | None = Field(default=None, alias="as")
-    on: str | None = None
+    ops: CollectiveList = Field(
+        description="Collectives inside the context, which are launched together.",
+        examples=[[{"all_reduce": {"tensor": "x"}}]],
+    )
+    is_async: StrictBool = Field(
+        default=False,
+        alias="async",
+        description="Start the launch and continue; `as` names the request.",
+        examples=[True],
+    )
+    handle: str | None = Field(
+        default=None, alias="as", description="Name of the request.", examples=["h"]
+    )
+    on: str | None = Field(
+        default=None, description="CUDA stream that is current at the call.", examples=["comm"]
+    )
 
     @property
     def conditions(self) -> list[str]:
@@ -123,8 +138,8 @@ class CoalescingManager(Strategy):
             refusals += _refuse_collective(k, part, self.ops[0])
         if len(self.conditions) > _MAX_CONDITIONS:
             text = (
-                f"the parts have more than {_MAX_CONDITIONS} different `ranks`; "
-                "write the launches out instead"
+                f"the parts have more than {_MAX_CONDITIONS} different `ranks`; write the "
+                "launches separately instead"
             )
             refusals.append((("ops",), text))
         return refusals
@@ -163,24 +178,24 @@ def _refuse_collective(
     fields = part.fields
     if part.launch != first.launch:
         text = (
-            "all collectives of a coalesced launch are of one kind, or torch raises; "
-            f"found {first.name} and {name}"
+            "all collectives of a coalesced launch must be of one kind, otherwise "
+            f"torch raises; found {first.name} and {name}"
         )
         yield ("ops", k), text
         return
     yield from _refuse_part_fields(k, part)
     if fields.get("group") != first.fields.get("group"):
         text = (
-            "all collectives of a coalesced launch are on one group: "
-            "torch issues one of another group on its own"
+            "all collectives of a coalesced launch must be on one group; torch issues "
+            "one on another group separately"
         )
         yield ("ops", k), text
     op = fields.get("op", "sum")
     first_op = first.fields.get("op", "sum")
     if op != first_op:
         text = (
-            f"torch takes the reduce op of the first part, {first_op}, for all: "
-            f"give one, found {op}"
+            f"torch uses the reduce op of the first part, {first_op}, for all parts: "
+            f"use one reduce op, found {op}"
         )
         yield ("ops", k, name, "op"), text
 
@@ -195,7 +210,7 @@ def _refuse_part_fields(k: int, part: CoalescedCollective) -> Iterator[Refusal]:
         known.append("op")
     for key in fields:
         if key in _LAUNCH_FIELDS:
-            yield ("ops", k, name, key), f"`{key}` belongs to the launch, not to a part of it"
+            yield ("ops", k, name, key), f"`{key}` is a field of the launch, not of its parts"
         elif key not in known:
             advice = did_you_mean(str(key), known)
             text = f"unknown key `{key}`; a part has {name_list(known)}{advice}"
@@ -205,7 +220,7 @@ def _refuse_part_fields(k: int, part: CoalescedCollective) -> Iterator[Refusal]:
         return
     for key in tensor_fields:
         if key not in fields or isinstance(fields[key], list | tuple):
-            yield ("ops", k, name), f"a part of a coalesced launch names one tensor as `{key}`"
+            yield ("ops", k, name), f"a part of a coalesced launch needs one tensor as `{key}`"
 
 
 # --- parts that only some ranks have ---

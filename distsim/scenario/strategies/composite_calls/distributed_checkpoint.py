@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, cast
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
+from distsim.backends import SUPPORT_BY_BACKEND
 from distsim.common.message_text import value_text
 from distsim.scenario.strategies.base import (
     Entry,
@@ -42,7 +43,7 @@ from distsim.scenario.strategies.field_types import AxesOrGroup, CostOrEntriesFi
 
 def _parse_byte_size(value: object, info: ValidationInfo) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"expected a size, as 4 KiB, found {value_text(value)}")
+        raise ValueError(f"expected a size such as 4 KiB, found {value_text(value)}")
     return size_bytes(value, info)
 
 
@@ -54,13 +55,28 @@ _PICKLED_NONE_BYTES = 4
 class _CheckpointStrategy(Strategy):
     """What saving and loading have in common: rank 0 of the group makes all plans."""
 
-    group: AxesOrGroup | None = None
-    #: Bytes of each rank's plan, pickled; and of what rank 0 gives each back (a list, or one size
-    #: for all).
-    plan: SizeByRank
-    global_plan: ObjectSizes | None = None
-    #: Ranks that leave the call out, each in one iteration.
-    skips: IntByRank = {}
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description="Ranks that take part [default: all ranks].",
+        examples=["dp"],
+    )
+    plan: SizeByRank = Field(
+        description="Pickled size of each rank's plan; by rank if it differs.",
+        examples=[{0: "40 KiB", "else": "12 KiB"}],
+    )
+    global_plan: ObjectSizes | None = Field(
+        default=None,
+        description=(
+            "Pickled size of the plan that rank 0 sends back: one size, or one per rank "
+            "[default: the size of `plan`]."
+        ),
+        examples=[["40 KiB", "12 KiB"]],
+    )
+    skips: IntByRank = Field(
+        default={},
+        description="Ranks that skip the call in one iteration: `{RANK: ITERATION}`.",
+        examples=[{1: 0}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         found = context.refuse_groups(group=self.group)
@@ -69,8 +85,10 @@ class _CheckpointStrategy(Strategy):
             found.append(
                 (
                     ("global_plan",),
-                    f"expected one size, or one for each of {n} ranks, found "
-                    f"{len(self.global_plan)}",
+                    (
+                        f"expected one size, or one for each of the {n} ranks, found "
+                        f"{len(self.global_plan)}"
+                    ),
                 )
             )
         return found
@@ -124,17 +142,28 @@ class DcpSave(_CheckpointStrategy):
 
     name: ClassVar[str] = "dcp_save"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.save: plans to rank 0 and back, each rank writes, results to "
-        "rank 0, metadata to all."
+        "torch.distributed.checkpoint.save. Plans go to rank 0 and back, each rank writes, "
+        "results go to rank 0, and all ranks receive the metadata."
     )
 
-    #: Bytes of each rank's results of writing, and of the metadata.
-    results: SizeByRank
-    metadata: ByteSize
-    #: What writing a rank's part takes.
-    write: CostOrEntriesField = {"time": "0 ns"}
-    #: use_collectives=False: every rank for itself, then a barrier.
-    use_collectives: StrictBool = True
+    results: SizeByRank = Field(
+        description="Pickled size of each rank's write results.", examples=["8 KiB"]
+    )
+    metadata: ByteSize = Field(
+        description="Pickled size of the metadata, which all ranks receive.", examples=["80 KiB"]
+    )
+    write: CostOrEntriesField = Field(
+        default={"time": "0 ns"},
+        description="Cost of writing a rank's part.",
+        examples=["200 ms"],
+    )
+    use_collectives: StrictBool = Field(
+        default=True,
+        description=(
+            "Plan together. false: each rank plans alone, and the save ends with a barrier."
+        ),
+        examples=[False],
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         calls = _ObjectCollectiveExpander(context, self.group)
@@ -154,26 +183,37 @@ class DcpAsyncSave(DcpSave):
 
     name: ClassVar[str] = "dcp_async_save"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.async_save: the same calls on a thread and a Gloo group of "
-        "their own, waited for later."
+        "torch.distributed.checkpoint.async_save. The calls of `dcp_save` run in a thread "
+        "on a Gloo group; the rank waits for them later."
     )
 
-    #: What copying the state to the host takes, which the rank waits for.
-    stage: CostOrEntriesField = {"time": "0 ns"}
-    #: What the rank does before it takes the future's result.
-    beside: CostOrEntriesField = ()
+    stage: CostOrEntriesField = Field(
+        default={"time": "0 ns"},
+        description="Cost of copying the state to the host, which blocks the rank.",
+        examples=["20 ms"],
+    )
+    beside: CostOrEntriesField = Field(
+        default=(),
+        description=(
+            "Cost of work until the rank waits for the future's result: a time, or entries."
+        ),
+        examples=["100 ms"],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         found = super().refuse(context)
         group = context.groups.get(self.group) if isinstance(self.group, str) else None
-        backend = group.get("backend") if isinstance(group, Mapping) else None
-        if not found and (backend or context.backend) == "nccl":
+        group_backend = group.get("backend") if isinstance(group, Mapping) else None
+        backend = str(group_backend or context.backend)
+        if not found and _has_no_cpu_tensors(backend):
             found.append(
                 (
                     ("group",),
-                    "async_save needs a group with a CPU back end, and this one has nccl alone: "
-                    "name a group with "
-                    "`backend: gloo`, as init_process_group('cpu:gloo,cuda:nccl') makes",
+                    (
+                        "async_save needs a group with a CPU backend, but this group has only "
+                        f"{backend}: use a group with `backend: gloo`, as "
+                        "init_process_group('cpu:gloo,cuda:nccl') creates"
+                    ),
                 )
             )
         return found
@@ -187,6 +227,11 @@ class DcpAsyncSave(DcpSave):
         return Expansion(
             [compute("stage", self.stage), *steps, *beside, *self.present(ends)], inner.tensors
         )
+
+
+def _has_no_cpu_tensors(backend: str) -> bool:
+    support = SUPPORT_BY_BACKEND.get(backend)
+    return support is not None and support.cpu == "no"
 
 
 def _as_async_calls(steps: list[Entry], handle: str, stream: str) -> tuple[list[Entry], list[str]]:
@@ -213,12 +258,15 @@ class DcpLoad(_CheckpointStrategy):
 
     name: ClassVar[str] = "dcp_load"
     about: ClassVar[str] = (
-        "torch.distributed.checkpoint.load: plans to rank 0 and back, each rank reads, and tells "
-        "all that it has."
+        "torch.distributed.checkpoint.load. Plans go to rank 0 and back, each rank reads, "
+        "and all ranks exchange their results."
     )
 
-    #: What reading a rank's part takes.
-    read: CostOrEntriesField = {"time": "0 ns"}
+    read: CostOrEntriesField = Field(
+        default={"time": "0 ns"},
+        description="Cost of reading a rank's part.",
+        examples=["200 ms"],
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         calls = _ObjectCollectiveExpander(context, self.group)

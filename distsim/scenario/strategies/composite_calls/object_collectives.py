@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import PlainValidator, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema
 
 from distsim.scenario.strategies.base import (
     EntryWriter,
@@ -59,7 +59,11 @@ SizeByRank = Annotated[
 class _ObjectCollective(Strategy):
     """What the four have in common: a group, and tensors of bytes."""
 
-    group: AxesOrGroup | None = None
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description="Ranks that take part [default: all ranks].",
+        examples=["dp"],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         return context.refuse_groups(group=self.group)
@@ -73,10 +77,15 @@ class _RootedObjectList(_ObjectCollective):
 
     first_field: ClassVar[str | None] = "objects"
 
-    #: Bytes of each object, pickled.
-    objects: ObjectSizes
-    src: NonNegativeInt | None = None
-    group_src: NonNegativeInt | None = None
+    objects: ObjectSizes = Field(
+        description="Pickled size of each object.", examples=[["1 KiB", "64 B"]]
+    )
+    src: NonNegativeInt | None = Field(
+        default=None, description="Source rank (global).", examples=[0]
+    )
+    group_src: NonNegativeInt | None = Field(
+        default=None, description="Source rank within the group.", examples=[0]
+    )
 
     @property
     def root(self) -> dict[str, int | None]:
@@ -91,8 +100,8 @@ def _root_fields(word: str, rank: int | None, group_rank: int | None) -> dict[st
 class BroadcastObjectList(_RootedObjectList):
     name: ClassVar[str] = "broadcast_object_list"
     about: ClassVar[str] = (
-        "A list of Python objects from one rank to all: their lengths, then their bytes in one "
-        "message."
+        "torch.distributed.broadcast_object_list: send a list of Python objects from one "
+        "rank to all. It broadcasts their lengths, then their bytes in one message."
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
@@ -109,13 +118,15 @@ class BroadcastObjectList(_RootedObjectList):
 class AllGatherObject(_ObjectCollective):
     name: ClassVar[str] = "all_gather_object"
     about: ClassVar[str] = (
-        "A Python object of every rank to all: the lengths, then all objects, each padded to the "
-        "longest."
+        "torch.distributed.all_gather_object: send a Python object of every rank to all. "
+        "It gathers the lengths, then the objects, padded to the longest."
     )
     first_field: ClassVar[str | None] = "object"
 
-    #: Bytes of the object, pickled; by rank where they differ.
-    object: SizeByRank
+    object: SizeByRank = Field(
+        description="Pickled size of the object; by rank if it differs.",
+        examples=[{0: "4 KiB", "else": "64 B"}],
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return self.gathered(context, "all_gather", {})
@@ -140,12 +151,16 @@ class AllGatherObject(_ObjectCollective):
 class GatherObject(AllGatherObject):
     name: ClassVar[str] = "gather_object"
     about: ClassVar[str] = (
-        "A Python object of every rank to one: the lengths to all, then the objects, each padded "
-        "to the longest."
+        "torch.distributed.gather_object: send a Python object of every rank to one. All "
+        "ranks gather the lengths; one rank gathers the objects, padded to the longest."
     )
 
-    dst: NonNegativeInt | None = None
-    group_dst: NonNegativeInt | None = None
+    dst: NonNegativeInt | None = Field(
+        default=None, description="Destination rank (global).", examples=[0]
+    )
+    group_dst: NonNegativeInt | None = Field(
+        default=None, description="Destination rank within the group.", examples=[0]
+    )
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return self.gathered(context, "gather", _root_fields("dst", self.dst, self.group_dst))
@@ -154,8 +169,9 @@ class GatherObject(AllGatherObject):
 class ScatterObjectList(_RootedObjectList):
     name: ClassVar[str] = "scatter_object_list"
     about: ClassVar[str] = (
-        "One Python object from a list for each rank: the longest length to all, the objects "
-        "padded to it, the lengths."
+        "torch.distributed.scatter_object_list: send one Python object of a list to each "
+        "rank. It broadcasts the longest length, then scatters the padded objects and the "
+        "lengths."
     )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:

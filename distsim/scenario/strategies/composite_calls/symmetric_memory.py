@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from distsim.scenario.strategies.base import (
     Entry,
     Expansion,
@@ -23,13 +25,22 @@ from distsim.scenario.strategies.field_types import AxesOrGroup, NonNegativeInt
 class SymmMemBarrier(Strategy):
     name: ClassVar[str] = "symm_mem_barrier"
     about: ClassVar[str] = (
-        "The barrier of symmetric memory: a signal to every other rank, then a wait for "
-        "everybody's."
+        "Barrier of symmetric memory (torch.distributed._symmetric_memory). Each rank "
+        "signals every other rank and waits for all signals."
     )
     first_field: ClassVar[str | None] = "group"
 
-    group: AxesOrGroup | None = None
-    channel: NonNegativeInt = 0
+    group: AxesOrGroup | None = Field(
+        default=None, description="Ranks that take part [default: all ranks].", examples=["tp"]
+    )
+    channel: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Channel of the signal pad. put_signal and wait_signal on the same channel use the "
+            "same cells."
+        ),
+        examples=[1],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         return context.refuse_groups(group=self.group)

@@ -48,8 +48,8 @@ def _parse_comm_hook(value: object, info: ValidationInfo) -> CommHook:
         return _parse_hook_name(value)
     if not isinstance(value, Mapping) or "powersgd" not in value:
         raise ValueError(
-            f"expected a hook's name ({name_list(_HOOK_DTYPES)}) or {{powersgd: 1, start: 10}}, "
-            f"found {value_text(value)}"
+            f"expected the name of a hook ({name_list(_HOOK_DTYPES)}) or "
+            f"{{powersgd: 1, start: 10}}, found {value_text(value)}"
         )
     return _parse_powersgd(value, info)
 
@@ -58,8 +58,8 @@ def _parse_hook_name(text: str) -> CommHook:
     name = text.removesuffix("_hook")
     if name not in _HOOK_DTYPES:
         raise ValueError(
-            f"unknown hook {text}; known are {name_list(_HOOK_DTYPES)}, "
-            f"or {{powersgd: 1, start: 10}}{did_you_mean(name, _HOOK_DTYPES)}"
+            f"unknown hook {text}; expected {name_list(_HOOK_DTYPES)}, or "
+            f"{{powersgd: 1, start: 10}}{did_you_mean(name, _HOOK_DTYPES)}"
         )
     return CommHook(_HOOK_DTYPES[name])
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -39,24 +39,47 @@ class DataParallel(LayeredModelStrategy):
 
     name: ClassVar[str] = "data_parallel"
     about: ClassVar[str] = (
-        "nn.DataParallel: rank 0 sends out batch and model, gathers outputs and gradients, and "
-        "updates alone: its links are the bottleneck."
+        "torch.nn.DataParallel. Rank 0 scatters the batch and the model, gathers outputs "
+        "and gradients, and updates alone, so its links are the bottleneck."
     )
 
     real_run_note: ClassVar[str] = (
-        "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel; "
-        "for real the same calls are run among processes."
+        "data_parallel: each rank stands for one device of the single process of "
+        "torch.nn.DataParallel. A real run makes the same calls between processes."
     )
 
-    group: AxesOrGroup | None = None
-    #: The whole batch, which is split along its first axis.
-    batch: Shape
-    #: The model's output for the whole batch.
-    output: Shape
-    loss: ComputeCostField | None = None
-    optimizer: ComputeCostField | None = None
-    #: Also renew the copies after the last update; PyTorch leaves that to the next forward pass.
-    refresh: StrictBool = True
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=("Ranks that stand for the devices of nn.DataParallel [default: all ranks]."),
+        examples=["dp"],
+    )
+    batch: Shape = Field(
+        description="Shape of the whole batch, which is split along its first axis.",
+        examples=[[64, 1024]],
+    )
+    output: Shape = Field(
+        description="Shape of the model's output for the whole batch.", examples=[[64, 10]]
+    )
+    loss: ComputeCostField | None = Field(
+        default=None,
+        description="Cost of the loss, which the first device computes.",
+        examples=["1 ms"],
+    )
+    optimizer: ComputeCostField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
+    refresh: StrictBool = Field(
+        default=True,
+        description=(
+            "Copy the parameters to all devices after the last optimizer step too. PyTorch "
+            "leaves this to the next forward pass."
+        ),
+        examples=[False],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.refuse_groups(group=self.group)
@@ -66,8 +89,10 @@ class DataParallel(LayeredModelStrategy):
         return [
             (
                 (field,),
-                f"the first axis of {field}, {shape[0]}, does not divide among {n} ranks; "
-                "each gets an equal part",
+                (
+                    f"the first axis of {field}, {shape[0]}, is not divisible by {n} ranks; all "
+                    "ranks need equal parts"
+                ),
             )
             for field, shape in (("batch", self.batch), ("output", self.output))
             if shape[0] % n

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
+from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJsonSchema
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, ModelLayer, Refusal
@@ -33,8 +33,8 @@ def _parse_layers_by_rank(value: object, info: ValidationInfo) -> dict[int, tupl
     parse = integer_at_least(0, "a rank or the number of a layer, an integer")
     if not isinstance(value, dict):
         raise ValueError(
-            "expected ranks, each with the numbers of the layers it leaves out, as {1: [3]}, "
-            f"found {value_text(value)}"
+            "expected ranks, each with the numbers of the layers that it skips, such "
+            f"as {{1: [3]}}, found {value_text(value)}"
         )
     layers_by_rank: dict[int, tuple[int, ...]] = {}
     for rank, given in value.items():
@@ -59,8 +59,9 @@ def _parse_buffer_sizes(value: object, info: ValidationInfo) -> dict[str, int]:
     for key in value:
         if key not in DTYPE_BYTES:
             raise ValueError(
-                "expected dtypes with their elements, as {float32: 96, int64: 1}, "
-                f"found {value_text(key)}{did_you_mean(key, DTYPE_BYTES)}"
+                "expected dtypes with numbers of elements, such as "
+                f"{{float32: 96, int64: 1}}, found "
+                f"{value_text(key)}{did_you_mean(key, DTYPE_BYTES)}"
             )
     return {str(key): parse_count(item, info) for key, item in value.items()}
 
@@ -78,8 +79,8 @@ def _parse_bool_by_rank(value: object) -> dict[int | str, bool]:
     if isinstance(value, Mapping) and all(isinstance(v, bool) for v in value.values()):
         return {key: item for key, item in value.items() if isinstance(key, int | str)}
     raise ValueError(
-        "expected true, false, or one of them by rank, as {1: false, else: true}, "
-        f"found {value_text(value)}"
+        "expected true, false, or one of them by rank, such as "
+        f"{{1: false, else: true}}, found {value_text(value)}"
     )
 
 
@@ -102,43 +103,132 @@ class DdpFields(LayeredModelStrategy):
 
     name: ClassVar[str] = "ddp"
     about: ClassVar[str] = (
-        "DistributedDataParallel: the model is broadcast once; every iteration reduces gradients "
-        "in buckets, beside the backward pass."
+        "DistributedDataParallel (DDP). It broadcasts the model once and all-reduces "
+        "gradients in buckets during each backward pass."
     )
 
-    layers: tuple[DdpLayerFields, ...]
-    #: Default: the axis `dp` if the mesh has one, else all ranks.
-    group: AxesOrGroup | None = None
-    #: MiB; default: 25, and 1 for the first bucket.
-    bucket_cap_mb: NonNegativeFloat | None = None
-    find_unused_parameters: StrictBool = False
-    #: The graph never changes: the first iteration reduces when its backward pass is over, and
-    #: determines which parameters are used.
-    static_graph: StrictBool = False
-    #: Elements of all module buffers (running means and the like), by dtype; they are broadcast
-    #: before every forward pass.
-    buffers: BufferSizes = {}
-    #: false: buffers are broadcast only at construction.
-    forward_sync_buffers: StrictBool = True
-    #: What reduces a bucket instead of all_reduce.
-    comm_hook: CommHookField | None = None
-    #: Micro-batches per iteration; with `no_sync` only the last one is followed by a reduction.
-    accumulate: PositiveInt = 1
-    no_sync: BoolByRank = {"else": True}
-    optimizer: CostOrEntriesField | None = None
-    #: ZeroRedundancyOptimizer: each rank updates some parameters and broadcasts them.
-    zero_redundancy_optimizer: StrictBool = False
-    #: Forward passes only, under no_grad.
-    evaluate: StrictBool = False
-    #: Batches of each rank; `join` is the context manager for unequal numbers.
-    inputs: IntByRank | None = None
-    join: StrictBool = False
-    #: Layers that a rank's forward pass skips.
-    unused: LayersByRank = {}
-    #: Layers that are frozen on a rank, but not on the others.
-    frozen: LayersByRank = {}
-    #: false: no construction, and the buckets of later iterations from the start.
-    setup: StrictBool = True
+    layers: tuple[DdpLayerFields, ...] = Field(
+        description=(
+            "Layers of the model: parameters and times of each; `count` repeats a layer. One "
+            "layer or a list."
+        ),
+        examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
+    )
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Data-parallel ranks [default: the axis `dp` if the mesh has one, else all ranks]."
+        ),
+        examples=["dp"],
+    )
+    bucket_cap_mb: NonNegativeFloat | None = Field(
+        default=None,
+        description=(
+            "Size of DDP's gradient buckets in MiB [default: 25, and 1 for the first bucket]."
+        ),
+        examples=[25],
+        json_schema_extra={"x-unit": "MiB"},
+    )
+    find_unused_parameters: StrictBool = Field(
+        default=False,
+        description=(
+            "Search each forward pass for unused parameters, and share the result among the ranks."
+        ),
+        examples=[True],
+    )
+    static_graph: StrictBool = Field(
+        default=False,
+        description=(
+            "Promise that the set of used parameters never changes. The first iteration "
+            "reduces all gradients after its backward pass."
+        ),
+        examples=[True],
+    )
+    buffers: BufferSizes = Field(
+        default={},
+        description=(
+            "Number of elements of all module buffers (such as running means) by dtype. Rank 0 "
+            "broadcasts them before each forward pass."
+        ),
+        examples=[{"float32": 2048, "int64": 16}],
+    )
+    forward_sync_buffers: StrictBool = Field(
+        default=True,
+        description="Broadcast buffers before each forward pass; false: only at construction.",
+        examples=[False],
+    )
+    comm_hook: CommHookField | None = Field(
+        default=None,
+        description=(
+            "DDP communication hook for each bucket: allreduce, fp16_compress, bf16_compress, "
+            "or `{powersgd: RANK, start: ITERATION}`."
+        ),
+        examples=[{"powersgd": 1, "start": 10}],
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
+    )
+    no_sync: BoolByRank = Field(
+        default={"else": True},
+        description=(
+            "Use no_sync(): reduce gradients only after the last micro-batch. Can differ by "
+            "rank, which is a bug to test for."
+        ),
+        examples=[False],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
+    zero_redundancy_optimizer: StrictBool = Field(
+        default=False,
+        description=(
+            "Use ZeroRedundancyOptimizer (ZeRO-1): each rank updates some parameters and "
+            "broadcasts them."
+        ),
+        examples=[True],
+    )
+    evaluate: StrictBool = Field(
+        default=False,
+        description="Run forward passes only, as under torch.no_grad().",
+        examples=[True],
+    )
+    inputs: IntByRank | None = Field(
+        default=None,
+        description="Number of batches of each rank. Uneven inputs need `join`.",
+        examples=[{0: 3, "else": 2}],
+    )
+    join: StrictBool = Field(
+        default=False,
+        description="Use the Join context manager for uneven inputs.",
+        examples=[True],
+    )
+    unused: LayersByRank = Field(
+        default={},
+        description=(
+            "Layers whose parameters a rank's forward pass does not use (unused parameters)."
+        ),
+        examples=[{1: [0]}],
+    )
+    frozen: LayersByRank = Field(
+        default={},
+        description=(
+            "Layers that are frozen on one rank only (requires_grad=False). DDP's constructor "
+            "raises."
+        ),
+        examples=[{1: [2]}],
+    )
+    setup: StrictBool = Field(
+        default=True,
+        description=(
+            "Include DDP's construction: the broadcast of the model and the buckets of the "
+            "first iteration."
+        ),
+        examples=[False],
+    )
 
     @property
     def model(self) -> tuple[ModelLayer, ...]:
@@ -164,18 +254,24 @@ class DdpFields(LayeredModelStrategy):
         refusals = context.refuse_groups(group=self.group)
         if self.inputs is not None and context.iterations > 1:
             refusals.append(
-                (("inputs",), "`inputs` counts the batches of every rank; leave `iterations` at 1")
+                (
+                    ("inputs",),
+                    "`inputs` sets the number of batches of every rank: remove `iterations`",
+                )
             )
         refusals += self._refuse_join(context, is_group_known=not refusals)
         if self.inputs is not None and self.accumulate > 1:
             refusals.append(
-                (("accumulate",), "`inputs` counts single batches; leave `accumulate` at 1")
+                (("accumulate",), "`inputs` counts single batches: remove `accumulate`")
             )
         if self._powersgd_reduces_repeatedly():
-            text = "powersgd is laid out for one reduction an iteration: no_sync, or accumulate: 1"
+            text = (
+                "powersgd supports one reduction per iteration: set `no_sync: true` or "
+                "`accumulate: 1`"
+            )
             refusals.append((("comm_hook",), text))
         if self.bucket_cap_mb == 0:
-            refusals.append((("bucket_cap_mb",), "expected a cap above 0"))
+            refusals.append((("bucket_cap_mb",), "expected a bucket size above 0"))
         return [
             *refusals,
             *self._refuse_layers_by_rank(context),
@@ -188,10 +284,10 @@ class DdpFields(LayeredModelStrategy):
         if not self.join:
             return []
         if self.inputs is None:
-            text = "`join` is for unequal numbers of batches: give `inputs`, as {0: 3, else: 2}"
+            text = "`join` is for uneven inputs: set `inputs`, such as {0: 3, else: 2}"
             return [(("join",), text)]
         if is_group_known and context.size_of(self.group_of(context)) < context.world_size:
-            return [(("join",), "`join` is laid out for one group of all ranks")]
+            return [(("join",), "`join` supports only the group of all ranks")]
         return []
 
     def _powersgd_reduces_repeatedly(self) -> bool:
@@ -212,17 +308,17 @@ class DdpFields(LayeredModelStrategy):
                     refusals.append(((field, rank), text))
                 for layer in layers:
                     if layer >= layer_count:
-                        text = (
-                            f"there is no layer {layer}; "
-                            f"the model has layers 0 to {layer_count - 1}"
-                        )
+                        text = f"there is no layer {layer}; the layers are 0 to {layer_count - 1}"
                         refusals.append(((field, rank), text))
         return refusals
 
     def _refuse_untrainable_model(self) -> list[Refusal]:
         if any(layer.params for layer in self.model):
             return []
-        text = "nothing learns: DistributedDataParallel is not needed, and PyTorch raises"
+        text = (
+            "no parameter is trainable: PyTorch raises, because "
+            "DistributedDataParallel is not needed"
+        )
         return [(("layers",), text)]
 
     def _refuse_no_sync(self, context: ExpansionContext) -> list[Refusal]:
@@ -232,7 +328,7 @@ class DdpFields(LayeredModelStrategy):
         unknown = [key for key in keys if not isinstance(key, int) or key >= n]
         if not unknown:
             return []
-        text = f"expected ranks of the world of {n}, or `else`, found {name_list(unknown)}"
+        text = f"expected ranks below {n}, or `else`, found {name_list(unknown)}"
         return [(("no_sync",), text)]
 
     def _refuse_inputs(self, context: ExpansionContext) -> list[Refusal]:

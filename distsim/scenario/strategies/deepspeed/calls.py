@@ -57,7 +57,7 @@ class DeepSpeedWriter(EntryWriter, ABC):
         #: The layers that run, in order.
         self.run = [k for k in range(len(self.model)) if k != skipped]
         self.ranks = context.size_of(self.group)
-        self.has_streams = context.backend == "nccl"
+        self.has_streams = context.has_streams
         self.shapes = [shape for layer in self.model for shape in layer.params]
         self.numel = [prod(shape) for shape in self.shapes]
         self.layer_of = [k for k, layer in enumerate(self.model) for _ in layer.params]

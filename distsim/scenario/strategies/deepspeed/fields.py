@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from pydantic import StrictBool, field_validator
+from pydantic import Field, StrictBool, field_validator
 
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, Refusal
 from distsim.scenario.strategies.field_types import (
@@ -41,43 +41,103 @@ class DeepSpeedFields(LayeredModelStrategy):
 
     name: ClassVar[str] = "deepspeed"
     about: ClassVar[str] = (
-        "DeepSpeed's ZeRO 1 to 3 with its buckets, prefetching and kept parameters, and ZeRO++."
+        "DeepSpeed ZeRO-1, ZeRO-2 and ZeRO-3 with gradient buckets and parameter "
+        "prefetching, and ZeRO++."
     )
 
-    stage: ZeroStage = 1
-    #: The data-parallel ranks; default: all.
-    group: AxesOrGroup | None = None
-    #: Elements of gradients that are reduced at a time.
-    reduce_bucket_size: PositiveInt = 500_000_000
-    #: Gradients are reduced during the backward pass, on a stream of their own. Default: with
-    #: stage 3.
-    overlap_comm: StrictBool | None = None
-    #: ZeRO 1 and 2: false reduces a bucket in one call, even if a gradient is larger than it.
-    reduce_scatter: StrictBool = True
-    stage3_prefetch_bucket_size: NonNegativeInt = 50_000_000
-    stage3_max_reuse_distance: NonNegativeInt = 1_000_000_000
-    stage3_max_live_parameters: NonNegativeInt = 1_000_000_000
-    #: Parameters of at most this many elements stay gathered.
-    stage3_param_persistence_threshold: NonNegativeInt = 100_000
-    #: ZeRO++ hpZ: the number of ranks that share a second copy of the parameters, for the backward
-    #: pass.
-    zero_hpz_partition_size: PositiveInt = 1
-    #: ZeRO++ qwZ: parameters are gathered as int8, with scales.
-    zero_quantized_weights: StrictBool = False
-    #: ZeRO++ qgZ: gradients are sent with 4 bits through two all_to_alls, inside the machines, then
-    #: between them.
-    zero_quantized_gradients: StrictBool = False
-    accumulate: PositiveInt = 1
-    optimizer: CostOrEntriesField | None = None
-    #: Ranks that run all layers but one: {1: 0}.
-    skips_layer: IntByRank = {}
-    dtype: Dtype = "float32"
+    stage: ZeroStage = Field(
+        default=1,
+        description=("ZeRO stage. 1 shards optimizer states, 2 also gradients, 3 also parameters."),
+        examples=[3],
+    )
+    group: AxesOrGroup | None = Field(
+        default=None, description="Data-parallel ranks [default: all ranks].", examples=["dp"]
+    )
+    reduce_bucket_size: PositiveInt = Field(
+        default=500_000_000,
+        description="Number of gradient elements to reduce at a time.",
+        examples=[500000000],
+    )
+    overlap_comm: StrictBool | None = Field(
+        default=None,
+        description=(
+            "Reduce gradients during the backward pass, on a separate stream [default: true "
+            "with stage 3]."
+        ),
+        examples=[True],
+    )
+    reduce_scatter: StrictBool = Field(
+        default=True,
+        description=(
+            "ZeRO 1 and 2: false reduces a gradient that is larger than a bucket in one call."
+        ),
+        examples=[False],
+    )
+    stage3_prefetch_bucket_size: NonNegativeInt = Field(
+        default=50_000_000,
+        description="Number of parameter elements to prefetch.",
+        examples=[50000000],
+    )
+    stage3_max_reuse_distance: NonNegativeInt = Field(
+        default=1_000_000_000,
+        description="Keep a parameter gathered if it is used again within this many elements.",
+        examples=[1000000000],
+    )
+    stage3_max_live_parameters: NonNegativeInt = Field(
+        default=1_000_000_000,
+        description="Maximum number of gathered parameter elements; limits the prefetch.",
+        examples=[1000000000],
+    )
+    stage3_param_persistence_threshold: NonNegativeInt = Field(
+        default=100_000,
+        description="Keep parameters of at most this many elements gathered.",
+        examples=[100000],
+    )
+    zero_hpz_partition_size: PositiveInt = Field(
+        default=1,
+        description=(
+            "ZeRO++ hpZ: number of ranks that share a second copy of the parameters, for the "
+            "backward pass."
+        ),
+        examples=[8],
+    )
+    zero_quantized_weights: StrictBool = Field(
+        default=False,
+        description="ZeRO++ qwZ: gather parameters as int8, with scales.",
+        examples=[True],
+    )
+    zero_quantized_gradients: StrictBool = Field(
+        default=False,
+        description=(
+            "ZeRO++ qgZ: send gradients with 4 bits, in two all_to_alls: within nodes, then "
+            "between nodes."
+        ),
+        examples=[True],
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
+    skips_layer: IntByRank = Field(
+        default={}, description="Ranks that skip one layer: `{RANK: LAYER}`.", examples=[{1: 0}]
+    )
+    dtype: Dtype = Field(
+        default="float32",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
 
     @field_validator("dtype")
     @classmethod
     def _trained(cls, value: str) -> str:
         if value not in ("float32", "bfloat16", "float16"):
-            raise ValueError(f"DeepSpeed trains in float32, bfloat16 or float16, found {value}")
+            raise ValueError(f"DeepSpeed supports float32, bfloat16 and float16, found {value}")
         return value
 
     @property
@@ -98,7 +158,7 @@ class DeepSpeedFields(LayeredModelStrategy):
             return refusals
         refusals = self._refuse_skips_layer(context)
         if context.size_of(self.data_parallel_group) == 1:
-            text = "one rank has nobody to share with: give the group more ranks"
+            text = "the group has a single rank: use a group with more ranks"
             refusals.append((("group",), text))
         if self.stage < 3:
             return [*refusals, *self._refuse_zero_plus_plus()]
@@ -118,13 +178,13 @@ class DeepSpeedFields(LayeredModelStrategy):
             text = f"layers are 0 to {len(self.model) - 1}, ranks 0 to {context.world_size - 1}"
             refusals.append((("skips_layer", unknown[0]), text))
         if self.skips_layer and len(self.model) == 1:
-            refusals.append((("skips_layer",), "the only layer can't be left out"))
+            refusals.append((("skips_layer",), "the only layer cannot be skipped"))
         return refusals
 
     def _refuse_zero_plus_plus(self) -> list[Refusal]:
         """Fields of ZeRO++ that are set below stage 3."""
         fields = type(self).model_fields
-        text = f"ZeRO++ belongs to stage 3, found stage: {self.stage}"
+        text = f"ZeRO++ needs stage 3, found stage: {self.stage}"
         return [
             ((field,), text)
             for field in _ZERO_PLUS_PLUS_FIELDS
@@ -137,11 +197,11 @@ class DeepSpeedFields(LayeredModelStrategy):
         partition = self.zero_hpz_partition_size
         refusals: list[Refusal] = []
         if size % partition:
-            text = f"{partition} does not divide the {size} ranks"
+            text = f"the {size} ranks are not divisible by {partition}"
             refusals.append((("zero_hpz_partition_size",), text))
         if size == context.world_size:
             return refusals
-        text = "DeepSpeed cuts all ranks into machines here: leave `group` out"
+        text = "DeepSpeed divides all ranks into nodes here: remove `group`"
         if self.zero_quantized_gradients:
             refusals.append((("zero_quantized_gradients",), text))
         elif partition > 1:

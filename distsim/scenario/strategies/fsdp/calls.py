@@ -58,7 +58,7 @@ class FsdpWriter(EntryWriter):
         self.context = context
         #: Copies of the sharded model (HSDP).
         self.copies = 1 if fsdp.replicate is None else context.size_of(fsdp.replicate)
-        self.has_streams = context.backend == "nccl"
+        self.has_streams = context.has_streams
         self.hooks = FsdpHooks(root, fsdp.settings)
         self.units = self.hooks.units
         with_params = [k for k, unit in enumerate(self.units) if unit.all_params]

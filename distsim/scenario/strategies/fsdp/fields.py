@@ -12,7 +12,14 @@ from dataclasses import replace
 from math import prod
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import PlainValidator, StrictBool, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import (
+    Field,
+    PlainValidator,
+    StrictBool,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
 
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, Refusal
 from distsim.scenario.strategies.field_types import (
@@ -85,52 +92,145 @@ class FsdpFields(LayeredModelStrategy):
 
     name: ClassVar[str] = "fsdp"
     about: ClassVar[str] = (
-        "fully_shard of each layer: all_gather before forward and again before backward, "
-        "reduce_scatter of the gradients after it."
+        "Fully sharded data parallelism as in torch.distributed.fsdp.fully_shard (FSDP2). "
+        "It all-gathers each layer before its forward pass and again before its backward "
+        "pass, then reduce-scatters its gradients."
     )
 
-    layers: tuple[FsdpUnitFields, ...]
-    #: The ranks that share one copy of the model; default: the axis `dp_shard` or `dp` if the mesh
-    #: has one, else all ranks.
-    shard: AxesOrGroup | None = None
-    #: HSDP: the axis along which sharded copies are repeated; their gradients are reduced once more
-    #: along it.
-    replicate: AxesOrGroup | None = None
-    #: 3 gathers layers again for the backward pass; 2 keeps them; 1 also keeps whole gradients
-    #: until the last micro-batch.
-    zero: ZeroStage = 3
-    #: The outermost module's own parameters: gathered first, kept through the backward pass,
-    #: reduced last.
-    root: FsdpRootFields | None = None
-    #: fully_shard's argument: true, false, or the number of ranks over which layers stay sharded;
-    #: default: set by `zero`.
-    reshard_after_forward: ReshardAfterForward | None = None
-    #: false: set_reshard_after_backward(False) before all micro-batches but the last.
-    reshard_after_backward: StrictBool | None = None
-    #: HSDP: set_requires_all_reduce(False) before all micro-batches but the last.
-    all_reduce_late: StrictBool = False
-    #: The model's input requires a gradient, so that the first layer is reduced right after it.
-    input_grad: StrictBool = False
-    #: Units that are prefetched explicitly (set_modules_to_forward_prefetch,
-    #: set_modules_to_backward_prefetch).
-    forward_prefetch: NonNegativeInt = 0
-    backward_prefetch: NonNegativeInt = 0
-    #: Forward passes only, under no_grad.
-    evaluate: StrictBool = False
-    #: MixedPrecisionPolicy: the dtypes of gathered parameters and of reduced gradients.
-    param_dtype: Dtype | None = None
-    reduce_dtype: Dtype | None = None
-    accumulate: PositiveInt = 1
-    #: set_requires_gradient_sync(False) before all micro-batches but the last; default: under ZeRO
-    #: 1.
-    no_sync: StrictBool | None = None
-    #: clip_grad_norm_: a norm for each parameter is reduced before the optimizer.
-    clip_grad_norm: StrictBool = False
-    #: Further axes over which the norms are summed, because matrices are split along them too.
-    clip_over: AxesOrGroup | None = None
-    optimizer: CostOrEntriesField | None = None
-    #: Ranks that skip the backward pass of one iteration: {1: 0}.
-    skips_backward: IntByRank = {}
+    layers: tuple[FsdpUnitFields, ...] = Field(
+        description=(
+            "Layers of the model: parameters and times of each; `count` repeats a layer. One "
+            "layer or a list."
+        ),
+        examples=[[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "count": 4}]],
+    )
+    shard: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Ranks that shard one copy of the model [default: the axis `dp_shard` or `dp`, "
+            "else all ranks]."
+        ),
+        examples=["dp"],
+    )
+    replicate: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "HSDP: mesh axis along which the sharded model is replicated. Gradients are also "
+            "all-reduced along it."
+        ),
+        examples=["replica"],
+    )
+    zero: ZeroStage = Field(
+        default=3,
+        description=(
+            "ZeRO stage. 3: reshard after forward. 2: keep parameters gathered until the "
+            "backward pass ends. 1: also keep whole gradients until the last micro-batch."
+        ),
+        examples=[3],
+    )
+    root: FsdpRootFields | None = Field(
+        default=None,
+        description=(
+            "Parameters and times of the root module itself. They are gathered first and kept "
+            "through the backward pass. `at`: when the root computes (first, last or both)."
+        ),
+        examples=[{"params": 1048576, "forward": "1 ms", "backward": "2 ms", "at": "last"}],
+    )
+    reshard_after_forward: ReshardAfterForward | None = Field(
+        default=None,
+        description=(
+            "reshard_after_forward of fully_shard: true, false, or the number of ranks among "
+            "which layers stay sharded [default: set by `zero`]."
+        ),
+        examples=[2],
+    )
+    reshard_after_backward: StrictBool | None = Field(
+        default=None,
+        description=(
+            "false: set_reshard_after_backward(False) for all micro-batches but the last."
+        ),
+        examples=[False],
+    )
+    all_reduce_late: StrictBool = Field(
+        default=False,
+        description=(
+            "HSDP: all-reduce between replicas only after the last micro-batch "
+            "(set_requires_all_reduce)."
+        ),
+        examples=[True],
+    )
+    input_grad: StrictBool = Field(
+        default=False,
+        description=(
+            "The model's input requires a gradient, so FSDP reduces the first layer's "
+            "gradients right after its backward pass."
+        ),
+        examples=[True],
+    )
+    forward_prefetch: NonNegativeInt = Field(
+        default=0,
+        description="Units to prefetch in the forward pass (set_modules_to_forward_prefetch).",
+        examples=[1],
+    )
+    backward_prefetch: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Units to prefetch in the backward pass (set_modules_to_backward_prefetch). 0: "
+            "PyTorch's default, one unit."
+        ),
+        examples=[2],
+    )
+    evaluate: StrictBool = Field(
+        default=False,
+        description="Run forward passes only, as under torch.no_grad().",
+        examples=[True],
+    )
+    param_dtype: Dtype | None = Field(
+        default=None,
+        description="MixedPrecisionPolicy: dtype of gathered parameters [default: `dtype`].",
+        examples=["bfloat16"],
+    )
+    reduce_dtype: Dtype | None = Field(
+        default=None,
+        description=("MixedPrecisionPolicy: dtype of reduced gradients [default: `param_dtype`]."),
+        examples=["float32"],
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
+    )
+    no_sync: StrictBool | None = Field(
+        default=None,
+        description=(
+            "Reduce gradients only after the last micro-batch (set_requires_gradient_sync) "
+            "[default: true with `zero: 1`]."
+        ),
+        examples=[False],
+    )
+    clip_grad_norm: StrictBool = Field(
+        default=False,
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
+        examples=[True],
+    )
+    clip_over: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Further mesh axes over which the gradient norms are summed, because matrices are "
+            "also split along them."
+        ),
+        examples=["tp"],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
+    skips_backward: IntByRank = Field(
+        default={},
+        description="Ranks that skip the backward pass of one iteration: `{RANK: ITERATION}`.",
+        examples=[{1: 0}],
+    )
 
     @property
     def reduces_once(self) -> bool:
@@ -175,13 +275,13 @@ class FsdpFields(LayeredModelStrategy):
         shard = _axis_names(self.shard_group(context))
         if shard and not set(shard) & set(_axis_names(self.replicate)):
             return []
-        text = "sharded and repeated copies lie on different axes of the mesh: name one for each"
+        text = "`shard` and `replicate` need different mesh axes"
         return [(("replicate",), text)]
 
     def _refuse_single_rank(self, context: ExpansionContext) -> list[Refusal]:
         if context.size_of(self.shard_group(context)) != 1:
             return []
-        return [(("shard",), "the group has a single rank: there is nothing to shard")]
+        return [(("shard",), "the group has a single rank, so there is nothing to shard")]
 
     def _refuse_unit_meshes(
         self, units: Sequence[FsdpUnitFields], path: _FieldPath, context: ExpansionContext
@@ -200,18 +300,21 @@ class FsdpFields(LayeredModelStrategy):
             yield (*path, *field), sentence
         if self.clip_grad_norm:
             text = (
-                "units on several meshes have a norm each: write their all_reduces as `optimizer`"
+                "units on several meshes need one norm each: write their all_reduces as `optimizer`"
             )
             yield ("clip_grad_norm",), text
         stays_in_parts = not isinstance(unit.reshard_after_forward, bool | None)
         if self.replicate is not None or stays_in_parts:
-            text = "a unit with axes of its own is neither repeated nor kept in parts"
+            text = (
+                "a unit with axes of its own supports neither `replicate` nor a number as "
+                "reshard_after_forward"
+            )
             yield (*path, "shard"), text
 
     def _refuse_reshard_sizes(self, context: ExpansionContext) -> list[Refusal]:
-        """reshard_after_forward as a number must divide the ranks that share the model.
+        """A number as reshard_after_forward must divide the ranks that shard the model.
 
-        Unless it is all of them, it must also divide the last axis, along which neighbours are.
+        Unless it is all of them, it must also divide the last axis, whose ranks are neighbours.
         """
         group = self.shard_group(context)
         ranks = context.size_of(group)
@@ -224,8 +327,8 @@ class FsdpFields(LayeredModelStrategy):
         for path, size in self._reshard_sizes():
             if ranks % size or (size != ranks and last_axis % size):
                 text = (
-                    f"reshard_after_forward as a number is a factor of the {ranks} ranks "
-                    f"that share the model, found {size}"
+                    f"reshard_after_forward must be a divisor of the {ranks} ranks that shard "
+                    f"the model, found {size}"
                 )
                 refusals.append((path, text))
         return refusals
@@ -248,11 +351,11 @@ class FsdpFields(LayeredModelStrategy):
         unknown = [rank for rank in keys if not isinstance(rank, int) or rank >= n]
         refusals: list[Refusal] = []
         if "else" in unknown:
-            text = "expected ranks and the iteration that each leaves out, as `{2: 1}`"
+            text = "expected ranks, each with the iteration that it skips, such as `{2: 1}`"
             refusals.append((("skips_backward",), text))
         for rank in unknown:
             if rank != "else":
-                text = f"expected ranks of the world of {n}, found {rank}"
+                text = f"expected ranks below {n}, found {rank}"
                 refusals.append((("skips_backward",), text))
         return refusals
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar, Literal
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -41,35 +41,65 @@ class ContextParallel(IntraLayerStrategy):
 
     name: ClassVar[str] = "context_parallel"
     about: ClassVar[str] = (
-        "Ring attention: as many steps as ranks; while one part of keys and values is used, the "
-        "next is on its way, and so are gradients."
+        "Context parallelism (ring attention) as in "
+        "torch.distributed.tensor.experimental.context_parallel. Each rank has a part of "
+        "the sequence; keys and values are sent around the ring while attention computes."
     )
 
-    axis: AxisOrGroup = "cp"
-    #: The shape of the keys (or values) of a rank's part of the sequence; a message has both.
-    keys: Shape
-    dtype: Dtype = "bfloat16"
-    #: The whole sequence, only for checks; 0: not given.
-    sequence: NonNegativeInt = 0
-    rotate: Literal["alltoall", "allgather", "p2p"] = "alltoall"
-    #: Positions do not attend to later ones: a rank then skips the parts that come after its own,
-    #: unless the load is balanced.
-    causal: StrictBool = False
-    load_balance: StrictBool = True
+    axis: AxisOrGroup = Field(
+        default="cp", description="Mesh axis of this strategy.", examples=["pp"]
+    )
+    keys: Shape = Field(
+        description=(
+            "Shape of the keys (or values) of a rank's part of the sequence. A message holds both."
+        ),
+        examples=[[1, 8, 1024, 128]],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    sequence: NonNegativeInt = Field(
+        default=0,
+        description="Tokens of the whole sequence, only for checks. 0: not checked.",
+        examples=[4096],
+    )
+    rotate: Literal["alltoall", "allgather", "p2p"] = Field(
+        default="alltoall",
+        description=("How ranks exchange keys and values: alltoall (ring attention) or allgather."),
+        examples=["allgather"],
+    )
+    causal: StrictBool = Field(
+        default=False,
+        description=(
+            "Use causal attention. Without load balancing, a rank skips the parts of the "
+            "sequence after its own."
+        ),
+        examples=[True],
+    )
+    load_balance: StrictBool = Field(
+        default=True,
+        description=(
+            "Give each rank an early and a late part of the sequence, so that causal attention "
+            "is balanced."
+        ),
+        examples=[True],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
-            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+            return [(("axis",), unknown or f"the mesh has no axis {self.axis}")]
         n = context.size_of(self.axis)
         parts = n
         divisor = f"the {n} ranks of {self.axis}"
         if self.causal and self.load_balance:
             # Each rank has an early and a late part of the sequence.
             parts = 2 * n
-            divisor = f"twice the {n} ranks of {self.axis}, as a balanced load needs"
+            divisor = f"twice the {n} ranks of {self.axis}, which load_balance needs"
         if self.sequence % parts:
-            text = f"sequence {self.sequence} does not divide among {divisor}"
+            text = f"sequence {self.sequence} is not divisible by {divisor}"
             return [(("sequence",), text)]
         return []
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import ExpansionContext, Refusal
 from distsim.scenario.strategies.field_types import (
@@ -35,39 +35,88 @@ class ExpertParallelFields(IntraLayerStrategy):
 
     name: ClassVar[str] = "expert_parallel"
     about: ClassVar[str] = (
-        "Mixture of experts: counts by all_to_all_single, tokens out by another, results back by a "
-        "third; uneven where the router is."
+        "Expert parallelism for mixture of experts (MoE). All_to_all_single exchanges the "
+        "token counts, dispatches tokens to experts, and combines the results; message "
+        "sizes are uneven if the router is imbalanced."
     )
 
-    axis: AxisOrGroup = "ep"
-    experts: PositiveInt
-    #: Tokens of a rank, and the number of experts that each goes to.
-    tokens: PositiveInt
-    top_k: PositiveInt = 1
-    hidden: PositiveInt
-    dtype: Dtype = "bfloat16"
-    #: 0: every expert gets equally many tokens. Above 0: how imbalanced the router is, drawn with
-    #: `seed`; 1 is a strong imbalance.
-    imbalance: NonNegativeFloat = 0.0
-    seed: NonNegativeInt = 0
-    #: An expert takes at most this many times its even share from a rank; further tokens are
-    #: dropped.
-    capacity_factor: NonNegativeFloat | None = None
-    #: Every rank sends each expert its full capacity, padded: all messages are equal, and no counts
-    #: are exchanged.
-    pad_to_capacity: StrictBool = False
-    #: The axis of machines; `axis` has the ranks inside one. Tokens go between machines first, then
-    #: inside (`hierarchical_all_to_all`).
-    between: AxisOrGroup | None = None
-    #: A token is sent to a machine once, however many of its experts are there (DeepEP).
-    once_per_machine: StrictBool = False
-    #: The number of pieces in which tokens are sent: one is exchanged inside the machines while the
-    #: next one is between them.
-    pieces: PositiveInt = 1
-    #: The dtype in which tokens are dispatched; results come back in `dtype`.
-    dispatch_dtype: Dtype | None = None
-    #: A computation during the dispatch, such as shared experts.
-    beside: ComputeCostField | None = None
+    axis: AxisOrGroup = Field(
+        default="ep", description="Mesh axis of this strategy.", examples=["pp"]
+    )
+    experts: PositiveInt = Field(description="Number of experts.", examples=[8])
+    tokens: PositiveInt = Field(description="Tokens per rank.", examples=[4096])
+    top_k: PositiveInt = Field(
+        default=1, description="Number of experts that process each token.", examples=[2]
+    )
+    hidden: PositiveInt = Field(description="Hidden size of the model.", examples=[4096])
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    imbalance: NonNegativeFloat = Field(
+        default=0.0,
+        description=(
+            "Imbalance of the router. 0: all experts get the same number of tokens. 1: strong "
+            "imbalance."
+        ),
+        examples=[0.5],
+    )
+    seed: NonNegativeInt = Field(
+        default=0, description="Random seed of the router's imbalance.", examples=[7]
+    )
+    capacity_factor: NonNegativeFloat | None = Field(
+        default=None,
+        description=(
+            "Maximum number of tokens per expert and rank, as a multiple of the even share. "
+            "Further tokens are dropped."
+        ),
+        examples=[1.25],
+    )
+    pad_to_capacity: StrictBool = Field(
+        default=False,
+        description=(
+            "Pad the tokens for each expert to its full capacity. All messages are equal, and "
+            "no counts are exchanged."
+        ),
+        examples=[True],
+    )
+    between: AxisOrGroup | None = Field(
+        default=None,
+        description=(
+            "Mesh axis of the nodes: tokens are first exchanged between nodes, then along "
+            "`axis` within a node."
+        ),
+        examples=["machine"],
+    )
+    once_per_machine: StrictBool = Field(
+        default=False,
+        description=(
+            "Send a token to each node at most once, as DeepEP does, however many of its "
+            "experts are there."
+        ),
+        examples=[True],
+    )
+    pieces: PositiveInt = Field(
+        default=1,
+        description=(
+            "Split the tokens into this many pieces. One piece is exchanged within nodes while "
+            "the next one is exchanged between nodes."
+        ),
+        examples=[2],
+    )
+    dispatch_dtype: Dtype | None = Field(
+        default=None,
+        description=(
+            "Dtype of dispatched tokens; FP8 adds scales. Results are sent back in `dtype`."
+        ),
+        examples=["float8_e4m3fn"],
+    )
+    beside: ComputeCostField | None = Field(
+        default=None,
+        description="Cost of work that overlaps with the dispatch, such as shared experts.",
+        examples=["1 ms"],
+    )
 
     @property
     def router(self) -> ExpertRouter:
@@ -85,7 +134,7 @@ class ExpertParallelFields(IntraLayerStrategy):
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
-            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+            return [(("axis",), unknown or f"the mesh has no axis {self.axis}")]
         refusals = [*self._refuse_two_stage_fields(), *self._refuse_two_stages(context)]
         if refusals:
             return refusals
@@ -96,21 +145,21 @@ class ExpertParallelFields(IntraLayerStrategy):
         if self.between is not None:
             ranks *= context.size_of(self.between)
         if self.experts > _MAX_EXPERTS:
-            text = f"at most {_MAX_EXPERTS} experts are simulated, found {self.experts}"
+            text = f"distsim simulates at most {_MAX_EXPERTS} experts, found {self.experts}"
             yield ("experts",), text
         if self.experts % ranks:
-            text = f"{self.experts} experts do not divide among the {ranks} ranks of {self.axis}"
+            text = f"{self.experts} experts are not divisible by the {ranks} ranks of {self.axis}"
             yield ("experts",), text
         if self.top_k > self.experts:
-            text = f"a token goes to {self.top_k} experts, but there are {self.experts}"
+            text = f"top_k is {self.top_k}, but there are only {self.experts} experts"
             yield ("top_k",), text
 
     def _refuse_capacity(self) -> Iterator[Refusal]:
         if self.capacity_factor == 0:
-            text = "with capacity 0 every token is dropped: expected a factor above 0, as 1.25"
+            text = "capacity 0 drops every token: expected a factor above 0, such as 1.25"
             yield ("capacity_factor",), text
         if self.pad_to_capacity and self.capacity_factor is None:
-            text = "there is nothing to pad to: give `capacity_factor`, as 1.25"
+            text = "pad_to_capacity needs a capacity: set `capacity_factor`, such as 1.25"
             yield ("pad_to_capacity",), text
 
     def _refuse_two_stage_fields(self) -> list[Refusal]:
@@ -118,7 +167,7 @@ class ExpertParallelFields(IntraLayerStrategy):
         if self.between is not None:
             return []
         fields = type(self).model_fields
-        text = "it belongs to two stages: name the axis of machines with `between`"
+        text = "this field needs two-level exchange: set `between` to the mesh axis of the nodes"
         return [
             ((field,), text)
             for field in _TWO_STAGE_FIELDS
@@ -131,19 +180,19 @@ class ExpertParallelFields(IntraLayerStrategy):
             return []
         if self.between not in context.mesh or self.between == self.axis:
             unknown = context.unknown_group(self.between, "between")
-            other_axis = f"expected another axis of the mesh than {self.axis}"
+            other_axis = f"expected a mesh axis other than {self.axis}"
             return [(("between",), unknown or other_axis)]
         if self.pieces > self.tokens:
             text = (
-                f"a piece holds a token at least: expected at most {self.tokens}, "
-                f"found {self.pieces}"
+                f"each piece needs at least one token: expected at most {self.tokens} "
+                f"pieces, found {self.pieces}"
             )
             return [(("pieces",), text)]
         if self.once_per_machine and (self.imbalance or self.capacity_factor is not None):
             field = "imbalance" if self.imbalance else "capacity_factor"
             text = (
-                "how often a token crosses once for several experts is counted for an even "
-                "router: leave one of the two out"
+                "once_per_machine supports only an even router: remove `once_per_machine` "
+                "or `imbalance`"
             )
             return [((field,), text)]
         return []

@@ -26,6 +26,7 @@ from typing import Annotated, ClassVar
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     PlainValidator,
     StrictBool,
     ValidationInfo,
@@ -93,30 +94,80 @@ class TensorParallel(IntraLayerStrategy):
 
     name: ClassVar[str] = "tensor_parallel"
     about: ClassVar[str] = (
-        "Matrices cut by columns, then by rows: one all_reduce of activations per pair and pass, "
-        "or all_gather and reduce_scatter."
+        "Tensor parallelism as in Megatron-LM and torch.distributed.tensor.parallel. Each "
+        "pair of matrices is split by columns, then by rows. Each pass all-reduces "
+        "activations once per pair, or uses all_gather and reduce_scatter (sequence "
+        "parallelism)."
     )
 
-    axis: AxisOrGroup = "tp"
-    #: Pairs of matrices in a layer: attention and feed-forward.
-    pairs: PositiveInt = 2
-    batch: PositiveInt = 1
-    sequence: PositiveInt
-    hidden: PositiveInt
-    #: Only for checks: they must divide among the ranks too; 0: not given.
-    heads: NonNegativeInt = 0
-    ffn: NonNegativeInt = 0
-    dtype: Dtype = "bfloat16"
-    sequence_parallel: StrictBool = False
-    #: Matrices split by columns in each pair whose inputs' gradients are reduced one by one
-    #: (DTensor); 1: fused, or summed before the reduction (Megatron).
-    columns: ColumnMatrices = (1,)
-    ends: VocabParallelFields | None = None
-    #: A computation, or entries, between the forward and the backward pass.
-    between: CostOrEntriesField = ()
-    #: clip_grad_norm_ in the end. The weights of layer norms are DTensors only under sequence
-    #: parallelism; otherwise torch raises.
-    clip_grad_norm: StrictBool = False
+    axis: AxisOrGroup = Field(
+        default="tp", description="Mesh axis of this strategy.", examples=["pp"]
+    )
+    pairs: PositiveInt = Field(
+        default=2,
+        description="Pairs of matrices per layer: attention and feed-forward.",
+        examples=[2],
+    )
+    batch: PositiveInt = Field(
+        default=1, description="Sequences per micro-batch on a rank.", examples=[8]
+    )
+    sequence: PositiveInt = Field(description="Tokens per sequence.", examples=[4096])
+    hidden: PositiveInt = Field(description="Hidden size of the model.", examples=[4096])
+    heads: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Number of attention heads. Only checked to be divisible by the ranks. 0: not checked."
+        ),
+        examples=[32],
+    )
+    ffn: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Width of the feed-forward layer. Only checked to be divisible by the ranks. 0: "
+            "not checked."
+        ),
+        examples=[14336],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    sequence_parallel: StrictBool = Field(
+        default=False,
+        description=(
+            "Use sequence parallelism: shard activations along the sequence between the matrices."
+        ),
+        examples=[True],
+    )
+    columns: ColumnMatrices = Field(
+        default=(1,),
+        description=(
+            "Column-split matrices per pair whose input gradients are all-reduced one by one "
+            "(DTensor). 1: they are fused (Megatron-LM)."
+        ),
+        examples=[[3, 2]],
+    )
+    ends: VocabParallelFields | None = Field(
+        default=None,
+        description=(
+            "Embedding and output projection, split by vocabulary: their calls and those of "
+            "the loss."
+        ),
+        examples=[
+            {"vocabulary": 128256, "loss_parallel": True, "forward": "1 ms", "backward": "2 ms"}
+        ],
+    )
+    between: CostOrEntriesField = Field(
+        default=(),
+        description="Work between the forward and the backward pass: a time, or entries.",
+        examples=["1 ms"],
+    )
+    clip_grad_norm: StrictBool = Field(
+        default=False,
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
+        examples=[True],
+    )
 
     def columns_of(self, pair: int) -> int:
         """Matrices of a pair whose inputs' gradients are reduced one by one."""
@@ -137,7 +188,7 @@ class TensorParallel(IntraLayerStrategy):
         for field in split:
             size = getattr(self, field)
             if size % ranks:
-                text = f"{field} {size} does not divide among the {ranks} ranks of {self.axis}"
+                text = f"{field} {size} is not divisible by the {ranks} ranks of {self.axis}"
                 yield (field,), text
         if len(self.columns) not in (1, self.pairs):
             text = (
@@ -147,7 +198,7 @@ class TensorParallel(IntraLayerStrategy):
             yield ("columns",), text
         if self.ends is not None and self.ends.vocabulary % ranks:
             text = (
-                f"vocabulary {self.ends.vocabulary} does not divide among the {ranks} ranks "
+                f"vocabulary {self.ends.vocabulary} is not divisible by the {ranks} ranks "
                 f"of {self.axis}"
             )
             yield ("ends", "vocabulary"), text
@@ -156,13 +207,13 @@ class TensorParallel(IntraLayerStrategy):
         if not self.clip_grad_norm:
             return []
         if self.backward is None:
-            return [(("clip_grad_norm",), "there are no gradients to clip in forward passes alone")]
+            return [(("clip_grad_norm",), "there are no gradients to clip without a backward pass")]
         if self.sequence_parallel:
             return []
         text = (
-            "without sequence_parallel the norms' weights are plain tensors beside DTensors, and "
-            "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set sequence_parallel, "
-            "or clip in `fsdp` with clip_over"
+            "without sequence_parallel, the weights of norms are plain tensors, and "
+            "clip_grad_norm_ raises (got mixed torch.Tensor and DTensor): set "
+            "sequence_parallel, or clip in `fsdp` with clip_over"
         )
         return [(("clip_grad_norm",), text)]
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from pydantic import Field
+
 from distsim.scenario.strategies.base import (
     ZERO_COST,
     ComputeCost,
@@ -32,34 +34,55 @@ class Ulysses(IntraLayerStrategy):
 
     name: ClassVar[str] = "ulysses"
     about: ClassVar[str] = (
-        "Sequence parallel attention: queries, keys, values by all_to_all to whole sequences of "
-        "some heads, and back."
+        "DeepSpeed-Ulysses sequence parallelism. An all_to_all turns parts of the sequence "
+        "with all heads into whole sequences with some heads, and back after attention."
     )
 
-    axis: AxisOrGroup = "cp"
-    batch: PositiveInt = 1
-    sequence: PositiveInt
-    heads: PositiveInt
-    #: Heads of keys and values; 0: as many as of queries.
-    kv_heads: NonNegativeInt = 0
-    head_dim: PositiveInt
-    dtype: Dtype = "bfloat16"
+    axis: AxisOrGroup = Field(
+        default="cp", description="Mesh axis of this strategy.", examples=["pp"]
+    )
+    batch: PositiveInt = Field(
+        default=1, description="Sequences per micro-batch on a rank.", examples=[8]
+    )
+    sequence: PositiveInt = Field(
+        description="Tokens of the whole sequence. Must be divisible by the number of ranks.",
+        examples=[32768],
+    )
+    heads: PositiveInt = Field(
+        description="Number of attention heads. Must be divisible by the number of ranks.",
+        examples=[32],
+    )
+    kv_heads: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Number of key and value heads (grouped-query attention). 0: as many as query heads."
+        ),
+        examples=[8],
+    )
+    head_dim: PositiveInt = Field(description="Size of a head.", examples=[128])
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         unknown = context.unknown_group(self.axis, "axis")
         if unknown is not None or self.axis not in context.mesh:
-            return [(("axis",), unknown or f"{self.axis} is no axis of the mesh")]
+            return [(("axis",), unknown or f"the mesh has no axis {self.axis}")]
         n = context.size_of(self.axis)
         remedies = {
             "sequence": "",
             "heads": "",
-            "kv_heads": ": repeat them, or use context_parallel beside it",
+            "kv_heads": ": repeat them, or combine this strategy with context_parallel",
         }
         return [
             (
                 (field,),
-                f"{field} {getattr(self, field)} does not divide among the {n} ranks of "
-                f"{self.axis}{remedy}",
+                (
+                    f"{field} {getattr(self, field)} is not divisible by the {n} ranks of "
+                    f"{self.axis}{remedy}"
+                ),
             )
             for field, remedy in remedies.items()
             if getattr(self, field) % n

@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import lcm, prod
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     Entry,
@@ -63,25 +63,80 @@ class _MegatronBucket(NamedTuple):
 class MegatronDdp(LayeredModelStrategy):
     name: ClassVar[str] = "megatron_ddp"
     about: ClassVar[str] = (
-        "Megatron-Core's data parallelism: buckets of gradients and parameters, distributed "
-        "optimizer, both overlapped."
+        "Megatron-Core's DistributedDataParallel: gradient buckets and the distributed "
+        "optimizer (ZeRO-1), both overlapped with compute."
     )
 
-    group: AxesOrGroup | None = None
-    #: The dtype in which gradients are reduced (grad_reduce_in_fp32); default: float32.
-    grad_dtype: Dtype = "float32"
-    #: Parameters in a bucket; default: 40 million, or a million for each rank if that is more.
-    bucket_size: PositiveInt | None = None
-    pad_buckets_for_high_nccl_busbw: StrictBool = False
-    use_distributed_optimizer: StrictBool = True
-    overlap_grad_reduce: StrictBool = True
-    overlap_param_gather: StrictBool = True
-    average_in_collective: StrictBool = False
-    accumulate: PositiveInt = 1
-    clip_grad_norm: StrictBool = True
-    optimizer: CostOrEntriesField | None = None
-    #: {1: 2}: from iteration 1 on rank 1 skips layer 2, whose gradients it never computes.
-    skips_layer: IntByRank = {}
+    group: AxesOrGroup | None = Field(
+        default=None, description="Data-parallel ranks [default: all ranks].", examples=["dp"]
+    )
+    grad_dtype: Dtype = Field(
+        default="float32",
+        description=("Dtype in which gradients are accumulated and reduced (grad_reduce_in_fp32)."),
+        examples=["float32"],
+    )
+    bucket_size: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "Number of parameters in a bucket [default: 40 million, or one million per rank if "
+            "that is more]."
+        ),
+        examples=[40000000],
+    )
+    pad_buckets_for_high_nccl_busbw: StrictBool = Field(
+        default=False, description="Pad buckets to a multiple of 65536 elements.", examples=[True]
+    )
+    use_distributed_optimizer: StrictBool = Field(
+        default=True,
+        description=(
+            "Use the distributed optimizer (ZeRO-1): each rank updates its part of every "
+            "bucket. false: all-reduce the gradients."
+        ),
+        examples=[False],
+    )
+    overlap_grad_reduce: StrictBool = Field(
+        default=True,
+        description=(
+            "Reduce a bucket as soon as its gradients are ready. false: reduce one bucket at "
+            "the end."
+        ),
+        examples=[False],
+    )
+    overlap_param_gather: StrictBool = Field(
+        default=True,
+        description=(
+            "Gather parameters during the next forward pass. false: gather them after the "
+            "optimizer step."
+        ),
+        examples=[False],
+    )
+    average_in_collective: StrictBool = Field(
+        default=False,
+        description=(
+            "Average gradients in the collective (op avg) instead of scaling them before it."
+        ),
+        examples=[True],
+    )
+    accumulate: PositiveInt = Field(
+        default=1, description="Gradient accumulation: micro-batches per iteration.", examples=[4]
+    )
+    clip_grad_norm: StrictBool = Field(
+        default=True,
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
+        examples=[True],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
+    skips_layer: IntByRank = Field(
+        default={},
+        description="Ranks that skip one layer from the second iteration on: `{RANK: LAYER}`.",
+        examples=[{1: 0}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(group=self.group)
@@ -91,7 +146,7 @@ class MegatronDdp(LayeredModelStrategy):
             if "overlap_param_gather" not in self.model_fields_set:
                 return []
             # arguments.py: --overlap-param-gather needs both
-            text = "it needs use_distributed_optimizer and overlap_grad_reduce"
+            text = "overlap_param_gather needs use_distributed_optimizer and overlap_grad_reduce"
             return [(("overlap_param_gather",), text)]
         return self._refuse_skips_layer(context)
 

@@ -177,7 +177,7 @@ def parse_action(text: str) -> PipelineAction:
             f"found {text}"
         )
     if not match[3] and match[2] not in SHARDING_KINDS:
-        raise ValueError(f"{text}: the micro-batch is missing, as in {text}0")
+        raise ValueError(f"{text}: the micro-batch is missing, expected for example {text}0")
     return PipelineAction(int(match[1]), match[2], int(match[3] or NO_MICRO_BATCH))
 
 
@@ -224,7 +224,7 @@ def stage_placement(rows: ScheduleRows) -> tuple[int, ...]:
         for action in compute_actions(row):
             known = rank_of.setdefault(action.stage, rank)
             if known != rank:
-                raise ValueError(f"stage {action.stage} stands on rank {known} and on rank {rank}")
+                raise ValueError(f"stage {action.stage} is on rank {known} and on rank {rank}")
     stages = range(len(rank_of))
     missing = next((stage for stage in stages if stage not in rank_of), None)
     if missing is not None:
@@ -238,12 +238,12 @@ def schedule_from_rows(rows: ScheduleRows, micro_batches: int | None = None) -> 
     The checks are those of schedules.py, `_validate_schedule`.
     """
     if not rows:
-        raise ValueError("a schedule without actions")
+        raise ValueError("the schedule has no actions")
     numbers = [action.micro_batch for row in rows for action in compute_actions(row)]
     count = 1 + max(numbers, default=-1)
     if micro_batches is not None and micro_batches != count:
         raise ValueError(
-            f"the schedule is for {count} micro-batches, micro_batches is {micro_batches}"
+            f"the schedule has {count} micro-batches, but micro_batches is {micro_batches}"
         )
     schedule = PipelineSchedule(rows, stage_placement(rows), count, "runtime")
     for rank, row in enumerate(rows):

@@ -15,9 +15,9 @@ from distsim.scenario.strategies.base import Entry, ExpansionContext, Refusal
 
 #: Fields that PyTorch's runtime supports and DualPipe does not, and why.
 _UNSUPPORTED_FIELDS = {
-    "defer_pp_recv": "receives stand where the schedule puts them",
-    "shapes_exchange": "shapes are set beforehand (set_p2p_tensor_shapes)",
-    "data_parallel": "reduce over replicas after the pipeline, in an entry of its own",
+    "defer_pp_recv": "the schedule sets the place of receives",
+    "shapes_exchange": "shapes are set in advance (set_p2p_tensor_shapes)",
+    "data_parallel": "reduce over replicas after the pipeline, in a separate entry",
 }
 
 
@@ -28,15 +28,19 @@ def refuse_dualpipe(
     if ranks % 2:
         yield (
             ("axis",),
-            "dualpipe pairs rank r with rank P - 1 - r and needs an even number of ranks, "
-            f"found {ranks}; dualpipe_v takes any",
+            (
+                "dualpipe pairs rank r with rank P - 1 - r, so it needs an even number of "
+                f"ranks, found {ranks}; dualpipe_v supports any number"
+            ),
         )
     if micro_batches % 2:
-        near = f"{micro_batches - 1} or {micro_batches + 1} would do"
+        near = f"use {micro_batches - 1} or {micro_batches + 1}"
         yield (
             ("micro_batches",),
-            "dualpipe starts half of the micro-batches at either end: "
-            f"{micro_batches} is odd; {near}",
+            (
+                "dualpipe starts half of the micro-batches at each end, but "
+                f"{micro_batches} is odd; {near}"
+            ),
         )
     if micro_batches < 2 * ranks:
         yield (

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, field_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, field_validator
 
 from distsim.common.file_io import read_bytes
 from distsim.common.message_text import did_you_mean, name_list, value_text
@@ -64,45 +64,135 @@ class PipelineFields(Strategy):
 
     name: ClassVar = "pipeline"
     about: ClassVar = (
-        "Pipeline parallelism as torch.distributed.pipelining runs it: micro-batches pass down the "
-        "stages, gradients back up."
+        "Pipeline parallelism as in torch.distributed.pipelining: GPipe, 1F1B, interleaved "
+        "and zero-bubble schedules. Stages send activations of microbatches forward and "
+        "gradients backward."
     )
     first_field: ClassVar = "schedule"
 
-    #: A schedule's name, a CSV file in PyTorch's format, or the lines of one.
-    schedule: str | list[str]
-    axis: AxisOrGroup = "pp"
-    micro_batches: PositiveInt | None = None
-    #: Stages per rank.
-    chunks: PositiveInt | None = None
-    forward: StageCostsField
-    backward: StageCostsField | None = None
-    backward_input: StageCostsField | None = None
-    backward_weight: StageCostsField | None = None
-    #: A stage's last backward instead of `backward`, if something is done during it.
-    last_backward: StageCostsField | None = None
-    #: The time of a forward and a backward that overlap, if it is less than their sum (dualpipe,
-    #: dualpipe_v).
-    overlapped: DurationNs | None = None
-    #: Data parallelism of the stages, with PyTorch's own calls for it.
-    data_parallel: StageDataParallelFields | None = None
-    activation: StageActivation
-    #: A tensor of the file to which every backward adds; default: one of its own.
-    gradient: str | None = None
-    #: With dualpipe: sum the gradients of a stage's two copies at the end.
-    reduce_copies: StrictBool = True
-    #: Messages before the first micro-batch: true as PyTorch sends them if no shapes are given,
-    #: `vote` as it does with given shapes.
-    shapes_exchange: bool | Literal["vote"] = False
-    defer_pp_recv: bool = False
-    #: Forward passes only, as schedule.eval() runs them.
-    evaluate: bool = False
-    #: 1f1b with Megatron-LM's calls, which also work with fewer micro-batches than stages; PyTorch
-    #: refuses those.
-    megatron: bool = False
-    #: Activations have the value 1000 * stage + micro-batch, gradients its negative, so that values
-    #: show which message a rank received.
-    numbered: bool = False
+    schedule: str | list[str] = Field(
+        description=(
+            "Pipeline schedule: a name such as 1f1b, a CSV file in PyTorch's format, or the "
+            "lines of one."
+        ),
+        examples=["1f1b"],
+    )
+    axis: AxisOrGroup = Field(
+        default="pp", description="Mesh axis of this strategy.", examples=["pp"]
+    )
+    micro_batches: PositiveInt | None = Field(
+        default=None,
+        description="Microbatches per iteration [default: those of a CSV schedule].",
+        examples=[8],
+    )
+    chunks: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "Stages per rank (virtual pipeline stages) [default: as the schedule requires]."
+        ),
+        examples=[2],
+    )
+    forward: StageCostsField = Field(
+        description=(
+            "Cost of one stage's forward pass for one microbatch: a time, or `{flops, bytes}`."
+        ),
+        examples=["2 ms"],
+    )
+    backward: StageCostsField | None = Field(
+        default=None,
+        description="Cost of one stage's backward pass for one microbatch.",
+        examples=["4 ms"],
+    )
+    backward_input: StageCostsField | None = Field(
+        default=None,
+        description=(
+            "Cost of the part of a backward pass that computes input gradients (zero-bubble "
+            "schedules)."
+        ),
+        examples=["2 ms"],
+    )
+    backward_weight: StageCostsField | None = Field(
+        default=None,
+        description=(
+            "Cost of the part of a backward pass that computes weight gradients (zero-bubble "
+            "schedules)."
+        ),
+        examples=["2 ms"],
+    )
+    last_backward: StageCostsField | None = Field(
+        default=None,
+        description=(
+            "Cost of a stage's last backward pass, if it does more, such as reducing gradients "
+            "[default: `backward`]."
+        ),
+        examples=["5 ms"],
+    )
+    overlapped: DurationNs | None = Field(
+        default=None,
+        description=(
+            "Time of a forward and a backward pass that overlap (DualPipe) [default: the sum "
+            "of both]."
+        ),
+        examples=["5 ms"],
+    )
+    data_parallel: StageDataParallelFields | None = Field(
+        default=None,
+        description=(
+            "Data parallelism of the stages: DDP or fully_shard, with PyTorch's calls for it."
+        ),
+        examples=[{"axis": "dp", "params": 1048576}],
+    )
+    activation: StageActivation = Field(
+        description="Shape and dtype of the activation between two stages.",
+        examples=[{"shape": [8, 1024], "dtype": "bfloat16"}],
+    )
+    gradient: str | None = Field(
+        default=None,
+        description=(
+            "Tensor of the scenario to which every backward pass adds [default: a tensor of "
+            "its own]."
+        ),
+        examples=["grad"],
+    )
+    reduce_copies: StrictBool = Field(
+        default=True,
+        description="DualPipe: sum the gradients of each stage's two copies at the end.",
+        examples=[False],
+    )
+    shapes_exchange: bool | Literal["vote"] = Field(
+        default=False,
+        description=(
+            "Send messages before the first microbatch. true: the shapes, as PyTorch does if "
+            "it has to infer them. vote: the vote that PyTorch takes if shapes are given."
+        ),
+        examples=[True],
+    )
+    defer_pp_recv: bool = Field(
+        default=False,
+        description="Post a receive only when its stage is about to run (defer_pp_recv).",
+        examples=[True],
+    )
+    evaluate: bool = Field(
+        default=False,
+        description="Run forward passes only, as schedule.eval() does.",
+        examples=[True],
+    )
+    megatron: bool = Field(
+        default=False,
+        description=(
+            "Make Megatron-LM's calls for 1F1B, which wait for each batch of messages. Allows "
+            "fewer microbatches than stages, which PyTorch refuses."
+        ),
+        examples=[True],
+    )
+    numbered: bool = Field(
+        default=False,
+        description=(
+            "Fill activations with 1000 * stage + microbatch, so that values show which "
+            "message a rank received."
+        ),
+        examples=[True],
+    )
 
     @field_validator("schedule", mode="before")
     @classmethod
@@ -159,7 +249,7 @@ class PipelineFields(Strategy):
         schedule = schedule_from_rows(rows, self.micro_batches)
         if schedule.ranks != ranks:
             raise ValueError(
-                f"the schedule is for {schedule.ranks} ranks, the axis {self.axis} has {ranks}"
+                f"the schedule is for {schedule.ranks} ranks, but the axis {self.axis} has {ranks}"
             )
         return with_send_recv(schedule, self.defer_pp_recv)
 
@@ -172,10 +262,10 @@ class PipelineFields(Strategy):
             data = read_bytes(beside_scenario if beside_scenario.exists() else path)
             return data.decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is no text"
+            reason = error.strerror if isinstance(error, OSError) else "it is not a text file"
             raise ValueError(
-                f"can't read {self.schedule}: {reason}; "
-                "it is looked for beside the scenario's file, then here"
+                f"cannot read {self.schedule}: {reason}; distsim searches the scenario's "
+                "folder, then the current folder"
             ) from None
 
     # --- checks of the layout ---
@@ -200,12 +290,9 @@ class PipelineFields(Strategy):
         if self.axis not in context.mesh:
             remedy = (
                 did_you_mean(self.axis, context.mesh)
-                or f": name one of these with `axis`, or add {self.axis} to the mesh"
+                or f": set `axis` to one of these, or add {self.axis} to the mesh"
             )
-            text = (
-                f"the axis {self.axis} is not in the mesh, "
-                f"which has {name_list(context.mesh)}{remedy}"
-            )
+            text = f"the mesh has no axis {self.axis}, only {name_list(context.mesh)}{remedy}"
             return [(("axis",), text)]
         refusals = self._refuse_schedule(context.mesh[self.axis])
         if self.gradient is not None:
@@ -228,17 +315,17 @@ class PipelineFields(Strategy):
         if name is None:
             if self.chunks is None:
                 return []
-            text = "a schedule from a file says itself how many stages a rank has; leave chunks out"
+            text = "a schedule from a file sets the number of stages per rank: remove `chunks`"
             return [(("chunks",), text)]
         schedule = canonical_name(name)
         if schedule is None:
             text = (
-                f"unknown schedule {name}; known are {name_list(SCHEDULE_BUILDERS)}, "
-                f"or a file that ends in .csv{did_you_mean(name, SCHEDULE_BUILDERS)}"
+                f"unknown schedule {name}; expected {name_list(SCHEDULE_BUILDERS)}, or a "
+                f"file that ends in .csv{did_you_mean(name, SCHEDULE_BUILDERS)}"
             )
             return [(("schedule",), text)]
         if self.micro_batches is None:
-            return [(("micro_batches",), f"micro_batches: how many {name} has is missing")]
+            return [(("micro_batches",), f"{name} needs `micro_batches`")]
         refusals = [
             *self._refuse_chunks(schedule),
             *self._refuse_micro_batches(schedule, ranks, self.micro_batches),
@@ -247,7 +334,7 @@ class PipelineFields(Strategy):
             refusals += refuse_dualpipe(ranks, self.micro_batches, dict(self))
         if self.defer_pp_recv and schedule in ("gpipe", "1f1b"):
             text = (
-                f"{schedule} has no receives to defer; PyTorch's class does not take the argument"
+                f"{schedule} has no receives to defer; PyTorch's class does not have this argument"
             )
             refusals.append((("defer_pp_recv",), text))
         return refusals
@@ -259,7 +346,7 @@ class PipelineFields(Strategy):
             return
         if bounds.high == 1:
             stages = "one stage"
-            remedy = "; interleaved_1f1b, looped_bfs and zb1p take any number"
+            remedy = "; interleaved_1f1b, looped_bfs and zb1p support any number"
         else:
             stages = "two stages"
             remedy = ""
@@ -273,14 +360,14 @@ class PipelineFields(Strategy):
                 f"found {count} for {least} stages"
             )
             if schedule == "1f1b":
-                text += "; Megatron-LM runs it so: megatron: true"
+                text += "; Megatron-LM supports this: set `megatron: true`"
             yield ("micro_batches",), text
         elif schedule in EVEN_ROUND_SCHEDULES and not micro_batches_per_round(ranks, count):
             rounds = count // ranks
             text = (
-                f"{schedule} deals {count} micro-batches out in {rounds} rounds of {ranks} or "
-                "more, "
-                f"and {rounds} does not divide {count}{nearest_micro_batches(ranks, count)}"
+                f"{schedule} runs {count} micro-batches in {rounds} rounds of {ranks} or "
+                f"more, and {count} is not divisible by "
+                f"{rounds}{nearest_micro_batches(ranks, count)}"
             )
             yield ("micro_batches",), text
 
@@ -297,8 +384,8 @@ class PipelineFields(Strategy):
         if isinstance(declared, Mapping) and declared.get("copies") == 2:
             return []
         text = (
-            "dualpipe: a rank has two stages, and each wants a gradient of its own: "
-            "give it `copies: 2`"
+            "with dualpipe a rank has two stages, and each needs a gradient of its "
+            "own: add `copies: 2` to the tensor"
         )
         return [(("gradient",), text)]
 
@@ -314,16 +401,16 @@ class PipelineFields(Strategy):
         is_ddp = data_parallel is not None and data_parallel.style == "ddp"
         if is_ddp and splits_backward(schedule):
             text = (
-                "a split backward computes weight gradients apart from autograd's accumulation, "
-                "where DDP's hooks are: take fsdp"
+                "DDP's hooks do not run in a split backward pass, which computes weight "
+                "gradients outside of autograd's accumulation: use fsdp"
             )
             yield ("data_parallel", "style"), text
         if self.megatron and self.canonical_schedule != "1f1b":
-            yield ("megatron",), "Megatron-LM's calls are laid out for 1f1b"
+            yield ("megatron",), "`megatron` supports only the schedule 1f1b"
         if data_parallel is not None and (self.evaluate or self.megatron):
             text = (
-                "data parallelism of stages has PyTorch's calls for it, and no gradients in "
-                "forward passes alone: leave it out"
+                "data_parallel uses PyTorch's calls, and forward passes alone have no "
+                "gradients: remove it"
             )
             yield ("data_parallel",), text
 
@@ -351,27 +438,33 @@ class PipelineFields(Strategy):
             costs = (self.backward or {}).values()
             if not all(half_costs(cost) for cost in costs):
                 text = (
-                    "the schedule splits the backward: expected a time that can be halved, "
-                    "or `backward_input` and `backward_weight`"
+                    "the schedule splits the backward pass: expected a time that can be "
+                    "halved, or `backward_input` and `backward_weight`"
                 )
                 yield ("backward",), text
 
     def _refuse_overlapped(self, schedule: PipelineSchedule) -> list[Refusal]:
         """Why forwards and backwards that overlap cannot be given another time."""
         if not any(action.parts for row in schedule.rows for action in row):
-            text = "the schedule overlaps no forward with a backward; dualpipe and dualpipe_v do"
+            text = (
+                "the schedule does not overlap forward and backward passes; dualpipe and "
+                "dualpipe_v do"
+            )
             return [(("overlapped",), text)]
         if self.data_parallel is not None or self.last_backward is not None:
             text = (
-                "overlapped goes with plain forward and backward times, "
-                "not with data_parallel or last_backward"
+                "`overlapped` needs plain forward and backward times; it does not support "
+                "data_parallel or last_backward"
             )
             return [(("overlapped",), text)]
         backward: StageCosts = self.backward or {"else": {}}
         costs = [*self.forward.values(), *backward.values()]
         if all(half_costs(cost) for cost in costs):
             return []
-        text = "overlapped needs forward and backward as times, whose share of it each keeps"
+        text = (
+            "`overlapped` needs times as `forward` and `backward`, to divide the "
+            "overlapped time in proportion"
+        )
         return [(("overlapped",), text)]
 
 

@@ -81,7 +81,7 @@ def nearest_micro_batches(ranks: int, count: int) -> str:
     """Advice: the nearest counts of micro-batches that divide into equal rounds."""
     fewer = next((n for n in range(count - 1, ranks - 1, -1) if _is_even(ranks, n)), None)
     more = next(n for n in range(count + 1, 2 * count + ranks + 1) if _is_even(ranks, n))
-    return f"; {more} would do" if fewer is None else f"; {fewer} or {more} would do"
+    return f"; use {more}" if fewer is None else f"; use {fewer} or {more}"
 
 
 def _is_even(ranks: int, micro_batches: int) -> bool:

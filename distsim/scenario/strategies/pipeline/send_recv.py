@@ -67,7 +67,7 @@ class _SendRecvInserter:
                 blocked = ", ".join(
                     f"rank {rank} at {self.todo[rank][positions[rank]]}" for rank in unfinished[:4]
                 )
-                raise ValueError(f"the schedule can't go on: {blocked}")
+                raise ValueError(f"the schedule hangs: {blocked}")
             unfinished = [r for r in unfinished if positions[r] < len(self.todo[r])]
         return tuple(tuple(row) for row in self.out)
 

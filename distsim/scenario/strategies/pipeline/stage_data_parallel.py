@@ -89,7 +89,7 @@ class StageDataParallelWriter(EntryWriter):
         super().__init__(prefix, fields.dtype, fields.group)
         self.fields = fields
         self.ranks = context.size_of(fields.group)
-        self.has_streams = context.backend == "nccl"
+        self.has_streams = context.has_streams
         for chunk in range(chunks):
             self.declare_tensors(chunk)
 

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import ClassVar
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -50,39 +50,82 @@ class Inference(Strategy):
 
     name: ClassVar[str] = "inference"
     about: ClassVar[str] = (
-        "Prefill and decode: activations summed over tensor ranks, handed from stage to stage; "
-        "tokens to experts and back; dummy batches."
+        "LLM inference with prefill and decode, tensor and pipeline parallelism, and "
+        "expert parallelism over data-parallel ranks with dummy batches, as in vLLM."
     )
 
-    tensor: AxisOrGroup | None = None
-    pipeline: AxisOrGroup | None = None
-    data: AxisOrGroup | None = None
-    layers: PositiveInt
-    hidden: PositiveInt
-    vocabulary: PositiveInt
-    dtype: Dtype = "bfloat16"
-    #: Tokens of the prompts of a rank's batch (0: no prefill), and its sequences, each of which
-    #: gets a token in every step.
-    prompt: NonNegativeInt = 0
-    batch: PositiveInt = 1
-    #: Steps of decoding, by coordinate of the data axis if they differ.
-    steps: IntByRank = {"else": 1}
-    #: Feed-forward parts are experts, which are spread over the data and tensor axes.
-    experts: StrictBool = False
-    #: A rank of the data axis without requests steps with a dummy batch.
-    dummy_batches: StrictBool = True
-    #: Steps between two checks whether any rank has requests left; 0: no checks.
-    sync_every: NonNegativeInt = 32
-    #: The cost of a layer on a rank: for the prompt, and for a step.
-    prefill: ComputeCostField = {"time": "0 ns"}
-    decode: ComputeCostField
+    tensor: AxisOrGroup | None = Field(
+        default=None, description="Mesh axis of tensor parallelism.", examples=["tp"]
+    )
+    pipeline: AxisOrGroup | None = Field(
+        default=None, description="Mesh axis of the pipeline.", examples=["pp"]
+    )
+    data: AxisOrGroup | None = Field(
+        default=None,
+        description="Mesh axis of data-parallel attention, over which experts are spread.",
+        examples=["dp"],
+    )
+    layers: PositiveInt = Field(
+        description="Number of layers. Must be divisible by the number of stages.", examples=[32]
+    )
+    hidden: PositiveInt = Field(description="Hidden size of the model.", examples=[4096])
+    vocabulary: PositiveInt = Field(
+        description="Vocabulary size. Must be divisible by the number of tensor ranks.",
+        examples=[128256],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    prompt: NonNegativeInt = Field(
+        default=0,
+        description="Prompt tokens of a rank's batch. 0: no prefill.",
+        examples=[2048],
+    )
+    batch: PositiveInt = Field(
+        default=1,
+        description="Sequences of a rank's batch. Each gets one token per step.",
+        examples=[64],
+    )
+    steps: IntByRank = Field(
+        default={"else": 1},
+        description="Number of decoding steps; by coordinate of the data axis if it differs.",
+        examples=[{0: 8, "else": 4}],
+    )
+    experts: StrictBool = Field(
+        default=False,
+        description=(
+            "The feed-forward layers are experts: gather tokens before them and scatter "
+            "results after them."
+        ),
+        examples=[True],
+    )
+    dummy_batches: StrictBool = Field(
+        default=True,
+        description="Run dummy batches on ranks without requests while other ranks have some.",
+        examples=[False],
+    )
+    sync_every: NonNegativeInt = Field(
+        default=32,
+        description=("Steps between two checks whether any rank has requests left. 0: no checks."),
+        examples=[32],
+    )
+    prefill: ComputeCostField = Field(
+        default={"time": "0 ns"},
+        description="Cost of one layer for the prompt on a rank.",
+        examples=["2 ms"],
+    )
+    decode: ComputeCostField = Field(
+        description="Cost of one layer for one decoding step on a rank.", examples=["100 us"]
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         axes = {"tensor": self.tensor, "pipeline": self.pipeline, "data": self.data}
         refusals = context.refuse_groups(**axes)
         for field, axis in axes.items():
             if axis and axis not in context.mesh:
-                refusals.append(((field,), f"{axis} is no axis of the mesh"))
+                refusals.append(((field,), f"the mesh has no axis {axis}"))
         return refusals or list(self._refuse_sizes(context))
 
     def _refuse_sizes(self, context: ExpansionContext) -> Iterator[Refusal]:
@@ -91,17 +134,17 @@ class Inference(Strategy):
         copies = self.ranks(context, self.data)
         if self.vocabulary % tensor_ranks:
             text = (
-                f"vocabulary {self.vocabulary} does not divide among the {tensor_ranks} ranks "
+                f"vocabulary {self.vocabulary} is not divisible by the {tensor_ranks} ranks "
                 f"of {self.tensor}"
             )
             yield ("vocabulary",), text
         if self.layers % stages:
             text = (
-                f"{self.layers} layers do not divide among the {stages} stages of {self.pipeline}"
+                f"{self.layers} layers are not divisible by the {stages} stages of {self.pipeline}"
             )
             yield ("layers",), text
         if self.experts and self.data is None:
-            yield ("experts",), "experts are spread over the data axis: name it with `data`"
+            yield ("experts",), "experts are spread over the data axis: set `data` to it"
         unknown = next((k for k in self.steps if isinstance(k, int) and k >= copies), None)
         if unknown is not None:
             yield ("steps",), f"the data axis has no coordinate {unknown}"

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     Entry,
@@ -47,28 +47,47 @@ class KvTransfer(Strategy):
 
     name: ClassVar[str] = "kv_transfer"
     about: ClassVar[str] = (
-        "Prefill and decode on ranks of their own: keys and values of each layer are sent while "
-        "the "
-        "next one computes."
+        "Disaggregated prefill and decode (KV cache transfer). Prefill ranks send the keys "
+        "and values of each layer while the next layer computes."
     )
 
-    prefill: RankList
-    decode: RankList
-    layers: PositiveInt
-    #: Tokens of the prompt, heads of keys on a rank of prefill, and the size of each.
-    tokens: PositiveInt
-    kv_heads: PositiveInt
-    head_dim: PositiveInt
-    dtype: Dtype = "bfloat16"
-    #: Requests, one after the other.
-    requests: PositiveInt = 1
-    #: The cost of a layer: for a prompt, and for one step of decoding.
-    forward: ComputeCostField
-    decode_forward: ComputeCostField = {"time": "0 ns"}
-    #: Steps of decoding for each request.
-    steps: NonNegativeInt = 1
-    #: Send all layers' keys and values in one message at the end of prefill; else layer by layer.
-    at_once: StrictBool = False
+    prefill: RankList = Field(description="Ranks that run prefill.", examples=[[0, 1]])
+    decode: RankList = Field(description="Ranks that decode.", examples=[[2, 3]])
+    layers: PositiveInt = Field(description="Number of layers.", examples=[32])
+    tokens: PositiveInt = Field(description="Tokens of a prompt.", examples=[2048])
+    kv_heads: PositiveInt = Field(
+        description="Number of key and value heads on a prefill rank.", examples=[8]
+    )
+    head_dim: PositiveInt = Field(description="Size of a head.", examples=[128])
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    requests: PositiveInt = Field(
+        default=1,
+        description="Number of prompts, which are processed one after the other.",
+        examples=[4],
+    )
+    forward: ComputeCostField = Field(
+        description="Cost of one layer for a prompt.", examples=["2 ms"]
+    )
+    decode_forward: ComputeCostField = Field(
+        default={"time": "0 ns"},
+        description="Cost of one layer for one decoding step.",
+        examples=["100 us"],
+    )
+    steps: NonNegativeInt = Field(
+        default=1, description="Number of decoding steps per request.", examples=[8]
+    )
+    at_once: StrictBool = Field(
+        default=False,
+        description=(
+            "Send the keys and values of all layers at the end of prefill. false: send each "
+            "layer's when they are ready."
+        ),
+        examples=[True],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = refuse_ranks_outside_world(context, "prefill", self.prefill)
@@ -78,14 +97,14 @@ class KvTransfer(Strategy):
         decode = len(self.decode)
         if max(prefill, decode) % min(prefill, decode):
             text = (
-                f"{decode} ranks of decode and {prefill} of prefill: heads are split evenly where "
-                "one divides the other"
+                f"{decode} decode ranks and {prefill} prefill ranks: one number must divide "
+                "the other, so that heads are split evenly"
             )
             refusals.append((("decode",), text))
         elif decode > prefill and self.kv_heads % (decode // prefill):
             text = (
-                f"{self.kv_heads} heads of a rank of prefill do not divide among "
-                f"{decode // prefill} of decode"
+                f"{self.kv_heads} heads of a prefill rank are not divisible by its "
+                f"{decode // prefill} decode ranks"
             )
             refusals.append((("kv_heads",), text))
         return refusals

@@ -18,7 +18,7 @@ from __future__ import annotations
 from math import prod
 from typing import ClassVar, NamedTuple
 
-from pydantic import StrictBool
+from pydantic import Field, StrictBool
 
 from distsim.scenario.strategies.base import (
     ZERO_COST,
@@ -53,27 +53,65 @@ class WeightSync(Strategy):
 
     name: ClassVar[str] = "weight_sync"
     about: ClassVar[str] = (
-        "Weights of the trainers to the ranks that roll out: all_gather per parameter, then "
-        "broadcasts in a group of its own."
+        "Weight synchronisation from trainers to rollout ranks (RLHF). It all-gathers each "
+        "parameter and broadcasts it in a separate group."
     )
 
-    trainers: RankList
-    rollouts: RankList
-    params: ParamShapes
-    dtype: Dtype = "bfloat16"
-    #: false: the trainers hold whole copies, and nothing is gathered.
-    sharded: StrictBool = True
-    #: Stages of the trainers' pipeline, each with its part of the parameters, a gather and a group
-    #: of its own.
-    stages: PositiveInt = 1
-    #: Parameters in one broadcast; 1: each alone.
-    packed: PositiveInt = 1
-    #: A barrier of the group after each broadcast, as TRL's client has it.
-    barriers: StrictBool = False
-    #: The cost of loading a parameter on a rank of the rollout.
-    load: ComputeCostField = {"time": "0 ns"}
-    #: Trainers that gather less: the number of parameters that each takes part in.
-    gathers: IntByRank = {}
+    trainers: RankList = Field(
+        description=(
+            "Ranks that train, in the order of their pipeline stages. The first rank of each "
+            "stage sends."
+        ),
+        examples=[[0, 1, 2, 3]],
+    )
+    rollouts: RankList = Field(
+        description="Ranks that generate rollouts and receive all weights.", examples=[[4, 5]]
+    )
+    params: ParamShapes = Field(
+        description=(
+            "Parameters in the order in which they are sent, each a shape or a number of elements."
+        ),
+        examples=[[[4096, 4096], [4096]]],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    sharded: StrictBool = Field(
+        default=True,
+        description=(
+            "Trainers hold shards, which are gathered first. false: each trainer holds a whole "
+            "copy."
+        ),
+        examples=[False],
+    )
+    stages: PositiveInt = Field(
+        default=1,
+        description=(
+            "Number of stages of the trainers' pipeline. Each stage has some of the parameters "
+            "and a group of its own."
+        ),
+        examples=[2],
+    )
+    packed: PositiveInt = Field(
+        default=1, description="Number of parameters per broadcast.", examples=[8]
+    )
+    barriers: StrictBool = Field(
+        default=False,
+        description="Call a barrier of the group after each broadcast, as TRL's client does.",
+        examples=[True],
+    )
+    load: ComputeCostField = Field(
+        default={"time": "0 ns"},
+        description="Cost of loading a parameter on a rollout rank.",
+        examples=["1 ms"],
+    )
+    gathers: IntByRank = Field(
+        default={},
+        description=("Trainers that stop early: `{RANK: NUMBER}` of parameters that each gathers."),
+        examples=[{1: 2}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = refuse_ranks_outside_world(context, "trainers", self.trainers)
@@ -83,15 +121,18 @@ class WeightSync(Strategy):
         )
         trainers = len(self.trainers)
         if trainers % self.stages:
-            text = f"{self.stages} stages do not divide the {trainers} trainers"
+            text = f"the {trainers} trainers are not divisible by {self.stages} stages"
             refusals.append((("stages",), text))
         if self.stages > len(self.params):
-            text = f"{self.stages} stages of {len(self.params)} parameters: some would hold nothing"
+            text = (
+                f"there are {self.stages} stages but only {len(self.params)} parameters, so "
+                "some stages would be empty"
+            )
             refusals.append((("stages",), text))
         keys = [rank for rank in self.gathers if rank != "else"]
         unknown = next((rank for rank in keys if rank not in self.trainers), None)
         if unknown is not None:
-            refusals.append((("gathers",), f"rank {unknown} is no trainer"))
+            refusals.append((("gathers",), f"rank {unknown} is not a trainer"))
         return refusals
 
     def expand(self, context: ExpansionContext) -> Expansion:

@@ -51,14 +51,14 @@ def _parse_group_by_period(value: object, info: ValidationInfo) -> dict[int, str
     """`{4: machine, 16: world}`: a group for each period."""
     if not isinstance(value, dict) or not value:
         raise ValueError(
-            "expected a group for each period, as {4: machine, 16: world}, "
+            f"expected a group for each period, such as {{4: machine, 16: world}}, "
             f"found {value_text(value)}"
         )
     parse_period = integer_at_least(1, "a period")
     groups = {parse_period(period, info): str(group) for period, group in value.items()}
     if list(groups) != sorted(groups):
         periods = ", ".join(map(str, groups))
-        raise ValueError(f"expected periods from the shortest to the longest, found {periods}")
+        raise ValueError(f"expected periods in ascending order, found {periods}")
     return groups
 
 
@@ -75,9 +75,21 @@ GroupByPeriod = Annotated[
 class LocalStepStrategy(LayeredModelStrategy):
     """What both have in common: every rank has the whole model, and steps on its own."""
 
-    group: AxesOrGroup | None = None
-    every: PositiveInt = 1
-    optimizer: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
+    group: AxesOrGroup | None = Field(
+        default=None,
+        description="Data-parallel ranks [default: all ranks].",
+        examples=["dp"],
+    )
+    every: PositiveInt = Field(
+        default=1, description="Number of local steps between two averages.", examples=[4]
+    )
+    optimizer: CostOrEntriesField = Field(
+        default_factory=lambda: ZERO_COST,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
 
     def local_step(self, weights: list[str]) -> list[Entry]:
         """A training step without communication."""
@@ -103,18 +115,36 @@ class LocalSgd(LocalStepStrategy):
 
     name: ClassVar[str] = "local_sgd"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the weights are averaged: one all_reduce of the "
-        "whole model."
+        "Local SGD, as with PyTorch's PeriodicModelAverager. Every rank steps on its own; "
+        "every few steps an all_reduce averages the whole model."
     )
 
-    #: Iterations before the first average (torch's averager); the next one has it.
-    warmup: NonNegativeInt = 0
-    #: A group for each period; the longest that divides the step is used. Replaces `every`.
-    levels: GroupByPeriod | None = None
-    #: One all_reduce per parameter after each `every` steps, as in torchft.
-    per_parameter: StrictBool = False
-    #: Ranks that skip the average of one iteration: {1: 4}.
-    skips_average: IntByRank = Field(default_factory=dict)
+    warmup: NonNegativeInt = Field(
+        default=0,
+        description="Iterations before the first average.",
+        examples=[100],
+    )
+    levels: GroupByPeriod | None = Field(
+        default=None,
+        description=(
+            "Hierarchical averaging, instead of `every`: a group per period. The longest "
+            "period that divides the step number is used."
+        ),
+        examples=[{4: "machine", 16: "world"}],
+    )
+    per_parameter: StrictBool = Field(
+        default=False,
+        description=(
+            "Make one all_reduce per parameter, as torchft does. false: one all_reduce for the "
+            "whole model."
+        ),
+        examples=[True],
+    )
+    skips_average: IntByRank = Field(
+        default_factory=dict,
+        description="Ranks that skip the average of one iteration: `{RANK: ITERATION}`.",
+        examples=[{1: 4}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(group=self.group)
@@ -129,7 +159,7 @@ class LocalSgd(LocalStepStrategy):
         size = context.size_of(last)
         n = context.size_of(self.group)
         if size != n:
-            text = f"the longest period averages over all {n} ranks, found {last} of {size}"
+            text = f"the longest period must average over all {n} ranks, but {last} has {size}"
             refusals.append((("levels",), text))
         return refusals
 
@@ -191,36 +221,56 @@ class DiLoCo(LocalStepStrategy):
 
     name: ClassVar[str] = "diloco"
     about: ClassVar[str] = (
-        "Every rank steps on its own; now and then the mean change of the weights is a gradient "
-        "for "
-        "an outer optimizer."
+        "DiLoCo: local steps on every rank, and an outer optimizer. Every few steps, the "
+        "outer optimizer uses the average change of the weights as its gradient."
     )
 
-    #: The cost of subtracting the weights from those before the local steps, and of the outer step.
-    pseudogradient: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
-    outer: CostOrEntriesField = Field(default_factory=lambda: ZERO_COST)
-    #: Streaming: a fragment of the layers at a time, each every `every` steps; its all_reduce is
-    #: started `delay` steps before its outer step.
-    fragments: PositiveInt = 1
-    delay: NonNegativeInt = 0
+    pseudogradient: CostOrEntriesField = Field(
+        default_factory=lambda: ZERO_COST,
+        description=(
+            "Cost of the pseudogradient, which is the change of the weights since the last "
+            "average: a time, or entries."
+        ),
+        examples=["1 ms"],
+    )
+    outer: CostOrEntriesField = Field(
+        default_factory=lambda: ZERO_COST,
+        description="Cost of the outer optimizer's step: a time, or entries.",
+        examples=["1 ms"],
+    )
+    fragments: PositiveInt = Field(
+        default=1,
+        description="Streaming DiLoCo: number of model fragments, which are averaged in turn.",
+        examples=[2],
+    )
+    delay: NonNegativeInt = Field(
+        default=0,
+        description=(
+            "Streaming DiLoCo: number of steps between the start of an average and its use."
+        ),
+        examples=[1],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(group=self.group)
         if self.every % self.fragments:
             text = (
-                f"{self.fragments} fragments do not divide the {self.every} steps between two "
-                "averages"
+                f"the {self.every} steps between two averages are not divisible by "
+                f"{self.fragments} fragments"
             )
             refusals.append((("fragments",), text))
         layers = len(self.model)
         if self.fragments > layers:
-            text = f"{self.fragments} fragments of {layers} layers: some would hold nothing"
+            text = (
+                f"there are {self.fragments} fragments but only {layers} layers, so some "
+                "fragments would be empty"
+            )
             refusals.append((("fragments",), text))
         interval = self.every // self.fragments
         if not refusals and self.delay >= interval:
             text = (
-                f"a fragment has {interval} steps until the next one starts, "
-                f"found a delay of {self.delay}"
+                f"the next fragment starts after {interval} steps, so `delay` must be "
+                f"smaller, found {self.delay}"
             )
             refusals.append((("delay",), text))
         return refusals

@@ -45,8 +45,8 @@ def _parse_quorums(value: object, info: ValidationInfo) -> dict[int, tuple[int, 
     """`{0: [0, 1, 2], 3: [0, 2]}`: the members from an iteration on."""
     if not isinstance(value, dict) or 0 not in value:
         raise ValueError(
-            "expected the members from iteration 0 on, as {0: [0, 1, 2], 3: [0, 2]}, "
-            f"found {value_text(value)}"
+            "expected the members of the quorum from iteration 0 on, such as "
+            f"{{0: [0, 1, 2], 3: [0, 2]}}, found {value_text(value)}"
         )
     parse_iteration = integer_at_least(0, "an iteration")
     parse_rank = integer_at_least(0, "a rank")
@@ -73,23 +73,49 @@ class FaultTolerant(LayeredModelStrategy):
 
     name: ClassVar[str] = "fault_tolerant"
     about: ClassVar[str] = (
-        "Data parallel replicas whose number changes (torchft): a group for each quorum, weights "
-        "to "
-        "those who join."
+        "Fault-tolerant data parallelism as in torchft. The number of replicas changes: "
+        "each quorum has a new group, and ranks that join receive the weights."
     )
 
-    #: The members of the quorum from an iteration on; every rank is a replica.
-    quorums: Quorums
-    min_replicas: PositiveInt = 1
-    #: The quorum is found during the forward pass: a rank that joins contributes zeros in its first
-    #: step.
-    async_quorum: StrictBool = True
-    #: The cost of the lighthouse's answer, and of a step's vote whether to commit.
-    quorum: CostOrEntriesField = Field(default_factory=lambda: {"time": "0 ns"})
-    commit: CostOrEntriesField = Field(default_factory=lambda: {"time": "0 ns"})
-    optimizer: CostOrEntriesField | None = None
-    #: Ranks that continue in the quorum before, from an iteration on: {2: 3}.
-    stale: IntByRank = {}
+    quorums: Quorums = Field(
+        description="Ranks in the quorum from an iteration on: `{ITERATION: RANKS}`.",
+        examples=[{0: [0, 1, 2, 3], 3: [0, 1, 3]}],
+    )
+    min_replicas: PositiveInt = Field(
+        default=1, description="Minimum size of a quorum.", examples=[2]
+    )
+    async_quorum: StrictBool = Field(
+        default=True,
+        description=(
+            "Compute the quorum during the forward pass. A rank that joins contributes zeros "
+            "in its first step."
+        ),
+        examples=[False],
+    )
+    quorum: CostOrEntriesField = Field(
+        default_factory=lambda: {"time": "0 ns"},
+        description="Time until the lighthouse reports the quorum.",
+        examples=["10 ms"],
+    )
+    commit: CostOrEntriesField = Field(
+        default_factory=lambda: {"time": "0 ns"},
+        description="Time of the vote whether to commit a step.",
+        examples=["1 ms"],
+    )
+    optimizer: CostOrEntriesField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
+    stale: IntByRank = Field(
+        default={},
+        description=(
+            "Ranks that stay in the old quorum from an iteration on: `{RANK: ITERATION}`."
+        ),
+        examples=[{2: 3}],
+    )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
         all_members = [rank for members in self.quorums.values() for rank in members]
@@ -98,8 +124,8 @@ class FaultTolerant(LayeredModelStrategy):
             if len(members) < self.min_replicas:
                 text = (
                     f"{len(members)} replicas from iteration {start} on are fewer than "
-                    f"min_replicas {self.min_replicas}: the lighthouse gives no such quorum, "
-                    "and all wait"
+                    f"min_replicas {self.min_replicas}: the lighthouse would return no quorum, "
+                    "and all ranks would wait"
                 )
                 refusals.append((("quorums", start), text))
         return refusals

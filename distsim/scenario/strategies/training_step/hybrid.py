@@ -1,5 +1,7 @@
-"""Products of strategies on one mesh: a pipeline, what its stages share among ranks, and data
-parallelism over all of it.
+"""The strategy `hybrid`: several strategies on one mesh (3D parallelism).
+
+It combines a pipeline, the strategies within its stages (tensor, context and expert parallelism),
+and data parallelism over all of them.
 """
 
 from __future__ import annotations
@@ -7,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainValidator, ValidationError, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, WithJsonSchema
 
 from distsim.common import units
 from distsim.common.message_text import name_list
@@ -46,11 +48,10 @@ MESH_AXIS_ORDERS = {
 
 
 class PlainPipeline(BaseModel):
-    """Stages that hand on one micro-batch at a time with blocking calls: the way it is first
-    written by hand.
+    """A pipeline as people first write it by hand: one micro-batch at a time, blocking calls.
 
-    ``activation`` names a tensor of the file; its gradient is the tensor of that name with
-    `_grad`.
+    ``activation`` names a tensor of the file; its gradient is the tensor of that name with the
+    suffix `_grad`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -68,7 +69,7 @@ def _parse_gradient(value: object) -> int | str:
         return value
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(
-            f"expected the gradients' elements, or a tensor of the file, found {value!r}"
+            f"expected a number of gradient elements, or a tensor of the scenario, found {value!r}"
         )
     return value
 
@@ -84,56 +85,81 @@ class Hybrid(Strategy):
 
     name: ClassVar[str] = "hybrid"
     about: ClassVar[str] = (
-        "A product on a mesh: `pipeline` over one axis; `tensor`, `context` and `experts` within a "
-        "stage; gradients reduced over `data`."
+        "Hybrid (3D) parallelism on a device mesh: `pipeline` over one axis; `tensor`, "
+        "`context` and `experts` within a stage; gradients all-reduced over `data`."
     )
 
-    #: Refuse a mesh whose axes do not stand in this order.
-    order: Literal["megatron", "torchtitan"] | None = None
-    #: Fields of `pipeline`, or of a plain one (`schedule: plain`). `forward` and `backward` are
-    #: left out where a stage's parts give them.
-    pipeline: dict[str, object] | None = None
-    #: What one stage does for one micro-batch, in this order.
-    tensor: TensorParallel | None = None
-    context: ContextParallel | None = None
-    experts: ExpertParallel | None = None
-    #: The axes over which gradients are averaged, and their elements on a rank or the file's tensor
-    #: that holds them.
-    data: AxesOrGroup | None = None
-    gradient: GradientField | None = None
-    optimizer: ComputeCostField | None = None
+    order: Literal["megatron", "torchtitan"] | None = Field(
+        default=None,
+        description="Require mesh axes in the order of Megatron-LM or torchtitan.",
+        examples=["megatron"],
+    )
+    pipeline: dict[str, object] | None = Field(
+        default=None,
+        description=(
+            "Fields of `pipeline`, or of a pipeline written by hand with blocking calls "
+            "(`schedule: plain`)."
+        ),
+        examples=[{"micro_batches": 8}],
+    )
+    tensor: TensorParallel | None = Field(
+        default=None,
+        description="Fields of `tensor_parallel`, for the layers of a stage.",
+        examples=[{"batch": 1, "sequence": 4096, "hidden": 4096}],
+    )
+    context: ContextParallel | None = Field(
+        default=None,
+        description="Fields of `context_parallel`, for the layers of a stage.",
+        examples=[{"keys": [1, 8, 1024, 128]}],
+    )
+    experts: ExpertParallel | None = Field(
+        default=None,
+        description="Fields of `expert_parallel`, for the layers of a stage.",
+        examples=[{"experts": 8, "tokens": 4096, "hidden": 1024}],
+    )
+    data: AxesOrGroup | None = Field(
+        default=None, description="Mesh axes over which gradients are averaged.", examples=["dp"]
+    )
+    gradient: GradientField | None = Field(
+        default=None,
+        description=(
+            "Number of gradient elements on a rank, or the tensor of the scenario that holds them."
+        ),
+        examples=[1048576],
+    )
+    optimizer: ComputeCostField | None = Field(
+        default=None,
+        description=(
+            "Cost of the optimizer step: a time, `{flops, bytes}`, or entries that replace it."
+        ),
+        examples=["1 ms"],
+    )
 
     @property
     def parts(self) -> list[tuple[str, IntraLayerStrategy]]:
-        """What a stage consists of."""
+        """The strategies of a stage's layers, each with the name of its field."""
         named = (("tensor", self.tensor), ("context", self.context), ("experts", self.experts))
         return [(word, part) for word, part in named if part is not None]
 
-    # --- what can't be ---
-    def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = [*self._order(context), *self._data(context)]
-        for word, part in self.parts:
-            found += [((word, *way), sentence) for way, sentence in part.refuse(context)]
-        for field in ("ends", "between", "clip_grad_norm"):
-            if self.tensor is not None and getattr(self.tensor, field):
-                found.append(
-                    (
-                        ("tensor", field),
-                        f"a product takes a stage's layers alone from `tensor`: give {field} in "
-                        "tensor_parallel",
-                    )
-                )
-        if not self.parts and self.pipeline is None:
-            found.append(
-                (
-                    (),
-                    "a hybrid needs a pipeline, or what a stage consists of: tensor, context, "
-                    "experts",
-                )
-            )
-        return found + (self._pipeline(context) if not found else [])
+    @property
+    def is_plain_pipeline(self) -> bool:
+        """Whether the pipeline is a `PlainPipeline`."""
+        return isinstance(self.pipeline, Mapping) and self.pipeline.get("schedule") == "plain"
 
-    def _order(self, context: ExpansionContext) -> list[Refusal]:
+    # --- checks of the layout ---
+    def refuse(self, context: ExpansionContext) -> list[Refusal]:
+        refusals = [
+            *self._refuse_order(context),
+            *self._refuse_data(context),
+            *self._refuse_parts(context),
+        ]
+        if not self.parts and self.pipeline is None:
+            text = "hybrid needs `pipeline`, or at least one of `tensor`, `context` and `experts`"
+            refusals.append(((), text))
+        return refusals or self._refuse_pipeline(context)
+
+    def _refuse_order(self, context: ExpansionContext) -> list[Refusal]:
+        """A mesh whose axes are not in the order that `order` demands."""
         if self.order is None:
             return []
         wanted = [axis for axis in MESH_AXIS_ORDERS[self.order] if axis in context.mesh]
@@ -142,13 +168,13 @@ class Hybrid(Strategy):
             return []
         order = name_list(MESH_AXIS_ORDERS[self.order])
         sizes = ", ".join(f"{axis}: {context.mesh[axis]}" for axis in wanted)
-        said = (
-            f"{self.order} orders axes from the outermost in as {order}; the mesh has "
-            f"{name_list(written)}: write {{{sizes}}}"
+        text = (
+            f"{self.order} orders mesh axes from outermost to innermost as {order}, but "
+            f"the mesh has {name_list(written)}: write {{{sizes}}}"
         )
-        return [(("order",), said)]
+        return [(("order",), text)]
 
-    def _data(self, context: ExpansionContext) -> list[Refusal]:
+    def _refuse_data(self, context: ExpansionContext) -> list[Refusal]:
         refusals = context.refuse_groups(data=self.data)
         if isinstance(self.gradient, str):
             unknown = context.unknown_tensor(self.gradient)
@@ -156,44 +182,58 @@ class Hybrid(Strategy):
                 refusals.append((("gradient",), unknown))
         if (self.data is None) != (self.gradient is None):
             given = "data" if self.gradient is None else "gradient"
-            refusals.append(((given,), "`data` and `gradient` belong together"))
+            refusals.append(((given,), "`data` and `gradient` need each other"))
         return refusals
 
-    def _pipeline(self, context: ExpansionContext) -> list[Refusal]:
+    def _refuse_parts(self, context: ExpansionContext) -> list[Refusal]:
+        refusals: list[Refusal] = []
+        for word, part in self.parts:
+            refusals += [((word, *path), text) for path, text in part.refuse(context)]
+        for field in ("ends", "between", "clip_grad_norm"):
+            if self.tensor is not None and getattr(self.tensor, field):
+                text = (
+                    f"hybrid uses only the layers of `tensor`: use {field} in a tensor_parallel "
+                    "entry instead"
+                )
+                refusals.append((("tensor", field), text))
+        return refusals
+
+    def _refuse_pipeline(self, context: ExpansionContext) -> list[Refusal]:
         if self.pipeline is None:
             return []
         fields = dict(self.pipeline)
         if self.parts:
             extra = [key for key in ("forward", "backward") if key in fields]
             if extra:
-                text = f"{extra[0]} is given by {name_list(word for word, _ in self.parts)}"
+                text = (
+                    f"{name_list((word for word, _ in self.parts))} already gives the cost: "
+                    f"remove {extra[0]}"
+                )
                 return [(("pipeline", extra[0]), text)]
-            if not self.plain:
+            if not self.is_plain_pipeline:
                 # The parts replace the passes; for the checks of the layout they can be empty.
                 fields |= {"forward": [], "backward": []}
-        model: type[PlainPipeline | Pipeline] = PlainPipeline if self.plain else Pipeline
+        model: type[PlainPipeline | Pipeline] = (
+            PlainPipeline if self.is_plain_pipeline else Pipeline
+        )
         try:
-            made = model.model_validate(fields, context=dict(context.known))
+            pipeline = model.model_validate(fields, context=dict(context.known))
         except ValidationError as errors:
             return [
                 (("pipeline", *error["loc"]), field_error_text(error, model, "pipeline"))
                 for error in errors.errors()
             ]
-        if isinstance(made, Pipeline) and made.two_copies:
+        if isinstance(pipeline, Pipeline) and pipeline.two_copies:
             text = (
-                "dualpipe has two copies of each stage, a product one: "
-                "take `pipeline`, or dualpipe_v here"
+                "dualpipe has two copies of each stage, which hybrid does not support: use "
+                "a `pipeline` entry, or dualpipe_v"
             )
             return [(("pipeline", "schedule"), text)]
-        if isinstance(made, PlainPipeline):
-            refusals = _refuse_plain_pipeline(made, context)
+        if isinstance(pipeline, PlainPipeline):
+            refusals = _refuse_plain_pipeline(pipeline, context)
         else:
-            refusals = made.refuse(context)
+            refusals = pipeline.refuse(context)
         return [(("pipeline", *path), text) for path, text in refusals]
-
-    @property
-    def plain(self) -> bool:
-        return isinstance(self.pipeline, Mapping) and self.pipeline.get("schedule") == "plain"
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return HybridWriter(self, context).expansion()
@@ -208,118 +248,139 @@ def _refuse_plain_pipeline(pipeline: PlainPipeline, context: ExpansionContext) -
     names = (pipeline.activation, f"{pipeline.activation}_grad")
     missing = [name for name in names if name not in context.tensors]
     return refusals + [
-        (("activation",), f"unknown tensor {name}; declared are {known}") for name in missing
+        (("activation",), f"unknown tensor {name}; the scenario declares {known}")
+        for name in missing
     ]
 
 
 class HybridWriter(EntryWriter):
+    """Writes the entries of a step: the stages, the average of the gradients, the update."""
+
     def __init__(self, fields: Hybrid, context: ExpansionContext) -> None:
         super().__init__(context.unused_prefix("hybrid"), "float32", fields.data)
-        self.f, self.context = fields, context
-        self.gradient = (
-            self.tensor("gradient", fields.gradient)
-            if isinstance(fields.gradient, int)
-            else fields.gradient
-        )
+        self.fields = fields
+        self.context = context
+        self.gradient = fields.gradient
+        if isinstance(fields.gradient, int):
+            self.gradient = self.tensor("gradient", fields.gradient)
+        #: A stage's passes. The backward pass runs the parts in reverse order.
         self.forward: list[Entry] = []
         self.backward: list[Entry] = []
         for _, part in fields.parts:
             writer = part.writer(context)
-            there, back = part.passes(writer)
+            passes = part.passes(writer)
             self.tensors |= writer.tensors
-            self.forward += there
-            self.backward = back + self.backward
+            self.forward = self.forward + passes.forward
+            self.backward = passes.backward + self.backward
 
     def expansion(self) -> Expansion:
-        inner = self._stages()
-        steps = [*inner.steps]
-        if self.gradient is not None and self.f.data is not None:
+        stages = self._stages()
+        steps = [*stages.steps]
+        if self.gradient is not None and self.fields.data is not None:
             steps.append(self.call("all_reduce", tensor=self.gradient, op="avg"))
-        if self.f.optimizer is not None:
+        if self.fields.optimizer is not None:
             reads = [self.gradient] if self.gradient is not None else []
-            steps.append(compute("optimizer", self.f.optimizer, reads=reads))
-        return inner._replace(steps=steps, tensors={**self.tensors, **inner.tensors})
+            steps.append(compute("optimizer", self.fields.optimizer, reads=reads))
+        return stages._replace(steps=steps, tensors={**self.tensors, **stages.tensors})
 
     def _stages(self) -> Expansion:
-        if self.f.pipeline is None:
-            done = (
-                [compute("gradients", {"time": "0 ns"}, writes=[self.gradient])]
-                if isinstance(self.f.gradient, int)
-                else []
+        """The passes of all stages and micro-batches."""
+        if self.fields.pipeline is None:
+            return Expansion(self._single_stage())
+        if self.fields.is_plain_pipeline:
+            pipeline = PlainPipeline.model_validate(
+                self.fields.pipeline, context=dict(self.context.known)
             )
-            return Expansion([*self.forward, *self.backward, *done])
-        if self.f.plain:
-            return Expansion(
-                self._plain(
-                    PlainPipeline.model_validate(self.f.pipeline, context=dict(self.context.known))
-                )
-            )
-        given = {"forward": self.forward, "backward": self.backward} if self.f.parts else {}
-        own = {} if self.gradient is None else {"gradient": self.gradient}
+            return Expansion(self._plain_pipeline(pipeline))
+        fields = dict(self.fields.pipeline)
+        if self.fields.parts:
+            fields |= {"forward": self.forward, "backward": self.backward}
+        if self.gradient is not None:
+            fields["gradient"] = self.gradient
         context = self.context._replace(tensors={**self.context.tensors, **self.tensors})
-        return Pipeline.model_validate(
-            {**self.f.pipeline, **given, **own}, context=dict(context.known)
-        ).expand(context)
+        return Pipeline.model_validate(fields, context=dict(context.known)).expand(context)
 
-    # --- stages by hand ---
-    def _plain(self, pipe: PlainPipeline) -> list[Entry]:
-        """The first stage starts, the middle ones hand on, the last one turns round; each waits for
-        its neighbours.
+    def _single_stage(self) -> list[Entry]:
+        """Both passes without a pipeline."""
+        entries = [*self.forward, *self.backward]
+        if isinstance(self.fields.gradient, int):
+            # The parts' entries do not write the gradient, so this step does.
+            entries.append(compute("gradients", {"time": "0 ns"}, writes=[self.gradient]))
+        return entries
+
+    # --- a pipeline written by hand ---
+    def _plain_pipeline(self, pipeline: PlainPipeline) -> list[Entry]:
+        """One micro-batch after the other, with blocking calls.
+
+        The first stage starts each micro-batch, middle stages pass it on, and the last stage turns
+        from forward to backward.
         """
-        axis, count = pipe.axis, self.context.mesh[pipe.axis]
-        act, grad = pipe.activation, f"{pipe.activation}_grad"
-        below = (
-            {"group": axis, "group_dst": f"{axis} - 1"},
-            {"group": axis, "group_src": f"{axis} - 1"},
-        )
-        above = (
-            {"group": axis, "group_dst": f"{axis} + 1"},
-            {"group": axis, "group_src": f"{axis} + 1"},
-        )
-        send_up, recv_up = (
-            step("send", tensor=act, **above[0]),
-            step("recv", tensor=grad, **above[1]),
-        )
-        recv_down, send_down = (
-            step("recv", tensor=act, **below[1]),
-            step("send", tensor=grad, **below[0]),
-        )
+        axis = pipeline.axis
+        stages = self.context.mesh[axis]
+        activation = pipeline.activation
+        gradient = f"{pipeline.activation}_grad"
+
+        def send(tensor: str, to: str) -> Entry:
+            return step("send", tensor=tensor, group=axis, group_dst=to)
+
+        def receive(tensor: str, source: str) -> Entry:
+            return step("recv", tensor=tensor, group=axis, group_src=source)
+
+        previous_stage = f"{axis} - 1"
+        next_stage = f"{axis} + 1"
         first = [
-            *self._work(pipe, "forward", [], [act]),
-            send_up,
-            recv_up,
-            *self._work(pipe, "backward", [grad], []),
+            *self._forward(pipeline, reads=[], writes=[activation]),
+            send(activation, next_stage),
+            receive(gradient, next_stage),
+            *self._backward(pipeline, reads=[gradient], writes=[]),
         ]
         middle = [
-            recv_down,
-            *self._work(pipe, "forward", [act], [act]),
-            send_up,
-            recv_up,
-            *self._work(pipe, "backward", [grad], [grad]),
-            send_down,
+            receive(activation, previous_stage),
+            *self._forward(pipeline, reads=[activation], writes=[activation]),
+            send(activation, next_stage),
+            receive(gradient, next_stage),
+            *self._backward(pipeline, reads=[gradient], writes=[gradient]),
+            send(gradient, previous_stage),
         ]
-        last = [recv_down, *self._turn(pipe, act, grad), send_down]
-        stages = [block(first, f"{axis} == 0")]
-        if count > 2:
-            stages.append(block(middle, f"{axis} > 0 and {axis} < {count - 1}"))
-        if count > 1:
-            stages.append(block(last, f"{axis} == {count - 1}"))
-        return stages if pipe.micro_batches == 1 else repeat_entries(pipe.micro_batches, stages)
+        last = [
+            receive(activation, previous_stage),
+            *self._forward_and_backward(pipeline, activation, gradient),
+            send(gradient, previous_stage),
+        ]
+        blocks = [block(first, f"{axis} == 0")]
+        if stages > 2:
+            blocks.append(block(middle, f"{axis} > 0 and {axis} < {stages - 1}"))
+        if stages > 1:
+            blocks.append(block(last, f"{axis} == {stages - 1}"))
+        if pipeline.micro_batches == 1:
+            return blocks
+        return repeat_entries(pipeline.micro_batches, blocks)
 
-    def _work(
-        self, pipe: PlainPipeline, word: str, reads: list[str], writes: list[str]
+    def _forward(self, pipeline: PlainPipeline, reads: list[str], writes: list[str]) -> list[Entry]:
+        """A stage's forward pass: its own cost, or the entries of the parts."""
+        if pipeline.forward is None:
+            return self.forward
+        return [compute("forward", pipeline.forward, reads=reads, writes=writes)]
+
+    def _backward(
+        self, pipeline: PlainPipeline, reads: list[str], writes: list[str]
     ) -> list[Entry]:
-        price, inner = (
-            (pipe.forward, self.forward) if word == "forward" else (pipe.backward, self.backward)
-        )
-        return inner if price is None else [compute(word, price, reads=reads, writes=writes)]
+        """A stage's backward pass: its own cost, or the entries of the parts."""
+        if pipeline.backward is None:
+            return self.backward
+        return [compute("backward", pipeline.backward, reads=reads, writes=writes)]
 
-    def _turn(self, pipe: PlainPipeline, act: str, grad: str) -> list[Entry]:
-        """The last stage goes forward and backward in one piece."""
-        prices = [price for price in (pipe.forward, pipe.backward) if price is not None]
-        if len(prices) == 2 and all("time" in price for price in prices):
-            total = units.duration_text(
-                sum(units.parse_duration_ns(price["time"]) for price in prices)
-            )
-            return [compute("forward and backward", {"time": total}, reads=[act], writes=[grad])]
-        return [*self._work(pipe, "forward", [act], []), *self._work(pipe, "backward", [], [grad])]
+    def _forward_and_backward(
+        self, pipeline: PlainPipeline, activation: str, gradient: str
+    ) -> list[Entry]:
+        """Both passes of the last stage; as one compute step if both are given as times."""
+        costs = [cost for cost in (pipeline.forward, pipeline.backward) if cost is not None]
+        are_times = all("time" in cost for cost in costs)
+        if len(costs) == 2 and are_times:
+            total_ns = sum(units.parse_duration_ns(cost["time"]) for cost in costs)
+            cost = {"time": units.duration_text(total_ns)}
+            return [compute("forward and backward", cost, reads=[activation], writes=[gradient])]
+        return [
+            *self._forward(pipeline, reads=[activation], writes=[]),
+            *self._backward(pipeline, reads=[], writes=[gradient]),
+        ]

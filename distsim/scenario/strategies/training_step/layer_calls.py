@@ -1,10 +1,10 @@
-"""The calls of one layer of a transformer, and of its weights; of a stage's layers.
+"""The calls of one layer of a transformer, of a stage's layers, and of their parameters.
 
 Sources: Shoeybi et al., Megatron-LM, arXiv:1909.08053 (the two all_reduces of a tensor-parallel
-layer); Korthikanti et al., arXiv:2205.05198, section 4.2.2 (sequence parallelism: gathered
-before, reduce-scattered after each block); `train_tensor` (the backward pass); Llama 3,
-arXiv:2407.21783, section 3.3.2 (context parallelism by all_gather of keys and values); PyTorch
-fully_shard (ZeRO 3).
+layer); Korthikanti et al., arXiv:2205.05198, section 4.2.2 (sequence parallelism: all_gather before
+each block, reduce_scatter after it); `distsim.scenario.strategies.training_step.tensor_calls` (the
+backward pass); Llama 3, arXiv:2407.21783, section 3.3.2 (context parallelism by all_gather of keys
+and values); PyTorch's fully_shard (ZeRO 3).
 """
 
 from __future__ import annotations
@@ -29,317 +29,406 @@ from distsim.scenario.strategies.training_step.tensor_calls import (
 )
 from distsim.scenario.strategies.training_step.transformer_fields import TransformerFields
 
-#: Kernels of a layer forward and backward, but for two or more that its products' entries count.
-#: PyTorch's modules in eager mode: 65 on an H100 (torch's profiler,
-#: benchmarks/gpu/compute_h100.json), as many a product and a gradient as there are matrices;
+#: Kernels of a layer's forward and backward pass, except for two or more that the entries of its
+#: matrix products count. PyTorch's modules in eager mode: 65 on an H100 (torch's profiler,
+#: benchmarks/gpu/compute_h100.json), less one per matrix for the product and one for its gradient.
 #: Transformer Engine's fused layer: 12 forward and twice as many backward (counted in its modules:
-#: norms, products, rotary, attention, sums).
+#: norms, products, rotary embeddings, attention, sums).
 KERNELS_PER_LAYER = {"dtensor": (20, 41), "megatron": (10, 22)}
+
+#: Operations that the host launches for a layer's forward pass in eager PyTorch, counted in
+#: Megatron-LM's transformer layer (norms, projections, views, softmax, dropout, residual sums).
+#: The backward pass launches two for each of them.
+_LAUNCHES_PER_LAYER = 50
+
+#: FLOPs of the scores in the backward pass, relative to the forward pass: 2 for the gradients of
+#: both products; half a pass more with fused attention, which repeats one product (Dao,
+#: arXiv:2307.08691); a whole pass more with selective recomputation.
+_FLASH_BACKWARD_PASSES = 2.5
+_PLAIN_BACKWARD_PASSES = 2
+_RECOMPUTED_BACKWARD_PASSES = 3
 
 
 class ParameterCounts(NamedTuple):
-    """Parameters of a stage on one rank: those that all experts share, and the rank's experts'."""
+    """Parameters on one rank: those outside of experts, and those of the rank's experts."""
 
     dense: int = 0
     expert: int = 0
 
 
+class ParameterKind(NamedTuple):
+    """A kind of parameters (`dense` or `expert`), their number, and the ranks that replicate them.
+
+    ``group`` is None if no other rank has the same parameters.
+    """
+
+    name: str
+    numel: int
+    group: GroupRef | None
+
+
 class TransformerLayerWriter(TransformerTensorWriter):
-    """Writes a layer's entries."""
+    """Writes the entries of layers and of their parameters.
+
+    ``dense_group`` are the ranks that replicate the parameters outside of experts, ``expert_group``
+    those that replicate the same experts; None if there is only one such rank.
+    """
 
     def __init__(self, train: TransformerFields, context: ExpansionContext) -> None:
         super().__init__(train, context)
-        self.split, self.stages = train.split(context), train.stages(context)
-        self.cp = train.axis("context", context)
-        self.ep = train.axis("experts", context) if self.one.experts > 1 else None
-        data = train.data_axes(context)
-        self.shared = self.joint(data)
-        self.apart = self.joint(tuple(axis for axis in data if axis != self.ep))
-        #: Ranks of each of the two groups.
-        self.ranks = {
+        self.layers_of_stage = train.layers_of_stages(context)
+        self.stages = train.stages(context)
+        self.context_axis = train.axis("context", context)
+        self.expert_axis = train.axis("experts", context) if self.cost.experts > 1 else None
+        data_axes = train.data_axes(context)
+        self.dense_group = self.joint_group(data_axes)
+        self.expert_group = self.joint_group(
+            tuple(axis for axis in data_axes if axis != self.expert_axis)
+        )
+        self.group_size = {
             group: 1 if group is None else context.size_of(group)
-            for group in (self.shared, self.apart)
+            for group in (self.dense_group, self.expert_group)
         }
 
-    def joint(self, axes: tuple[str, ...]) -> GroupRef | None:
-        """Axes of more than one rank, as one group; None where there is none."""
-        real = tuple(axis for axis in axes if self.context.mesh[axis] > 1)
-        return None if not real else real[0] if len(real) == 1 else real
+    def joint_group(self, axes: tuple[str, ...]) -> GroupRef | None:
+        """The axes as one group, without axes of a single rank; None if none is left."""
+        larger_axes = tuple(axis for axis in axes if self.context.mesh[axis] > 1)
+        if not larger_axes:
+            return None
+        return larger_axes[0] if len(larger_axes) == 1 else larger_axes
 
-    # --- a stage's micro-batch ---
+    # --- the micro-batch of a stage ---
     def stage_forward(self, stage: int) -> list[Entry]:
-        first = self.embedding_forward() if stage == 0 else []
-        return [
-            *first,
-            *self.times(self.split[stage], self.layer_forward()),
-            *self.last_forward(stage),
-        ]
+        embedding = self.embedding_forward() if stage == 0 else []
+        layers = self.repeated(self.layers_of_stage[stage], self.layer_forward())
+        return [*embedding, *layers, *self.head_forward_of(stage)]
 
     def stage_backward(self, stage: int) -> list[Entry]:
-        layers = self.times(self.split[stage], self.layer_backward())
-        return [*self.last_backward(stage), *layers, *self.first_backward(stage)]
+        layers = self.repeated(self.layers_of_stage[stage], self.layer_backward())
+        return [
+            *self.head_backward_of(stage),
+            *layers,
+            *self.embedding_backward_of(stage),
+        ]
 
-    def last_forward(self, stage: int) -> list[Entry]:
-        """The head, on the last stage."""
+    def head_forward_of(self, stage: int) -> list[Entry]:
+        """The head's forward pass on the last stage, nothing on the others."""
         return self.head_forward() if stage == self.stages - 1 else []
 
-    def last_backward(self, stage: int) -> list[Entry]:
+    def head_backward_of(self, stage: int) -> list[Entry]:
+        """The head's backward pass on the last stage, nothing on the others."""
         return self.head_backward() if stage == self.stages - 1 else []
 
-    def first_backward(self, stage: int) -> list[Entry]:
-        """The embedding, on the first stage."""
+    def embedding_backward_of(self, stage: int) -> list[Entry]:
+        """The embedding's backward pass on the first stage, nothing on the others."""
         return self.embedding_backward() if stage == 0 else []
 
-    def times(self, count: int, steps: list[Entry]) -> list[Entry]:
-        """Layers one after the other."""
-        return steps if count == 1 else repeat_entries(count, steps) if count else []
+    def repeated(self, count: int, steps: list[Entry]) -> list[Entry]:
+        """Entries ``count`` times, as a loop if that is more than once."""
+        if count == 0:
+            return []
+        return steps if count == 1 else repeat_entries(count, steps)
 
     # --- a layer ---
+    @property
+    def is_layer_local(self) -> bool:
+        """Whether no rank shares a layer with another one: no tensor, context or expert axis."""
+        return self.tensor_axis is None and self.context_axis is None and self.expert_axis is None
+
     def layer_forward(self) -> list[Entry]:
-        one = self.one
-        if self.tensor_axis is None and self.cp is None and self.ep is None:
-            whole = self.matmul("forward", one.layer_flops + one.padding_flops + self.lag(1))
-            return [*self.launched(1), whole, *self.scores(1), self.memory_traffic("forward")]
+        cost = self.cost
+        launches = self.kernel_launches(1)
+        traffic = self.memory_traffic("forward")
+        attention_extra = self.attention_extra_flops(1)
+        if self.is_layer_local:
+            flops = cost.layer_flops + cost.padding_flops + attention_extra
+            product = self.matmul("forward", flops)
+            return [*launches, product, *self.misaligned_scores(1), traffic]
         attention = self.block_forward(
-            "attention", one.attention_flops + self.lag(1), self.keys(), self.scores(1)
+            "attention",
+            cost.attention_flops + attention_extra,
+            self.gather_keys(),
+            self.misaligned_scores(1),
         )
-        experts = self.block_forward(
-            "mlp", one.mlp_flops + one.padding_flops, self.routed(), self.routed()
+        mlp = self.block_forward(
+            "mlp",
+            cost.mlp_flops + cost.padding_flops,
+            self.exchange_tokens(),
+            self.exchange_tokens(),
         )
-        return [*self.launched(1), *attention, *experts, self.memory_traffic("forward")]
+        return [*launches, *attention, *mlp, traffic]
+
+    def layer_backward(self) -> list[Entry]:
+        cost = self.cost
+        passes = self._score_backward_passes()
+        extra_flops = cost.flash_flops
+        if cost.recompute == "selective":
+            extra_flops += cost.recompute_flops
+        extra_flops += self.attention_extra_flops(passes)
+        before = [
+            *self.recomputation(),
+            *self.kernel_launches(2),
+            *self.misaligned_scores(passes),
+        ]
+        traffic = self.memory_traffic("backward")
+        if self.is_layer_local:
+            flops = 2 * (cost.layer_flops + cost.padding_flops) + extra_flops
+            return [*before, self.matmul("backward", flops), traffic]
+        mlp = self.block_backward(
+            "mlp",
+            2 * (cost.mlp_flops + cost.padding_flops),
+            self.mlp_column_flops(),
+            self.exchange_tokens(),
+            self.exchange_tokens(),
+        )
+        attention = self.block_backward(
+            "attention",
+            2 * cost.attention_flops + extra_flops,
+            self.attention_column_flops(),
+            [*self.gather_keys(), *self.scatter_key_gradients()],
+            [],
+        )
+        return [*before, traffic, *mlp, *attention]
+
+    def _score_backward_passes(self) -> float:
+        """How often the backward pass computes what the forward pass computes for the scores."""
+        if self.cost.flash:
+            return _FLASH_BACKWARD_PASSES
+        if self.cost.recompute == "selective":
+            return _RECOMPUTED_BACKWARD_PASSES
+        return _PLAIN_BACKWARD_PASSES
 
     def block_forward(
-        self, word: str, flops: int, first: list[Entry], last: list[Entry]
+        self, word: str, flops: int, before: list[Entry], after: list[Entry]
     ) -> list[Entry]:
-        """A block between its messages, or beside them."""
-        if rows := self.hidden_rows(word):
-            columns = self.mlp_columns() if word == "mlp" else self.attention_columns()
-            return self.pieces(f"forward {word}", flops, sum(columns), rows, [*first, *last])
+        """A block's forward pass, with the entries ``before`` and ``after`` its products."""
+        row_flops = self.overlapped_row_flops(word)
+        if row_flops:
+            if word == "mlp":
+                column_flops = self.mlp_column_flops()
+            else:
+                column_flops = self.attention_column_flops()
+            return self.block_in_pieces(
+                f"forward {word}", flops, sum(column_flops), row_flops, [*before, *after]
+            )
         return [
             *self.gather_input(),
-            *first,
+            *before,
             self.matmul(f"forward {word}", flops),
-            *last,
+            *after,
             *self.reduce_output(),
         ]
 
-    def lag(self, passes: float) -> int:
-        """The floating-point operations that would take as long as attention takes beyond its own
-        at the products' rate: fused it is slower, and stays in ``dtype`` where they are in 8 bits,
-        at twice the rate of 16; less those that `scores` prices."""
-        if self.one.misaligned:
-            return -round(passes * self.one.scores_flops)
-        slower = 1 / self.train.attention_efficiency if self.one.flash else 1.0
-        wider = FLOAT_DTYPE_BYTES[self.train.dtype] / FLOAT_DTYPE_BYTES[self.products]
-        return round(
-            passes
-            * (
-                (self.one.scores_flops + self.one.idle_flops) * slower * wider
-                - self.one.scores_flops
-            )
-        )
+    def attention_extra_flops(self, passes: float) -> int:
+        """The FLOPs by which attention is slower than its own FLOPs at the products' rate.
 
-    def scores(self, passes: float) -> list[Entry]:
-        """Scores that miss the tensor cores, at float32's rate."""
-        if not self.one.misaligned:
-            return []
-        return [
-            compute(
-                "scores",
-                {"flops": units.flops_text(passes * self.one.scores_flops), "dtype": "float32"},
-            )
-        ]
-
-    def launched(self, passes: int) -> list[Entry]:
-        """The host's time to launch a layer's operations: some 50 in eager PyTorch forward, two for
-        each of them backward (counted in Megatron-LM's transformer layer: norms, projections,
-        views, softmax, dropout, residual sums)."""
-        launch_ns = self.train.launch * 50 * passes
-        return (
-            [compute("launches", {"time": units.duration_text(launch_ns)}, on="host")]
-            if launch_ns
-            else []
-        )
-
-    def layer_backward(self) -> list[Entry]:
-        one = self.one
-        again = (
-            self.layer_forward()
-            if one.recompute == "full"
-            else self.op_recompute()
-            if one.recompute == "op"
-            else []
-        )
-        extra = one.flash_flops + (one.recompute_flops if one.recompute == "selective" else 0)
-        passes = 2.5 if one.flash else 3 if one.recompute == "selective" else 2
-        extra += self.lag(passes)
-        again = [*again, *self.launched(2), *self.scores(passes)]
-        if self.tensor_axis is None and self.cp is None and self.ep is None:
-            whole = self.matmul("backward", 2 * (one.layer_flops + one.padding_flops) + extra)
-            return [*again, whole, self.memory_traffic("backward")]
-        columns = self.attention_columns()
-        mlp_flops = 2 * (one.mlp_flops + one.padding_flops)
-        mlp = self.block_backward(
-            "mlp", mlp_flops, self.mlp_columns(), self.routed(), self.routed()
-        )
-        keys = [*self.keys(), *self.key_gradients()]
-        return [
-            *again,
-            self.memory_traffic("backward"),
-            *mlp,
-            *self.block_backward("attention", 2 * one.attention_flops + extra, columns, keys, []),
-        ]
-
-    def op_recompute(self) -> list[Entry]:
-        """What a policy by operation computes again: products that are not kept, and all that is
-        none; inputs are gathered again.
+        Fused attention reaches only a share of that rate (`attention_efficiency`). It also stays in
+        the model's dtype if the products are in 8 bits, at twice the rate of 16 bits. The result is
+        negative if the scores have an entry of their own (`misaligned_scores`).
         """
-        again = [*self.gather_input(), *self.gather_input()] if self.one.sequence_parallel else []
-        products = self.one.recompute_flops
-        return [
-            *self.launched(1),
-            *again,
-            *([self.matmul("forward, again", products)] if products else []),
-            self.memory_traffic("forward"),
-        ]
+        scores_flops = self.cost.scores_flops
+        if self.cost.misaligned:
+            return -round(passes * scores_flops)
+        slowdown = 1 / self.train.attention_efficiency if self.cost.flash else 1.0
+        dtype_ratio = FLOAT_DTYPE_BYTES[self.train.dtype] / FLOAT_DTYPE_BYTES[self.product_dtype]
+        equivalent = (scores_flops + self.cost.idle_flops) * slowdown * dtype_ratio
+        return round(passes * (equivalent - scores_flops))
 
-    def attention_columns(self) -> list[int]:
-        """FLOPs of queries, keys and values; latent attention as one."""
-        wide = [self.model.q_hidden, self.model.kv_hidden, self.model.kv_hidden]
-        each = [
-            2 * self.one.tokens * self.model.hidden * columns // self.one.tensor for columns in wide
-        ]
-        return each if self.model.latent is None else [sum(each)]
-
-    def mlp_columns(self) -> list[int]:
-        """FLOPs of gate and up; experts as one."""
-        each, count = self.one.mlp_flops // self.model.matrices, self.model.matrices - 1
-        return [each * count] if self.model.experts else [each] * count
-
-    # --- its messages ---
-    def keys(self) -> list[Entry]:
-        """Keys and values of the whole sequence."""
-        return [] if self.one.context == 1 else [self.all_gather(self.one.kv_numel, self.cp)]
-
-    def key_gradients(self) -> list[Entry]:
-        return [] if self.one.context == 1 else [self.reduce_scatter(self.one.kv_numel, self.cp)]
-
-    def routed(self) -> list[Entry]:
-        """Tokens to their experts, or back; spread evenly."""
-        if self.ep is None:
+    def misaligned_scores(self, passes: float) -> list[Entry]:
+        """Scores that cannot use the tensor cores, at the rate of float32."""
+        if not self.cost.misaligned:
             return []
-        size = -(-self.one.routed_numel // self.one.experts) * self.one.experts
-        return [
-            step(
-                "all_to_all_single",
-                input=self.buffer(size),
-                output=self.buffer(size),
-                group=self.ep,
-            )
+        flops = units.flops_text(passes * self.cost.scores_flops)
+        return [compute("scores", {"flops": flops, "dtype": "float32"})]
+
+    def kernel_launches(self, passes: int) -> list[Entry]:
+        """The host's time to launch a layer's operations."""
+        launch_ns = self.train.launch * _LAUNCHES_PER_LAYER * passes
+        if not launch_ns:
+            return []
+        return [compute("launches", {"time": units.duration_text(launch_ns)}, on="host")]
+
+    def recomputation(self) -> list[Entry]:
+        """The part of the forward pass that activation checkpointing repeats before the backward
+        pass, without the selective recomputation of scores (`layer_backward`).
+        """
+        if self.cost.recompute == "full":
+            return self.layer_forward()
+        if self.cost.recompute == "op":
+            return self._recomputation_by_operation()
+        return []
+
+    def _recomputation_by_operation(self) -> list[Entry]:
+        """torchtitan's per-operation policy: products that were not kept, and all other operations.
+
+        With sequence parallelism the inputs of both blocks are gathered again.
+        """
+        gathers: list[Entry] = []
+        if self.cost.sequence_parallel:
+            gathers = [*self.gather_input(), *self.gather_input()]
+        flops = self.cost.recompute_flops
+        products = [self.matmul("forward, again", flops)] if flops else []
+        return [*self.kernel_launches(1), *gathers, *products, self.memory_traffic("forward")]
+
+    def attention_column_flops(self) -> list[int]:
+        """FLOPs of the projections of queries, keys and values; of latent attention as one."""
+        model = self.model
+        per_matrix = [
+            2 * self.cost.tokens * model.hidden * columns // self.cost.tensor
+            for columns in (model.q_hidden, model.kv_hidden, model.kv_hidden)
         ]
+        return per_matrix if model.latent is None else [sum(per_matrix)]
+
+    def mlp_column_flops(self) -> list[int]:
+        """FLOPs of gate and up; of experts as one."""
+        matrix_flops = self.cost.mlp_flops // self.model.matrices
+        count = self.model.matrices - 1
+        return [matrix_flops * count] if self.model.experts else [matrix_flops] * count
 
     def memory_traffic(self, word: Literal["forward", "backward"]) -> Entry:
-        """The work that is bound by memory.
+        """The memory-bound work of a layer.
 
         These are norms, sums, dropout, non-linearities, the routing to experts, and the results
         that matrix products write.
         """
-        one = self.one
+        cost = self.cost
         is_backward = word == "backward"
-        total = (1 + is_backward) * one.layer_traffic
-        total += one.products_traffic[is_backward] + one.routing_traffic
-        if self.products.startswith("float8"):
-            total += one.casts_traffic[is_backward]
+        total = (1 + is_backward) * cost.layer_traffic
+        total += cost.products_traffic[is_backward] + cost.routing_traffic
+        if self.product_dtype.startswith("float8"):
+            total += cost.casts_traffic[is_backward]
         if is_backward:
-            total += one.sums_traffic
-        if one.autocast:
+            total += cost.sums_traffic
+        if cost.autocast:
             # Weights are cast, and their gradients are cast back.
-            total += (4 + FLOAT_DTYPE_BYTES[self.train.dtype]) * sum(self.layer_weights())
+            cast_bytes = 4 + FLOAT_DTYPE_BYTES[self.train.dtype]
+            total += cast_bytes * sum(self.layer_parameters())
         return compute(
             f"{word}, memory",
             {"bytes": units.size_text(total)},
             kernels=KERNELS_PER_LAYER[self.train.tensor_calls][is_backward],
         )
 
-    # --- weights ---
-    def layer_weights(self) -> ParameterCounts:
-        """Matrices are split over the tensor ranks, experts also over the expert ranks.
+    # --- messages of a layer ---
+    def gather_keys(self) -> list[Entry]:
+        """Context parallelism: gather the keys and values of the whole sequence."""
+        if self.cost.context == 1:
+            return []
+        return [self.all_gather(self.cost.kv_numel, self.context_axis)]
 
-        Norms and the router are whole on each rank.
+    def scatter_key_gradients(self) -> list[Entry]:
+        """Context parallelism: sum and scatter the gradients of keys and values."""
+        if self.cost.context == 1:
+            return []
+        return [self.reduce_scatter(self.cost.kv_numel, self.context_axis)]
+
+    def exchange_tokens(self) -> list[Entry]:
+        """Expert parallelism: send tokens to their experts, or back, evenly spread."""
+        if self.expert_axis is None:
+            return []
+        ranks = self.cost.experts
+        numel = -(-self.cost.routed_numel // ranks) * ranks
+        return [
+            step(
+                "all_to_all_single",
+                input=self.buffer(numel),
+                output=self.buffer(numel),
+                group=self.expert_axis,
+            )
+        ]
+
+    # --- numbers of parameters ---
+    def layer_parameters(self) -> ParameterCounts:
+        """Parameters of one layer on a rank.
+
+        Matrices are split over the tensor ranks, experts also over the expert ranks. Each rank has
+        all norms and the whole router.
         """
-        model, t = self.model, self.one.tensor
-        whole = model.norms * total_numel(model.norm_shapes()) + model.experts * model.hidden
-        matrices = model.layer_parameters - model.expert_parameters - whole
+        model = self.model
+        tensor_ranks = self.cost.tensor
+        norms = model.norms * total_numel(model.norm_shapes())
+        router = model.experts * model.hidden
+        unsplit = norms + router
+        matrices = model.layer_parameters - model.expert_parameters - unsplit
         return ParameterCounts(
-            whole + matrices // t, model.expert_parameters // (t * self.one.experts)
+            dense=unsplit + matrices // tensor_ranks,
+            expert=model.expert_parameters // (tensor_ranks * self.cost.experts),
         )
 
-    def ends_weights(self, stage: int) -> ParameterCounts:
+    def end_parameters(self, stage: int) -> ParameterCounts:
         """Embeddings on the first stage, the head on the last (tied embeddings are on both)."""
-        model, t = self.model, self.one.tensor
-        first = model.embedding_parameters // t if stage == 0 else 0
-        again = model.vocabulary * model.hidden if model.tied and self.stages > 1 else 0
-        last = (model.head_parameters + again) // t if stage == self.stages - 1 else 0
-        return ParameterCounts(first + last)
+        model = self.model
+        numel = 0
+        if stage == 0:
+            numel += model.embedding_parameters // self.cost.tensor
+        if stage == self.stages - 1:
+            has_second_copy = model.tied and self.stages > 1
+            tied = model.vocabulary * model.hidden if has_second_copy else 0
+            numel += (model.head_parameters + tied) // self.cost.tensor
+        return ParameterCounts(numel)
 
-    def stage_weights(self, stage: int) -> ParameterCounts:
-        ends, layer, layers = self.ends_weights(stage), self.layer_weights(), self.split[stage]
-        first = sum(self.split[:stage])
-        plain = max(
-            0, min(self.model.dense, first + layers) - first
-        )  # those without experts come first
-        dense = (
-            ends.dense
-            + (layers - plain) * layer.dense
-            + plain * self.model.dense_parameters // self.one.tensor
+    def stage_parameters(self, stage: int) -> ParameterCounts:
+        ends = self.end_parameters(stage)
+        layer = self.layer_parameters()
+        layers = self.layers_of_stage[stage]
+        first_layer = sum(self.layers_of_stage[:stage])
+        # A model's layers without experts are its first ones (DeepSeek-V3).
+        end_of_dense = min(self.model.dense, first_layer + layers)
+        dense_layers = max(0, end_of_dense - first_layer)
+        expert_layers = layers - dense_layers
+        dense_layer_numel = dense_layers * self.model.dense_parameters // self.cost.tensor
+        return ParameterCounts(
+            dense=ends.dense + expert_layers * layer.dense + dense_layer_numel,
+            expert=ends.expert + expert_layers * layer.expert,
         )
-        return ParameterCounts(dense, ends.expert + (layers - plain) * layer.expert)
 
-    # --- on their way ---
-    def kinds(self, weights: ParameterCounts) -> tuple[tuple[str, int, GroupRef | None], ...]:
-        """Word, number of elements, and the ranks that have the same of them."""
-        return ("dense", weights.dense, self.shared), ("expert", weights.expert, self.apart)
+    def parameter_kinds(self, counts: ParameterCounts) -> tuple[ParameterKind, ParameterKind]:
+        return (
+            ParameterKind("dense", counts.dense, self.dense_group),
+            ParameterKind("expert", counts.expert, self.expert_group),
+        )
 
-    def reduce(
-        self, weights: ParameterCounts, handle: str | None = None, index: str = ""
+    def replicated_kinds(self, counts: ParameterCounts) -> list[ParameterKind]:
+        """The kinds of parameters that exist, and that other ranks have as well."""
+        kinds = self.parameter_kinds(counts)
+        return [kind for kind in kinds if kind.group is not None and kind.numel]
+
+    # --- messages of parameters and gradients ---
+    def reduce_gradients(
+        self, counts: ParameterCounts, handle: str | None = None, index: str = ""
     ) -> list[Entry]:
-        """Gradients of so many parameters: all_reduce, or with ZeRO a reduce_scatter, padded to
-        equal shards.
+        """Average the gradients of some parameters over the ranks that replicate these.
+
+        An all_reduce, or with ZeRO a reduce_scatter that is padded to equal shards.
         """
-        found: list[Entry] = []
-        for word, elements, group in self.kinds(weights):
-            if group is None or not elements:
+        entries: list[Entry] = []
+        dtype = self.train.gradient_dtype
+        # With autocast, ZeRO is ZeroRedundancyOptimizer, which works on top of DDP.
+        uses_all_reduce = self.train.zero == 0 or self.train.autocast
+        for kind in self.replicated_kinds(counts):
+            name = None if handle is None else f"{handle}_{kind.name}@{index}"
+            fields = {"op": "avg", "group": kind.group, **async_fields(name)}
+            if uses_all_reduce:
+                tensor = tensor_declaration(kind.numel, dtype)
+                entries.append(step("all_reduce", tensor=tensor, **fields))
                 continue
-            fields = {
-                "op": "avg",
-                "group": group,
-                **async_fields(None if handle is None else f"{handle}_{word}@{index}"),
-            }
-            part = -(-elements // self.ranks[group])
-            dtype = self.train.gradient_dtype
-            # With autocast, ZeRO is ZeroRedundancyOptimizer, which works on top of DDP.
-            if self.train.zero == 0 or self.train.autocast:
-                found.append(
-                    step("all_reduce", tensor=tensor_declaration(elements, dtype), **fields)
-                )
-            else:
-                full = tensor_declaration(part * self.ranks[group], dtype)
-                shard = tensor_declaration(part, dtype)
-                found.append(step("reduce_scatter_tensor", input=full, output=shard, **fields))
-        return found
+            ranks = self.group_size[kind.group]
+            part = -(-kind.numel // ranks)
+            full = tensor_declaration(part * ranks, dtype)
+            shard = tensor_declaration(part, dtype)
+            entries.append(step("reduce_scatter_tensor", input=full, output=shard, **fields))
+        return entries
 
-    def gather_weights(
-        self, weights: ParameterCounts, handle: str | None = None, index: str = ""
+    def gather_parameters(
+        self, counts: ParameterCounts, handle: str | None = None, index: str = ""
     ) -> list[Entry]:
-        """Gather the parameters of all ranks.
+        """Gather some parameters from all ranks that hold a shard of them.
 
         ZeroRedundancyOptimizer broadcasts each rank's part; here that is one call.
         """
-        gathers: list[Entry] = []
-        for word, elements, group in self.kinds(weights):
-            if group is None or not elements:
-                continue
-            part = -(-elements // self.ranks[group])
-            name = None if handle is None else f"{handle}_{word}@{index}"
-            gathers.append(self.all_gather(part, group, name, self.weights_dtype))
-        return gathers
+        entries: list[Entry] = []
+        for kind in self.replicated_kinds(counts):
+            part = -(-kind.numel // self.group_size[kind.group])
+            name = None if handle is None else f"{handle}_{kind.name}@{index}"
+            entries.append(self.all_gather(part, kind.group, name, self.parameter_dtype))
+        return entries

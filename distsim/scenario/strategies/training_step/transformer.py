@@ -1,23 +1,24 @@
-"""The calls of a transformer's training step: micro-batches, gradients and parameters on their way,
-the update; what ranks hold.
+"""The calls of a transformer's training step: micro-batches, gradients and parameters, the update.
 
-Source of what lies between the last gradient and the update: Megatron-LM
+A step runs all micro-batches, reduces the gradients, clips them, and updates the parameters. With a
+pipeline the micro-batches follow its schedule; without one the layers run one by one.
+
+Sources for the calls between the last gradient and the update: Megatron-LM
 core/distributed/finalize_model_grads.py (_allreduce_word_embedding_grads, over the first and the
 last stage) and core/optimizer/clip_grads.py (get_grad_norm_fp32: one float32, over all ranks with
-the distributed optimizer, else over those that share a copy of the model).
+the distributed optimizer, otherwise over the ranks that share one copy of the model).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from typing import NamedTuple
 
 from distsim.common import units
 from distsim.scenario.strategies.base import (
     Entry,
     Expansion,
     ExpansionContext,
-    GroupRef,
     blocks_by_rank,
     compute,
     step,
@@ -26,404 +27,274 @@ from distsim.scenario.strategies.base import (
 )
 from distsim.scenario.strategies.field_types import FLOAT_DTYPE_BYTES
 from distsim.scenario.strategies.layers import repeat_entries
-from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
-from distsim.scenario.strategies.training_step.layer_calls import (
-    ParameterCounts,
-    TransformerLayerWriter,
-)
-from distsim.scenario.strategies.training_step.memory_footprint import (
-    BytesPerParameter,
-    MemoryFootprint,
-    model_states,
-    peak_activation_bytes,
-)
+from distsim.scenario.strategies.training_step.layer_calls import ParameterCounts
+from distsim.scenario.strategies.training_step.step_memory import TransformerMemory
 from distsim.scenario.strategies.training_step.transformer_fields import TransformerFields
 
-#: DDP under autocast: float32 parameters, their gradients with the buckets that reduce them
-#: (gradient_as_bucket_view is off), two moments.
-_DDP_AUTOCAST_BYTES = BytesPerParameter(4, 8, 8)
+#: Bytes that Adam moves per parameter: it reads and writes a float32 copy and two moments.
+_ADAM_STATE_TRAFFIC = 24
 
 
 class Transformer(TransformerFields):
     """One training step: micro-batches forward and backward, gradients reduced, parameters updated,
     as Megatron-LM lays it out.
 
-    Axes: ``tensor``, ``pipeline``, ``context`` and ``experts`` are the mesh's `tp`, `pp`, `cp` and
-    `ep` unless named otherwise; ``data`` is every other axis, with `cp` and `ep`, over which
-    gradients of what all experts share are reduced. A layer is priced by its matrix products, by
-    the bytes that its other operations move, and on the host by the operations that it launches.
+    ``tensor``, ``pipeline``, ``context`` and ``experts`` are the axes `tp`, `pp`, `cp` and `ep` of
+    the mesh unless named otherwise. Gradients of parameters outside of experts are reduced over
+    ``data``, by default all axes except `tp` and `pp`. The cost of a layer consists of its matrix
+    products, the bytes that its other operations move, and the host's time to launch kernels.
     """
 
     def expand(self, context: ExpansionContext) -> Expansion:
         return TransformerStepWriter(self, context).expansion()
 
 
-class TransformerStepWriter(TransformerLayerWriter):
+class _ReducingBackward(NamedTuple):
+    """The entries of a backward pass that reduces gradients.
+
+    ``has_end_reductions``: it also reduces gradients of the embedding or the head.
+    """
+
+    entries: list[Entry]
+    has_end_reductions: bool
+
+
+class TransformerStepWriter(TransformerMemory):
     """Writes the entries of a step."""
 
-    @cached_property
-    def schedule(self) -> PipelineSchedule:
-        """Who computes what when, and which rank has which stages."""
-        return self.train.pipeline_strategy(self.context).build_schedule(self.context)
-
-    # --- the whole ---
     def expansion(self) -> Expansion:
-        found = self.pipeline_step() if self.stages > 1 else self.alone()
-        return found._replace(
-            memory={f"{self.prefix}_{name}": value for name, value in self.memory().items()}
-        )
+        if self.stages > 1:
+            expansion = self.step_with_pipeline()
+        else:
+            expansion = self.step_without_pipeline()
+        memory = {f"{self.prefix}_{name}": value for name, value in self.memory().items()}
+        return expansion._replace(memory=memory)
 
-    def pipeline_step(self) -> Expansion:
+    # --- with a pipeline ---
+    def step_with_pipeline(self) -> Expansion:
         """The passes of all stages as a pipeline; then each rank reduces and updates its stages."""
         stages = range(self.stages)
-        forward = [self.stage_forward(stage) for stage in stages]
-        backward = [self.stage_backward(stage) for stage in stages]
-        has_gradient_group = self.shared is not None or self.apart is not None
-        overlaps = self.train.overlap_grad_reduce and has_gradient_group
-        last_backward = [self.reducing_stage(stage) for stage in stages] if overlaps else []
-        pipeline = self.train.pipeline_strategy(self.context, forward, backward, last_backward)
+        is_replicated = self.dense_group is not None or self.expert_group is not None
+        overlaps = self.train.overlap_grad_reduce and is_replicated
+        last_backward: list[list[Entry]] = []
+        if overlaps:
+            last_backward = [self.reducing_backward_of_stage(stage) for stage in stages]
+        pipeline = self.train.pipeline_strategy(
+            self.context,
+            [self.stage_forward(stage) for stage in stages],
+            [self.stage_backward(stage) for stage in stages],
+            last_backward,
+        )
         expansion = pipeline.expand(self.context)
-        ends: list[list[Entry]] = []
+        entries_after: list[list[Entry]] = []
         for rank in range(self.context.mesh[pipeline.axis]):
-            own_stages = self.schedule.stages_of(rank)
-            end: list[Entry] = []
+            stages_of_rank = self.schedule.stages_of(rank)
+            entries: list[Entry] = []
             if overlaps:
-                end.append(wait("all"))
+                entries.append(wait("all"))
             else:
-                for stage in own_stages:
-                    end += self.reduce(self.stage_weights(stage))
-            ends.append(end + self.update(own_stages))
+                for stage in stages_of_rank:
+                    entries += self.reduce_gradients(self.stage_parameters(stage))
+            entries_after.append(entries + self.update(stages_of_rank))
         return expansion._replace(
-            steps=[*expansion.steps, *blocks_by_rank(ends, pipeline.axis)],
-            groups={**expansion.groups, **self.ends()},
+            steps=[*expansion.steps, *blocks_by_rank(entries_after, pipeline.axis)],
+            groups={**expansion.groups, **self.tied_embedding_group()},
         )
 
-    def alone(self) -> Expansion:
-        """Without a pipeline: layer by layer, while gradients are reduced.
+    def reducing_backward_of_stage(self, stage: int) -> list[Entry]:
+        """A pipeline stage's last backward pass; the end of the step waits for the reductions.
 
-        With ZeRO 3 parameters are gathered meanwhile, too.
+        Handles are numbered over all chunks of a rank.
         """
-        return Expansion([*self.without_pipeline(), *self.update((0,))], {})
+        stages_of_rank = self.schedule.stages_of(self.schedule.rank_of[stage])
+        handles_per_chunk = max(self.layers_of_stage) + 1
+        first_handle = stages_of_rank.index(stage) * handles_per_chunk
+        return self.reducing_backward(stage, first_handle).entries
 
-    def without_pipeline(self) -> list[Entry]:
-        """All micro-batches of a step.
+    # --- without a pipeline ---
+    def step_without_pipeline(self) -> Expansion:
+        return Expansion([*self.all_micro_batches(), *self.update((0,))], {})
 
-        ZeRO 3 gathers and reduces in each of them (fully_shard); otherwise gradients are reduced in
-        the last one.
+    def all_micro_batches(self) -> list[Entry]:
+        """All micro-batches of a step without a pipeline, with the reductions of gradients.
+
+        ZeRO 3 gathers parameters and reduces gradients in each micro-batch (fully_shard); otherwise
+        gradients are reduced in the last one.
         """
         count = self.train.micro_batches
-        if self.train.zero == 3 and self.shared is not None:
-            return self.times(count, [*self.sharded_forward(), *self.sharded_backward()])
-        plain = [*self.stage_forward(0), *self.stage_backward(0)]
+        if self.train.zero == 3 and self.dense_group is not None:
+            return self.repeated(count, [*self.sharded_forward(), *self.sharded_backward()])
+        micro_batch = [*self.stage_forward(0), *self.stage_backward(0)]
         if not self.train.overlap_grad_reduce:
-            return [*self.times(count, plain), *self.reduce(self.stage_weights(0))]
-        backward, ends = self.reducing_backward(0)
-        waits: list[Entry] = [wait("all")] if ends else []
-        return [*self.times(count - 1, plain), *self.stage_forward(0), *backward, *waits]
-
-    def reducing_backward(self, stage: int, first: int = 0) -> tuple[list[Entry], list[Entry]]:
-        """The last backward pass: each layer's gradients go out as soon as they are there; what
-        goes out after all layers.
-
-        ``first`` is the number of the first handle.
-        """
-        layers, handle, index = self.split[stage], f"{self.prefix}_reduced", f"{self.prefix}_l"
-        numbered = f"({first} + {index})" if self.stages > 1 else index
-        body = [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, numbered)]
-        ends = self.reduce(self.ends_weights(stage), handle, str(first + max(self.split)))
-        passed = [
-            *self.last_backward(stage),
-            *(repeat_entries(layers, body, index) if layers else []),
-            *self.first_backward(stage),
-        ]
-        return [*passed, *ends], ends
-
-    def reducing_stage(self, stage: int) -> list[Entry]:
-        """A pipeline stage's last backward pass; the step's end waits for the gradients. Handles
-        are numbered over a rank's chunks.
-        """
-        chunk = self.schedule.stages_of(self.schedule.rank_of[stage]).index(stage)
-        return self.reducing_backward(stage, chunk * (max(self.split) + 1))[0]
-
-    def with_gathers_ahead(self, layer: list[Entry]) -> list[Entry]:
-        """Layer by layer, the next layer's parameters on their way meanwhile."""
-        layers, weights, index = self.split[0], self.layer_weights(), f"{self.prefix}_l"
-        more = {"ranks": f"{index} + 1 < {layers}"}
-        following = [
-            {**entry, **more}
-            for entry in self.gather_weights(weights, f"{self.prefix}_gathered", f"({index} + 1)")
-        ]
-        body = [*following, *self.wait_gathers(weights, index), *layer]
+            reductions = self.reduce_gradients(self.stage_parameters(0))
+            return [*self.repeated(count, micro_batch), *reductions]
+        last_backward = self.reducing_backward(0)
+        waits: list[Entry] = [wait("all")] if last_backward.has_end_reductions else []
         return [
-            *self.gather_weights(weights, f"{self.prefix}_gathered", "0"),
-            *repeat_entries(layers, body, index),
+            *self.repeated(count - 1, micro_batch),
+            *self.stage_forward(0),
+            *last_backward.entries,
+            *waits,
         ]
 
-    def wait_gathers(self, weights: ParameterCounts, index: str) -> list[Entry]:
-        """Waits for gathered parameters."""
-        waits: list[Entry] = []
-        for word, elements, group in self.kinds(weights):
-            if group is not None and elements:
-                waits.append(wait(f"{self.prefix}_gathered_{word}@{index}"))
-        return waits
+    def reducing_backward(self, stage: int, first_handle: int = 0) -> _ReducingBackward:
+        """A stage's last backward pass, which reduces each layer's gradients as soon as they exist.
 
+        The gradients of embedding and head are reduced after those of all layers.
+        """
+        layers = self.layers_of_stage[stage]
+        handle = f"{self.prefix}_reduced"
+        index = f"{self.prefix}_l"
+        layer_number = f"({first_handle} + {index})" if self.stages > 1 else index
+        layer = [
+            *self.layer_backward(),
+            *self.reduce_gradients(self.layer_parameters(), handle, layer_number),
+        ]
+        end_number = str(first_handle + max(self.layers_of_stage))
+        end_reductions = self.reduce_gradients(self.end_parameters(stage), handle, end_number)
+        entries = [
+            *self.head_backward_of(stage),
+            *(repeat_entries(layers, layer, index) if layers else []),
+            *self.embedding_backward_of(stage),
+            *end_reductions,
+        ]
+        return _ReducingBackward(entries, has_end_reductions=bool(end_reductions))
+
+    # --- ZeRO 3: parameters are gathered layer by layer ---
     def sharded_forward(self) -> list[Entry]:
-        """Embeddings, norm and head stay gathered from here to the end of the backward pass, as the
-        root of fully_shard does.
+        """The forward pass under fully_shard.
+
+        Embeddings, norm and head belong to the root, which stays gathered until the end of the
+        backward pass.
         """
-        layers, root = str(self.split[0]), self.ends_weights(0)
-        begin = [
-            *self.gather_weights(root, f"{self.prefix}_gathered", layers),
-            *self.wait_gathers(root, layers),
-        ]
+        root = self.end_parameters(0)
+        root_number = str(self.layers_of_stage[0])
         return [
-            *begin,
+            *self.gather_parameters(root, self._gather_handle, root_number),
+            *self.wait_for_parameters(root, root_number),
             *self.embedding_forward(),
-            *self.with_gathers_ahead(self.layer_forward()),
+            *self.layers_with_prefetch(self.layer_forward()),
             *self.head_forward(),
         ]
 
     def sharded_backward(self) -> list[Entry]:
+        """The backward pass under fully_shard, which reduces gradients layer by layer."""
         handle = f"{self.prefix}_reduced"
-        layers = self.with_gathers_ahead(
-            [*self.layer_backward(), *self.reduce(self.layer_weights(), handle, f"{self.prefix}_l")]
-        )
-        ends = [
+        layer = [
+            *self.layer_backward(),
+            *self.reduce_gradients(self.layer_parameters(), handle, f"{self.prefix}_l"),
+        ]
+        root_number = str(self.layers_of_stage[0])
+        return [
+            *self.head_backward(),
+            *self.layers_with_prefetch(layer),
             *self.embedding_backward(),
-            *self.reduce(self.ends_weights(0), handle, str(self.split[0])),
+            *self.reduce_gradients(self.end_parameters(0), handle, root_number),
             wait("all"),
         ]
-        return [*self.head_backward(), *layers, *ends]
 
-    def update(self, stages: Sequence[int]) -> list[Entry]:
-        """Adam over a rank's part; then, with ZeRO 1 and 2, the new parameters for all."""
-        zero = self.train.zero
-        total = self.rank_weights(stages)
-        mine = sum(
-            -(-n // (self.sharding_ranks(group) if zero else 1))
-            for _, n, group in self.kinds(total)
-        )
-        touched = (
-            24
-            + FLOAT_DTYPE_BYTES[self.train.gradient_dtype]
-            + (0 if self.train.autocast else FLOAT_DTYPE_BYTES[self.train.dtype])
-        )
-        found = [
-            *self.embeddings(stages),
-            *self.norm(),
-            compute("optimizer", {"bytes": units.size_text(mine * touched)}),
-        ]
-        return found + (self.gather_weights(total) if zero in (1, 2) else [])
-
-    def rank_weights(self, stages: Sequence[int]) -> ParameterCounts:
-        """Parameters of several stages."""
-        return ParameterCounts(
-            *(sum(numbers) for numbers in zip(*map(self.stage_weights, stages), strict=True))
-        )
-
-    def sharding_ranks(self, group: GroupRef | None) -> int:
-        """Ranks among which states are sharded."""
-        given = self.train.data_ranks
-        if given is None:
-            return self.ranks[group]
-        return given if group == self.shared else max(given // self.one.experts, 1)
-
-    # --- memory ---
-    def memory(self) -> dict[str, dict[str, str]]:
-        """What each rank of the pipeline holds at its peak, as the scenario's `memory` states
-        it.
-        """
-        if self.stages == 1:
-            told = self.footprint((0,), [PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)])
-            if not self.train.autocast and (self.train.zero < 2 or not self.one.gathered):
-                return {"rank": _nonzero_sizes(told)}
-            most = (
-                self.autocast_peak_bytes() if self.train.autocast else self.fully_shard_peak_bytes()
-            )  # more than the parts where a layer's whole gradients are: no fit is judged by less
-            told += MemoryFootprint(gathered=max(most - told.total, 0))
-            return {"rank": {**_nonzero_sizes(told), "allocated": units.size_text(most)}}
-        axis = self.train.axis("pipeline", self.context)
-        held = [
-            self.footprint(self.schedule.stages_of(rank), row)
-            for rank, row in enumerate(self.schedule.rows)
-        ]
-        return {
-            f"{axis}_{rank}": {"ranks": f"{axis} == {rank}", **_nonzero_sizes(one)}
-            for rank, one in enumerate(held)
-        }
-
-    def footprint(self, stages: Sequence[int], row: Sequence[PipelineAction]) -> MemoryFootprint:
-        total = self.rank_weights(stages)
-        zero, bytes_ = (
-            self.train.zero,
-            BytesPerParameter(
-                FLOAT_DTYPE_BYTES[self.train.dtype], FLOAT_DTYPE_BYTES[self.train.gradient_dtype]
-            ),
-        )
-        bytes_ = _DDP_AUTOCAST_BYTES if self.train.autocast else bytes_
-        held = model_states(total.dense, zero, self.sharding_ranks(self.shared), bytes_)
-        held += model_states(total.expert, zero, self.sharding_ranks(self.apart), bytes_)
-        activations = peak_activation_bytes(row, self.kept, self.working)
-        layer = self.layer_weights()
-        gathered = (
-            (2 * sum(layer) + self.ends_weights(0).dense) * bytes_.parameters
-            if zero == 3
-            else self.cast_weights()
-        )
-        return held + MemoryFootprint(
-            gradients=self.partial_sums(stages), activations=activations, gathered=gathered
-        )
-
-    def fully_shard_peak_bytes(self) -> int:
-        """Bytes that torch's tensors hold at the fullest moment under fully_shard, whose parameters
-        at rest are Adam's float32 copy.
-
-        The moments: while the loss, the last layer, the first layer or the embedding is passed
-        backward, as benchmarks/gpu/memory_h100.json has them; the logits' 16-bit copy is let go
-        before (torchtitan's train.py: `del pred`).
-        """
-        one, model, parts = self.one, self.model, 2 if self.train.zero == 3 else 0
-        wide, narrow = (
-            FLOAT_DTYPE_BYTES[self.train.gradient_dtype],
-            FLOAT_DTYPE_BYTES[self.train.dtype],
-        )
-        total, layer = self.rank_weights((0,)), sum(self.layer_weights())
-        rest = sum(
-            (
-                model_states(n, 3, self.sharding_ranks(g), BytesPerParameter(0, wide))
-                for _, n, g in self.kinds(total)
-            ),
-            MemoryFootprint(),
-        )
-        early = rest.gradients if self.train.micro_batches > 1 else 0
-        kept, working = (
-            self.split[0] * one.activation_bytes,
-            max(one.peak_layer_bytes - one.activation_bytes, 0),
-        )
-        words = model.vocabulary * model.hidden
-        head = words // one.tensor
-        whole = sum(total) * narrow
-        layers = parts * layer * narrow or whole
-        loss = (
-            early
-            + kept
-            + one.head_bytes
-            + one.loss_bytes
-            - one.logits * one.itemsize
-            + (head * narrow if parts else whole)
-        )
-        last = early + kept + working + layers + head * wide + layer * narrow
-        first = rest.gradients + one.activation_bytes + working + layers + layer * (narrow + wide)
-        ends = rest.gradients + (words + head) * narrow + layer * wide
-        return rest.optimizer + max(loss, last, first, ends + (0 if parts else whole))
-
-    def cast_weights(self) -> int:
-        """Bytes of the weights that products read under autocast, which stay for the backward pass;
-        a recomputed layer's are made again.
-        """
-        layers = 1 if self.one.recompute == "full" else self.split[0]
-        head = self.model.vocabulary * self.model.hidden
-        return (
-            (layers * sum(self.layer_weights()) + head) * FLOAT_DTYPE_BYTES[self.train.dtype]
-            if self.train.autocast
-            else 0
-        )
-
-    def autocast_peak_bytes(self) -> int:
-        """Bytes that torch's tensors hold at the fullest moment under DDP and torch.autocast: while
-        the loss is passed backward, or the layer that is left last, when all gradients are there
-        beside DDP's buckets (benchmarks/gpu/memory_h100.json)."""
-        one, held = self.one, self.footprint((0,), [])
-        rest, gradients = (
-            held.parameters + held.optimizer + held.gradients // 2,
-            held.gradients // 2,
-        )
-        early = gradients if self.train.micro_batches > 1 else 0
-        kept = self.split[0] * one.activation_bytes + one.head_bytes + self.cast_weights()
-        loss = early + kept + one.loss_bytes - one.logits * one.itemsize
-        layer = (
-            one.peak_layer_bytes + sum(self.layer_weights()) * FLOAT_DTYPE_BYTES[self.train.dtype]
-        )
-        return rest + max(loss, gradients + layer)
-
-    def partial_sums(self, stages: Sequence[int]) -> int:
-        """Bytes by which the embedding's gradient is more than the rank's part.
-
-        DTensor makes it a partial sum over the whole vocabulary, cut only when it is reduced over
-        data ranks (torch 2.13, distributed/tensor/_ops/_embedding_ops.py,
-        embedding_dense_backward_strategy; distributed/fsdp/_fully_shard/_fsdp_param.py,
-        to_accumulated_grad_if_needed; read on an H100, benchmarks/gpu/memory_h100.json).
-        """
-        if self.train.zero > 1 or not self.one.gathered or 0 not in stages:
-            return 0
-        whole = self.model.vocabulary * self.model.hidden
-        return (whole - whole // self.one.tensor) * FLOAT_DTYPE_BYTES[self.train.gradient_dtype]
-
-    def kept(self, stage: int) -> int:
-        """Bytes that a micro-batch's forward pass leaves on a stage."""
-        head = self.one.head_bytes if stage == self.stages - 1 else 0
-        return self.split[stage] * self.one.activation_bytes + head
-
-    def working(self, stage: int) -> int:
-        """Recomputed activations of one layer at a time, or, before any of these, what the loss
-        holds.
-        """
-        layer = self.one.peak_layer_bytes - self.one.activation_bytes if self.split[stage] else 0
-        return max(layer, self.one.loss_bytes) if stage == self.stages - 1 else layer
-
-    # --- tied embeddings, the norm of the gradients ---
     @property
-    def tied(self) -> bool:
-        """The embeddings stand on two ranks."""
-        asked = (
-            self.model.tied
-            if self.train.embedding_all_reduce is None
-            else self.train.embedding_all_reduce
-        )
-        return asked and self.stages > 1 and self.schedule.rank_of[0] != self.schedule.rank_of[-1]
+    def _gather_handle(self) -> str:
+        return f"{self.prefix}_gathered"
 
-    def ends(self) -> dict[str, Entry]:
-        """The first and the last stage of each pipeline; in between the others, who make no call of
-        it.
+    def layers_with_prefetch(self, layer: list[Entry]) -> list[Entry]:
+        """Layer by layer; the parameters of the next layer are gathered while one computes."""
+        layers = self.layers_of_stage[0]
+        counts = self.layer_parameters()
+        index = f"{self.prefix}_l"
+        gather_next = self.gather_parameters(counts, self._gather_handle, f"({index} + 1)")
+        unless_last = {"ranks": f"{index} + 1 < {layers}"}
+        body = [
+            *({**entry, **unless_last} for entry in gather_next),
+            *self.wait_for_parameters(counts, index),
+            *layer,
+        ]
+        return [
+            *self.gather_parameters(counts, self._gather_handle, "0"),
+            *repeat_entries(layers, body, index),
+        ]
+
+    def wait_for_parameters(self, counts: ParameterCounts, index: str) -> list[Entry]:
+        """A wait for each gather that `gather_parameters` started."""
+        kinds = self.replicated_kinds(counts)
+        return [wait(f"{self._gather_handle}_{kind.name}@{index}") for kind in kinds]
+
+    # --- the update ---
+    def update(self, stages: Sequence[int]) -> list[Entry]:
+        """Adam on the rank's part of the parameters; ZeRO 1 and 2 then gather the new ones."""
+        zero = self.train.zero
+        counts = self.parameters_of_stages(stages)
+        own_numel = 0
+        for kind in self.parameter_kinds(counts):
+            own_numel += -(-kind.numel // (self.sharding_ranks(kind.group) if zero else 1))
+        bytes_per_parameter = _ADAM_STATE_TRAFFIC + FLOAT_DTYPE_BYTES[self.train.gradient_dtype]
+        if not self.train.autocast:
+            # Adam writes the 16-bit parameters; under autocast there are none.
+            bytes_per_parameter += FLOAT_DTYPE_BYTES[self.train.dtype]
+        traffic = units.size_text(own_numel * bytes_per_parameter)
+        entries = [
+            *self.reduce_tied_embeddings(stages),
+            *self.reduce_gradient_norm(),
+            compute("optimizer", {"bytes": traffic}),
+        ]
+        if zero in (1, 2):
+            entries += self.gather_parameters(counts)
+        return entries
+
+    @property
+    def has_tied_embedding_copies(self) -> bool:
+        """Whether two ranks of the pipeline have copies of the tied embeddings."""
+        is_tied = self.train.embedding_all_reduce
+        if is_tied is None:
+            is_tied = self.model.tied
+        if not is_tied or self.stages == 1:
+            return False
+        return self.schedule.rank_of[0] != self.schedule.rank_of[-1]
+
+    @property
+    def _tied_embedding_group_name(self) -> str:
+        return f"{self.prefix}_ends"
+
+    def tied_embedding_group(self) -> dict[str, Entry]:
+        """The declaration of the group of the first and the last stage of each pipeline.
+
+        `by:` puts every rank into some group, so the middle stages form another one, which makes no
+        calls. The key of a rank is its position in the mesh without the pipeline axis; that of a
+        middle stage is larger than all of these.
         """
-        if not self.tied:
+        if not self.has_tied_embedding_copies:
             return {}
-        mesh, axis = self.context.mesh, self.train.axis("pipeline", self.context)
+        mesh = self.context.mesh
+        pipeline_axis = self.train.axis("pipeline", self.context)
         terms: list[str] = []
         stride = 1
-        for other in reversed(tuple(mesh)):
-            if other != axis:
-                terms.append(f"{other} * {stride}")
-                stride *= mesh[other]
-        column = " + ".join(reversed(terms)) or "0"
+        for axis in reversed(tuple(mesh)):
+            if axis != pipeline_axis:
+                terms.append(f"{axis} * {stride}")
+                stride *= mesh[axis]
+        position = " + ".join(reversed(terms)) or "0"
+        is_end = f"{pipeline_axis} == 0 or {pipeline_axis} == {pipeline_axis}_size - 1"
         return {
-            f"{self.prefix}_ends": {
-                "by": f"{column} + (0 if {axis} == 0 or {axis} == {axis}_size - 1 else {stride})"
-            }
+            self._tied_embedding_group_name: {"by": f"{position} + (0 if {is_end} else {stride})"}
         }
 
-    def embeddings(self, stages: Sequence[int]) -> list[Entry]:
-        if not self.tied or not {0, self.stages - 1} & set(stages):
+    def reduce_tied_embeddings(self, stages: Sequence[int]) -> list[Entry]:
+        """Sum the gradients of tied embeddings over the first and the last stage."""
+        has_embeddings = 0 in stages or self.stages - 1 in stages
+        if not self.has_tied_embedding_copies or not has_embeddings:
             return []
-        elements = self.model.vocabulary * self.model.hidden // self.one.tensor
-        return [
-            step(
-                "all_reduce",
-                tensor=tensor_declaration(elements, self.train.gradient_dtype),
-                group=f"{self.prefix}_ends",
-            )
-        ]
+        numel = self.model.vocabulary * self.model.hidden // self.cost.tensor
+        tensor = tensor_declaration(numel, self.train.gradient_dtype)
+        return [step("all_reduce", tensor=tensor, group=self._tied_embedding_group_name)]
 
-    def norm(self) -> list[Entry]:
+    def reduce_gradient_norm(self) -> list[Entry]:
+        """Sum the norm of all gradients, to clip them."""
         if not self.train.clip_grad_norm or self.context.world_size == 1:
             return []
-        one = tensor_declaration(1, "float32")
+        norm = tensor_declaration(1, "float32")
         if self.train.zero:
-            return [step("all_reduce", tensor=one)]
-        data = self.train.data_axes(self.context)
-        group = self.joint(tuple(axis for axis in self.context.mesh if axis not in data))
-        return [] if group is None else [step("all_reduce", tensor=one, group=group)]
-
-
-def _nonzero_sizes(footprint: MemoryFootprint) -> dict[str, str]:
-    return {word: units.size_text(n) for word, n in footprint._asdict().items() if n}
+            return [step("all_reduce", tensor=norm)]
+        data_axes = self.train.data_axes(self.context)
+        model_axes = tuple(axis for axis in self.context.mesh if axis not in data_axes)
+        group = self.joint_group(model_axes)
+        return [] if group is None else [step("all_reduce", tensor=norm, group=group)]

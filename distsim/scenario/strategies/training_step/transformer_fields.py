@@ -7,9 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, StrictBool, field_validator, model_validator
+from pydantic import Field, StrictBool, field_validator
 
-from distsim.common.message_text import did_you_mean, name_list, value_text
+from distsim.common.message_text import name_list, value_text
 from distsim.scenario.strategies.base import CostOrEntries, ExpansionContext, Refusal, Strategy
 from distsim.scenario.strategies.field_types import (
     FLOAT_DTYPE_BYTES,
@@ -18,10 +18,10 @@ from distsim.scenario.strategies.field_types import (
     Dtype,
     DurationNs,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveInt,
 )
 from distsim.scenario.strategies.pipeline.strategy import Pipeline
+from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.micro_batch_cost import (
     MicroBatchCost,
     RecomputePolicy,
@@ -30,67 +30,15 @@ from distsim.scenario.strategies.training_step.presets import PRESETS, Architect
 
 #: Axes that are used where the mesh has them and the field is left out.
 _DEFAULT_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+#: Schedules that need several stages per rank; two if `chunks` is omitted.
+_SCHEDULES_WITH_TWO_CHUNKS = ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v")
 
 
 def _nearest_divisors(size: int, ranks: int) -> str:
     """The numbers of ranks next to this one that divide a size."""
     fewer = max(n for n in range(1, ranks) if size % n == 0)
     more = next((n for n in range(ranks + 1, min(size, 8 * ranks) + 1) if size % n == 0), None)
-    return f"; {fewer} would do" if more is None else f"; {fewer} or {more} would do"
-
-
-class ArchitectureFields(BaseModel):
-    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn,
-    vocabulary.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
-
-    preset: str | None = None
-    layers: PositiveInt | None = None
-    hidden: PositiveInt | None = None
-    heads: PositiveInt | None = None
-    kv_heads: PositiveInt | None = None
-    ffn: PositiveInt | None = None
-    vocabulary: PositiveInt | None = None
-    mlp: Literal["gelu", "swiglu"] | None = None
-    experts: NonNegativeInt | None = None
-    top_k: NonNegativeInt | None = None
-    #: Learned position embeddings.
-    positions: NonNegativeInt | None = None
-    #: The output projection is the embeddings again.
-    tied: StrictBool | None = None
-    bias: StrictBool | None = None
-    dropout: StrictBool | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> ArchitectureFields:
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ValueError(
-                f"unknown model {self.preset}; presets are "
-                f"{name_list(PRESETS)}{did_you_mean(self.preset, PRESETS)}"
-            )
-        missing = [
-            key
-            for key in ("layers", "hidden", "heads", "ffn", "vocabulary")
-            if getattr(self, key) is None
-        ]
-        if self.preset is None and missing:
-            raise ValueError(f"expected {name_list(missing)}, or a preset ({name_list(PRESETS)})")
-        return self
-
-    def architecture(self) -> Architecture:
-        """The model's sizes; keys that are given replace the preset's."""
-        given = {
-            key: value
-            for key, value in self.model_dump(exclude={"preset"}).items()
-            if value is not None
-        }
-        if self.preset is not None:
-            return PRESETS[self.preset]._replace(**given)
-        if given.get("mlp") == "gelu":
-            given = {"bias": True, "dropout": True, **given}
-        return Architecture(**{"kv_heads": given["heads"], "sequence": 2048, **given})
+    return f"; use {fewer}" if more is None else f"; use {fewer} or {more}"
 
 
 class TransformerFields(Strategy):
@@ -98,83 +46,227 @@ class TransformerFields(Strategy):
 
     name: ClassVar[str] = "transformer"
     about: ClassVar[str] = (
-        "A training step of a transformer: tensor, sequence, pipeline, context, expert and data "
-        "parallelism on a mesh."
+        "One training step of a transformer as in Megatron-LM or torchtitan: tensor, "
+        "sequence, pipeline, context, expert and data parallelism on a device mesh."
     )
     first_field: ClassVar[str | None] = "model"
 
-    model: ArchitectureFields
-    #: Tokens of a sequence; left out, the length that the model was trained with.
-    sequence: PositiveInt | None = None
-    #: Sequences of a micro-batch, and micro-batches that each pipeline takes per step.
-    micro_batch: PositiveInt = 1
-    micro_batches: PositiveInt = 1
-    dtype: Dtype = "bfloat16"
-    #: Gradients are kept and reduced in it.
-    gradient_dtype: Dtype = "float32"
-    #: DDP's usual mixed precision, without fully_shard: parameters and gradients are float32,
-    #: torch.autocast casts what products read to ``dtype``; with zero 1 ZeroRedundancyOptimizer.
-    autocast: StrictBool = False
-    #: selective: scores of plain attention; op: every second product and all that is none
-    #: (torchtitan's selective checkpoints); full.
-    recompute: RecomputePolicy = "none"
-    #: flash: fused, its scores never reach memory.
-    attention: Literal["flash", "plain"] = "flash"
+    model: ArchitectureFields = Field(
+        description="Preset, such as llama3-8b, or the sizes of the model.", examples=["llama3-8b"]
+    )
+    sequence: PositiveInt | None = Field(
+        default=None,
+        description="Tokens per sequence [default: the preset's training length].",
+        examples=[4096],
+    )
+    micro_batch: PositiveInt = Field(
+        default=1, description="Sequences per micro-batch.", examples=[1]
+    )
+    micro_batches: PositiveInt = Field(
+        default=1,
+        description=(
+            "Micro-batches per optimizer step (gradient accumulation), for each pipeline."
+        ),
+        examples=[8],
+    )
+    dtype: Dtype = Field(
+        default="bfloat16",
+        description="Dtype of parameters and messages.",
+        examples=["bfloat16"],
+    )
+    gradient_dtype: Dtype = Field(
+        default="float32",
+        description="Dtype in which gradients are accumulated and reduced.",
+        examples=["float32"],
+    )
+    autocast: StrictBool = Field(
+        default=False,
+        description=(
+            "Use DDP under torch.autocast: parameters and gradients in float32, matrix "
+            "products in `dtype`. With `zero: 1`, ZeroRedundancyOptimizer."
+        ),
+        examples=[True],
+    )
+    recompute: RecomputePolicy = Field(
+        default="none",
+        description=(
+            "Activation checkpointing (recompute). full: whole layers. selective: the scores "
+            "of plain attention. op: every second matrix product and all other operations "
+            "(torchtitan)."
+        ),
+        examples=["full"],
+    )
+    attention: Literal["flash", "plain"] = Field(
+        default="flash",
+        description=(
+            "flash: fused attention, which never writes its scores to memory. plain: unfused "
+            "attention."
+        ),
+        examples=["flash"],
+    )
     #: Share of a large matrix product's rate that fused attention reaches, forward and backward
     #: together. Of the data sheet's rate: FlashAttention-2 on A100 50 to 73 % forward, 44 to 63
     #: backward (arXiv:2307.08691); on H100, causal, 30 to 34 and 29 to 33, cuDNN 49 to 54 and 47 to
     #: 52 (arXiv:2407.08608, heads of 128): .8 of the presets' products, but for FlashAttention-2 on
     #: H100, .5. The first FlashAttention 25 to 40 % on A100: .5.
-    attention_efficiency: NonNegativeFloat = 0.8
-    #: Of the layers' matrix products where it is another than ``dtype``: float8_e4m3fn as in
-    #: Transformer Engine's recipes. Attention's scores, the logits and all that is sent stay in
-    #: ``dtype``.
-    matmul_dtype: Dtype | None = None
+    attention_efficiency: NonNegativeFloat = Field(
+        default=0.8,
+        description=(
+            "Speed of fused attention as a fraction of the speed of a large matrix product."
+        ),
+        examples=[0.6],
+    )
+    matmul_dtype: Dtype | None = Field(
+        default=None,
+        description=(
+            "Dtype of the layers' matrix products, such as FP8 [default: `dtype`]. Attention "
+            "scores, logits and messages stay in `dtype`."
+        ),
+        examples=["float8_e4m3fn"],
+    )
     #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to
     #: cudaLaunchKernel; next to nothing where a layer is one CUDA graph. A layer hides it wherever
     #: its kernels last longer. 18 us: published steps of small models, which are bound by it.
-    launch: DurationNs = 18_000
-    #: Scores above the diagonal are not computed. Left out: true with flash.
-    causal: StrictBool | None = None
-    tensor: AxisOrGroup | None = None
-    sequence_parallel: StrictBool = True
-    #: dtensor: calls of PyTorch's DTensor; megatron: those of fused matrices, their input gathered
-    #: again, its gradient beside the weights'.
-    tensor_calls: Literal["dtensor", "megatron"] = "dtensor"
+    launch: DurationNs = Field(
+        default=18_000,
+        description=(
+            "Host time to launch one kernel. It matters only if kernels are shorter than their "
+            "launches."
+        ),
+        examples=["15 us"],
+    )
+    causal: StrictBool | None = Field(
+        default=None,
+        description=(
+            "Causal attention: skip scores above the diagonal [default: true with flash attention]."
+        ),
+        examples=[True],
+    )
+    tensor: AxisOrGroup | None = Field(
+        default=None,
+        description="Mesh axis of tensor parallelism [default: `tp` if the mesh has it].",
+        examples=["tp"],
+    )
+    sequence_parallel: StrictBool = Field(
+        default=True,
+        description=(
+            "Use sequence parallelism: shard activations along the sequence between the matrices."
+        ),
+        examples=[True],
+    )
+    tensor_calls: Literal["dtensor", "megatron"] = Field(
+        default="dtensor",
+        description=(
+            "Library whose tensor-parallel calls are made. dtensor: PyTorch. megatron: "
+            "Megatron-LM, with fused matrices and overlapped gradients."
+        ),
+        examples=["megatron"],
+    )
     #: What sequence-parallel ranks gather before a dense block and scatter after it travels in
     #: pieces beside its products: Transformer Engine's userbuffers (Megatron-LM's
     #: --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
-    tensor_overlap: StrictBool = False
-    #: The loss is computed from each rank's part of the logits (torchtitan's default, and
-    #: Megatron-LM's only way); else they are gathered.
-    loss_parallel: StrictBool = True
-    pipeline: AxisOrGroup | None = None
-    schedule: str = "1f1b"
-    #: Stages per rank of the pipeline.
-    chunks: PositiveInt | None = None
-    #: Left out: evenly, with one layer fewer on the first and on the last stage where that comes
-    #: out even.
-    layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = None
-    context: AxisOrGroup | None = None
-    experts: AxisOrGroup | None = None
-    data: AxesOrGroup | None = None
-    #: ZeRO: 1 shards the optimizer's states, 2 gradients too, 3 (fully_shard) parameters too.
-    zero: Literal[0, 1, 2, 3] = 1
-    #: Each layer's gradients are reduced while the next layer's are computed, in the last
-    #: micro-batch (Megatron-LM's --overlap-grad-reduce, PyTorch's DDP); false: all of them after
-    #: the last backward pass.
-    overlap_grad_reduce: StrictBool = True
+    tensor_overlap: StrictBool = Field(
+        default=False,
+        description=(
+            "Overlap sequence-parallel all_gather and reduce_scatter with matrix products, "
+            "piece by piece (--tp-comm-overlap, async TP)."
+        ),
+        examples=[True],
+    )
+    loss_parallel: StrictBool = Field(
+        default=True,
+        description=("Compute the loss on split logits (loss_parallel). false: gather the logits."),
+        examples=[False],
+    )
+    pipeline: AxisOrGroup | None = Field(
+        default=None,
+        description="Mesh axis of the pipeline [default: `pp` if the mesh has it].",
+        examples=["pp"],
+    )
+    schedule: str = Field(
+        default="1f1b",
+        description=(
+            "Pipeline schedule: a name such as 1f1b, a CSV file in PyTorch's format, or the "
+            "lines of one."
+        ),
+        examples=["1f1b"],
+    )
+    chunks: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "Stages per rank (virtual pipeline stages) [default: as the schedule requires]."
+        ),
+        examples=[2],
+    )
+    layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = Field(
+        default=None,
+        description=(
+            "Number of layers of each stage [default: even; one layer fewer on the first and "
+            "last stage if that divides evenly]."
+        ),
+        examples=[[8, 8, 8, 8]],
+    )
+    context: AxisOrGroup | None = Field(
+        default=None,
+        description="Mesh axis of context parallelism [default: `cp` if the mesh has it].",
+        examples=["cp"],
+    )
+    experts: AxisOrGroup | None = Field(
+        default=None,
+        description="Mesh axis of expert parallelism [default: `ep` if the mesh has it].",
+        examples=["ep"],
+    )
+    data: AxesOrGroup | None = Field(
+        default=None,
+        description=(
+            "Mesh axes of data parallelism [default: all axes except those of tensor "
+            "parallelism and the pipeline]."
+        ),
+        examples=["dp"],
+    )
+    zero: Literal[0, 1, 2, 3] = Field(
+        default=1,
+        description=(
+            "ZeRO stage. 0: no sharding. 1 shards optimizer states, 2 also gradients, 3 also "
+            "parameters (fully_shard)."
+        ),
+        examples=[3],
+    )
+    overlap_grad_reduce: StrictBool = Field(
+        default=True,
+        description=(
+            "Reduce each layer's gradients during the backward pass of the next layer, in the "
+            "last micro-batch. false: reduce all after the last backward pass."
+        ),
+        examples=[False],
+    )
     #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165,
     #: appendix B), and so do Llama (arXiv:2302.13971, section 2.2) and Megatron-LM's default
     #: (--clip-grad).
-    clip_grad_norm: StrictBool = True
+    clip_grad_norm: StrictBool = Field(
+        default=True,
+        description="Clip gradients: all-reduce their norms before the optimizer step.",
+        examples=[True],
+    )
     #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM,
     #: core/distributed/finalize_model_grads.py). Left out: where the model ties them; GPT-3 does as
     #: GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
-    embedding_all_reduce: StrictBool | None = None
-    #: Ranks that share what is sharded, where the mesh holds only some of them (one pipeline of
-    #: many, the others being the same).
-    data_ranks: PositiveInt | None = None
+    embedding_all_reduce: StrictBool | None = Field(
+        default=None,
+        description=(
+            "All-reduce the gradients of tied embeddings over the first and the last stage "
+            "[default: true if the model ties them]."
+        ),
+        examples=[True],
+    )
+    data_ranks: PositiveInt | None = Field(
+        default=None,
+        description=(
+            "Number of ranks that share sharded states, if the mesh holds only some of them "
+            "[default: as in the mesh]."
+        ),
+        examples=[64],
+    )
 
     @field_validator("model", mode="before")
     @classmethod
@@ -188,18 +280,15 @@ class TransformerFields(Strategy):
 
     # --- the layout ---
     def axis(self, field: str, context: ExpansionContext) -> str | None:
-        """The axis of a kind of parallelism; None where the mesh has none."""
+        """The axis of a kind of parallelism; None if the mesh has none."""
         named: str | None = getattr(self, field)
-        return (
-            named
-            if named is not None
-            else _DEFAULT_AXES[field]
-            if _DEFAULT_AXES[field] in context.mesh
-            else None
-        )
+        if named is not None:
+            return named
+        default = _DEFAULT_AXES[field]
+        return default if default in context.mesh else None
 
     def axis_size(self, field: str, context: ExpansionContext) -> int:
-        """How many ranks an axis has; 1 where there is none."""
+        """The number of ranks along an axis; 1 if the mesh has none."""
         axis = self.axis(field, context)
         return 1 if axis is None else context.mesh.get(axis, 1)
 
@@ -210,197 +299,246 @@ class TransformerFields(Strategy):
         model_axes = (self.axis("tensor", context), self.axis("pipeline", context))
         return tuple(axis for axis in context.mesh if axis not in model_axes)
 
-    def one_pass(self, context: ExpansionContext) -> MicroBatchCost:
-        """A micro-batch on one rank of this layout."""
+    def micro_batch_cost(self, context: ExpansionContext) -> MicroBatchCost:
+        """The cost of a micro-batch on one rank of this layout."""
         model = self.model.architecture()
-        flash = self.attention == "flash"
+        tensor_ranks = self.axis_size("tensor", context)
+        is_flash = self.attention == "flash"
+        uses_dtensor = self.tensor_calls == "dtensor"
         return MicroBatchCost(
-            model,
-            self.micro_batch,
-            self.sequence or model.sequence,
-            FLOAT_DTYPE_BYTES[self.dtype],
-            self.axis_size("tensor", context),
-            self.sequence_parallel and self.axis_size("tensor", context) > 1,
-            self.axis_size("context", context),
-            self.axis_size("experts", context),
-            self.recompute,
-            flash,
-            flash if self.causal is None else self.causal,
-            self.tensor_calls == "dtensor",
-            self.tensor_calls == "dtensor" and not self.loss_parallel,
-            self.autocast,
+            model=model,
+            micro_batch=self.micro_batch,
+            sequence=self.sequence or model.sequence,
+            itemsize=FLOAT_DTYPE_BYTES[self.dtype],
+            tensor=tensor_ranks,
+            sequence_parallel=self.sequence_parallel and tensor_ranks > 1,
+            context=self.axis_size("context", context),
+            experts=self.axis_size("experts", context),
+            recompute=self.recompute,
+            flash=is_flash,
+            causal=is_flash if self.causal is None else self.causal,
+            gathered=uses_dtensor,
+            whole_logits=uses_dtensor and not self.loss_parallel,
+            autocast=self.autocast,
         )
 
     def stages(self, context: ExpansionContext) -> int:
+        """The number of stages of the pipeline; 1 without one."""
         return self.axis_size("pipeline", context) * self.chunk_count
 
     @property
     def chunk_count(self) -> int:
+        """The number of stages on each rank of the pipeline."""
         if self.chunks is not None:
             return self.chunks
-        return 2 if self.schedule in ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v") else 1
+        return 2 if self.schedule in _SCHEDULES_WITH_TWO_CHUNKS else 1
 
-    def split(self, context: ExpansionContext) -> tuple[int, ...]:
-        """Layers of each stage."""
+    def layers_of_stages(self, context: ExpansionContext) -> tuple[int, ...]:
+        """The number of layers of each stage."""
         if self.layers_per_stage is not None:
             return self.layers_per_stage
-        stages, layers = self.stages(context), self.model.architecture().layers
-        if stages > 1 and layers % stages and (layers + 2) % stages == 0:
+        stages = self.stages(context)
+        layers = self.model.architecture().layers
+        is_even_with_ends = (layers + 2) % stages == 0
+        if stages > 1 and layers % stages and is_even_with_ends:
+            # Embedding and head count as a layer each (Llama 3, arXiv:2407.21783, section 3.3.2).
             full = (layers + 2) // stages
             return (full - 1, *[full] * (stages - 2), full - 1)
-        return tuple(layers // stages + (1 if s < layers % stages else 0) for s in range(stages))
+        share, remainder = divmod(layers, stages)
+        return tuple(share + 1 if stage < remainder else share for stage in range(stages))
 
     def pipeline_strategy(
         self,
         context: ExpansionContext,
         forward: Sequence[CostOrEntries] = (),
         backward: Sequence[CostOrEntries] = (),
-        last: Sequence[CostOrEntries] = (),
+        last_backward: Sequence[CostOrEntries] = (),
     ) -> Pipeline:
-        """The `pipeline` strategy that carries the micro-batches; costs by stage. ``last``: of the
-        last backward pass, if it is another.
+        """The `pipeline` strategy that runs the micro-batches; costs are by stage.
+
+        ``last_backward``: the costs of each stage's last backward pass, if they differ. Without
+        costs the strategy serves only to check and to build the schedule.
         """
+        boundary_numel = self.micro_batch_cost(context).boundary_numel
         fields: dict[str, object] = {
             "schedule": self.schedule,
             "axis": self.axis("pipeline", context),
             "micro_batches": self.micro_batches,
             "forward": dict(enumerate(forward)) or "1 ms",
             "backward": dict(enumerate(backward)) or "1 ms",
-            "activation": {"shape": [self.one_pass(context).boundary_numel], "dtype": self.dtype},
+            "activation": {"shape": [boundary_numel], "dtype": self.dtype},
         }
-        if last:
-            fields["last_backward"] = dict(enumerate(last))
+        if last_backward:
+            fields["last_backward"] = dict(enumerate(last_backward))
         if self.chunks is not None:
             fields["chunks"] = self.chunks
         if self.schedule.lower() == "1f1b" and self.micro_batches < self.stages(context):
+            # PyTorch's 1F1B refuses fewer micro-batches than stages, Megatron-LM's does not.
             fields["megatron"] = True
         return Pipeline.model_validate(fields)
 
-    # --- what can't be ---
+    # --- checks of the layout ---
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = list(self._unknown_axes(context))
-        if found:
-            return found
-        return [*self._uneven(context), *self._wrong_stages(context), *self._not_cast(context)]
+        unknown_axes = list(self._refuse_unknown_axes(context))
+        if unknown_axes:
+            return unknown_axes
+        cost = self.micro_batch_cost(context)
+        return [
+            *self._refuse_model(cost.model),
+            *self._refuse_tensor_axis(cost),
+            *self._refuse_sequence(cost),
+            *self._refuse_experts(cost, context),
+            *self._refuse_stages(context),
+            *self._refuse_autocast(context),
+        ]
 
-    def _unknown_axes(self, context: ExpansionContext) -> Iterator[Refusal]:
-        named = {field: getattr(self, field) for field in _DEFAULT_AXES}
-        for field, axis in [*named.items(), *(("data", axis) for axis in self.data_axes(context))]:
+    def _refuse_unknown_axes(self, context: ExpansionContext) -> Iterator[Refusal]:
+        axes = [(field, getattr(self, field)) for field in _DEFAULT_AXES]
+        axes += [("data", axis) for axis in self.data_axes(context)]
+        for field, axis in axes:
             unknown = None if axis is None else context.unknown_axis(axis)
             if unknown is not None:
                 yield (field,), unknown
 
-    def _uneven(self, context: ExpansionContext) -> Iterator[Refusal]:
-        model, one = self.model.architecture(), self.one_pass(context)
+    def _refuse_model(self, model: Architecture) -> Iterator[Refusal]:
+        """Sizes of a model that contradict each other."""
+        if not model.head and model.hidden % model.heads:
+            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
+        if model.heads % model.kv_heads:
+            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
+
+    def _refuse_tensor_axis(self, cost: MicroBatchCost) -> Iterator[Refusal]:
+        """Sizes of the model that the tensor ranks cannot share equally."""
+        model, ranks = cost.model, cost.tensor
         sizes = {
             "heads": model.heads,
             "kv_heads": model.kv_heads,
             "hidden": model.hidden,
             "ffn": model.ffn,
         }
-        if not model.head and model.hidden % model.heads:
-            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
-        if model.heads % model.kv_heads:
-            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
-        for word, size in sizes.items():
-            if size % one.tensor:
+        for name, size in sizes.items():
+            if size % ranks:
                 yield (
                     ("model",),
-                    f"{word} {size} is not divisible by the tensor axis of {one.tensor} "
-                    f"ranks{_nearest_divisors(size, one.tensor)}",
+                    f"{name} {size} is not divisible by the tensor axis of {ranks} "
+                    f"ranks{_nearest_divisors(size, ranks)}",
                 )
-        if one.sequence % one.context:
+
+    def _refuse_sequence(self, cost: MicroBatchCost) -> Iterator[Refusal]:
+        """Sequences that context and tensor ranks cannot share equally."""
+        if cost.sequence % cost.context:
             yield (
                 ("sequence",),
-                f"sequence {one.sequence} is not divisible by the context axis of {one.context} "
+                f"sequence {cost.sequence} is not divisible by the context axis of {cost.context} "
                 "ranks",
             )
-        elif one.sequence_parallel and one.sequence // one.context % one.tensor:
-            part = one.sequence // one.context
-            whole = (
-                f"sequence {part}"
-                if one.context == 1
-                else f"the part of {part} tokens that a context rank has"
-            )
+        elif cost.sequence_parallel and cost.sequence // cost.context % cost.tensor:
+            part = cost.sequence // cost.context
+            sequence = f"the part of {part} tokens on a context rank"
+            if cost.context == 1:
+                sequence = f"sequence {part}"
             yield (
                 ("sequence",),
-                f"{whole} is not divisible by the tensor axis of {one.tensor} ranks, as "
-                "sequence_parallel needs",
+                (
+                    f"{sequence} is not divisible by the tensor axis of {cost.tensor} ranks, "
+                    "which sequence_parallel needs"
+                ),
             )
-        if self.tensor_overlap and one.tensor > 1 and not one.sequence_parallel:
+        if self.tensor_overlap and cost.tensor > 1 and not cost.sequence_parallel:
             yield (
                 ("tensor_overlap",),
-                "what it hides is what sequence_parallel gathers and scatters: expected "
-                "sequence_parallel: true",
+                (
+                    "tensor_overlap hides the calls of sequence parallelism: set "
+                    "`sequence_parallel: true`"
+                ),
             )
-        if one.experts > 1 and model.experts == 0:
+
+    def _refuse_experts(self, cost: MicroBatchCost, context: ExpansionContext) -> Iterator[Refusal]:
+        model, ranks = cost.model, cost.experts
+        if ranks > 1 and model.experts == 0:
             axis = self.axis("experts", context)
             yield (
                 ("experts",),
-                f"the model has no experts for the axis {axis} of {one.experts} ranks to share: "
-                f"leave {axis} out of the mesh",
+                (
+                    f"the model has no experts for the axis {axis} of {ranks} ranks: remove "
+                    f"{axis} from the mesh"
+                ),
             )
-        elif model.experts % one.experts:
-            said = (
-                f"{model.experts} experts are not divisible by the expert axis of {one.experts} "
-                "ranks"
-            )
-            yield ("experts",), f"{said}{_nearest_divisors(model.experts, one.experts)}"
+        elif model.experts % ranks:
+            text = f"{model.experts} experts are not divisible by the expert axis of {ranks} ranks"
+            yield ("experts",), f"{text}{_nearest_divisors(model.experts, ranks)}"
         if self.attention_efficiency == 0:
-            yield ("attention_efficiency",), "expected a share above 0"
+            yield ("attention_efficiency",), "expected a number above 0"
         if model.experts and not 1 <= model.top_k <= model.experts:
-            yield ("model",), f"top_k must be 1 to the {model.experts} experts, found {model.top_k}"
+            yield (
+                ("model",),
+                (f"top_k must be between 1 and the {model.experts} experts, found {model.top_k}"),
+            )
 
-    def _not_cast(self, context: ExpansionContext) -> Iterator[Refusal]:
-        """What does not go with autocast, or is not counted under it."""
-        asked = {
-            "zero 0 or 1 (fully_shard has a precision of its own)": self.zero < 2,
-            "no tensor axis and no pipeline": self.axis_size("tensor", context)
-            == self.axis_size("pipeline", context)
-            == 1,
+    def _refuse_autocast(self, context: ExpansionContext) -> Iterator[Refusal]:
+        """Fields that exclude autocast, or whose costs are not known under it."""
+        if not self.autocast:
+            return
+        tensor_ranks = self.axis_size("tensor", context)
+        pipeline_ranks = self.axis_size("pipeline", context)
+        requirements = {
+            "zero: 0 or 1 (fully_shard has its own mixed precision)": self.zero < 2,
+            "no tensor axis and no pipeline": tensor_ranks == pipeline_ranks == 1,
             "a model without experts": not self.model.architecture().experts,
             "attention: flash": self.attention == "flash",
-            "recompute none or full": self.recompute in ("none", "full"),
+            "recompute: none or full": self.recompute in ("none", "full"),
             "tensor_calls: dtensor": self.tensor_calls == "dtensor",
             "gradient_dtype: float32": self.gradient_dtype == "float32",
             "no matmul_dtype": self.matmul_dtype is None,
         }
-        if self.autocast:
-            yield from (
-                (("autocast",), f"autocast goes with {what}")
-                for what, holds in asked.items()
-                if not holds
-            )
+        for requirement, is_met in requirements.items():
+            if not is_met:
+                yield ("autocast",), f"autocast needs {requirement}"
 
-    def _wrong_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
-        layers, split = self.model.architecture().layers, self.split(context)
+    def _refuse_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
+        """Pipelines that do not fit to the model or to other fields."""
         if self.schedule.lower() == "dualpipe":
             yield (
                 ("schedule",),
-                "dualpipe has two copies of each stage, transformer one: take dualpipe_v, or "
-                "`pipeline` with dualpipe",
+                (
+                    "dualpipe has two copies of each stage, which transformer does not "
+                    "support: use dualpipe_v, or a `pipeline` entry with dualpipe"
+                ),
             )
             return
         if self.axis_size("pipeline", context) == 1:
-            if self.chunk_count > 1 and self.chunks is not None:
-                yield ("chunks",), "there is no pipeline to cut into chunks"
+            if self.chunks is not None and self.chunks > 1:
+                yield ("chunks",), "there is no pipeline, so `chunks` has no effect: remove it"
             return
-        if len(split) != self.stages(context):
-            yield (
-                ("layers_per_stage",),
-                f"expected {self.stages(context)} numbers, one for each stage, found {len(split)}",
-            )
-        elif sum(split) != layers:
-            yield ("layers_per_stage",), f"the stages have {sum(split)} layers, the model {layers}"
-        elif max(split) == 0 or layers + 2 < len(split):
-            yield ("chunks",), f"{layers} layers are too few for {len(split)} stages"
+        yield from self._refuse_layers_of_stages(context)
         if self.zero == 3:
             yield (
                 ("zero",),
-                "with a pipeline, parameters stay gathered between micro-batches: expected zero "
-                "0, 1 or 2",
+                (
+                    "with a pipeline, parameters stay gathered between micro-batches: set zero "
+                    "to 0, 1 or 2"
+                ),
             )
-        for path, sentence in self.pipeline_strategy(context).refuse(context):
-            field = {"axis": "pipeline"}.get(str(path[0]), str(path[0])) if path else ""
+        for path, text in self.pipeline_strategy(context).refuse(context):
+            # The field `axis` of `pipeline:` is `pipeline` here.
+            field = str(path[0]) if path else ""
+            field = "pipeline" if field == "axis" else field
             if field in type(self).model_fields:
-                yield (field,), sentence
+                yield (field,), text
+
+    def _refuse_layers_of_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
+        layers = self.model.architecture().layers
+        layers_of_stages = self.layers_of_stages(context)
+        stages = self.stages(context)
+        if len(layers_of_stages) != stages:
+            yield (
+                ("layers_per_stage",),
+                f"expected {stages} numbers, one for each stage, found {len(layers_of_stages)}",
+            )
+        elif sum(layers_of_stages) != layers:
+            yield (
+                ("layers_per_stage",),
+                f"the stages have {sum(layers_of_stages)} layers, but the model has {layers}",
+            )
+        elif max(layers_of_stages) == 0 or layers + 2 < stages:
+            yield ("chunks",), f"{layers} layers are too few for {stages} stages"

@@ -191,12 +191,11 @@ def _advise_divergent_branch(
     words, place = call_words(program.call(rank, extra[0])), program.place(rank, extra[0])
     callers = rank_list(ranks, _MAX_SHOWN_RANKS)
     takes = "takes" if len(ranks) == 1 else "take"
-    call, it = f"{words}{parenthesised(location_text(place))}", "it"
+    call, it = f"call {words}{parenthesised(location_text(place))}", "it"
     if len(extra) > 1:
-        call, it = f"the same {len(extra)} calls (first: {words}, {location_text(place)})", "them"
-    line = (
-        f"make {call} on {others} too, or move {it} out of the branch that only {callers} {takes}"
-    )
+        first = f"{words}, {location_text(place)}"
+        call, it = f"make the same {len(extra)} calls (first: {first})", "them"
+    line = f"{call} on {others} too, or move {it} out of the branch that only {callers} {takes}"
     return ExitAdvice((line,), (place,))
 
 

@@ -120,26 +120,34 @@ def _buffer_words(call: ResolvedCall) -> list[str]:
     return words
 
 
-def unmatched_words(call: ResolvedCall, rank: int, awaited: int) -> str:
-    """The headline of a finding on a message or signal without a counterpart."""
+def unmatched_words(call: ResolvedCall, rank: int, awaited: int, at_line: str) -> str:
+    """The headline of a finding on a message or signal without a counterpart.
+
+    ``at_line``: the place of the call, from `parenthesised`.
+    """
     operation = OPERATIONS[call.op]
     sends = operation.direction == "send"
     if operation.signals and sends:
-        return f"rank {rank} signals again, and rank {awaited} never takes the signal before"
+        again = f"rank {rank} signals rank {awaited} again{at_line}"
+        return f"{again}, but rank {awaited} never takes the previous signal"
     if operation.signals:
-        return f"rank {rank} waits for a signal that rank {awaited} never gives"
-    wants, lacks = ("send", "receives") if sends else ("receive", "sends")
-    return f"rank {rank} waits to {wants} a message that rank {awaited} never {lacks}"
+        waits = f"rank {rank} waits for a signal from rank {awaited}{at_line}"
+        return f"{waits}, but rank {awaited} never sends it"
+    if sends:
+        waits = f"rank {rank} waits to send a message to rank {awaited}{at_line}"
+        return f"{waits}, but rank {awaited} never receives it"
+    waits = f"rank {rank} waits for a message from rank {awaited}{at_line}"
+    return f"{waits}, but rank {awaited} never sends it"
 
 
 def partner_words(call: ResolvedCall) -> tuple[str, str]:
-    """What the counterpart of a message or signal does, and what it has done ("has …")."""
+    """What the counterpart of a message or signal would do, and what it has done ("has …")."""
     operation = OPERATIONS[call.op]
     if operation.direction == "send":
         if operation.signals:
-            return "waits for", "come to the wait for"
-        return "receives", "posted the receive for"
-    return ("gives", "given") if operation.signals else ("sends", "posted the send of")
+            return "wait for", "reached the wait for"
+        return "receive", "posted the receive for"
+    return ("send", "sent") if operation.signals else ("send", "posted the send of")
 
 
 def place_of_call(program: Program, rank: int, position: int) -> SourceLocation | None:
@@ -153,6 +161,11 @@ def place_of_call(program: Program, rank: int, position: int) -> SourceLocation 
 def location_text(place: SourceLocation | None) -> str:
     """For example `ring.yaml:9`; empty if the place is unknown."""
     return "" if place is None or not place.line else f"{place.file}:{place.line}"
+
+
+def parenthesised(location: str) -> str:
+    """For example ` (ring.yaml:9)`; empty if the place is unknown."""
+    return f" ({location})" if location else ""
 
 
 def blocked_call_words(program: Program, rank: int, position: int, request: int, part: int) -> str:
@@ -172,7 +185,7 @@ def blocked_device_words(program: Program, state: BlockedRank, need: WaitDepende
     device = call_words(part_call(program, state.rank, need.position, need.part))
     place = place_of_call(program, state.rank, state.position)
     if place is None:
-        return f"device in {device}, host at its end"
+        return f"device in {device}, host at the end"
     host = OPERATIONS[program.code_call(state.rank, state.position).op].op
     return f"device in {device}, host in {host}, line {place.line}"
 

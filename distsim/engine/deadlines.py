@@ -263,19 +263,19 @@ def timeout_findings(
         if calls[0].missing:
             findings.append(_monitored_barrier_finding(calls[0], ranks, place))
             continue
-        end = "it raises, and its group is dead there"
+        end = "the call raises, and the group is unusable on this rank"
         if profile.timed_out == "crashes":
-            end = "its watchdog ends the process"
+            end = "the watchdog ends the process"
         whose = f"ranks {', '.join(map(str, ranks[:8]))} wait"
         if len(ranks) == 1:
             whose = f"rank {ranks[0]} waits"
         text = (
-            f"{whose} in {op} for longer than the {calls[0].limit_ns / 1e9:g} s of the timeout "
-            f"while others still move: {end}"
+            f"{whose} in {op} longer than the timeout of {calls[0].limit_ns / 1e9:g} s, while "
+            f"other ranks still work: {end}"
         )
         help_text = (
-            "raise the timeout of this group (new groups don't inherit the world's), "
-            "or let nobody wait for the slow work"
+            "raise the timeout of this group (new groups do not inherit the world's), "
+            "or move the slow work so that no rank waits for it"
         )
         findings.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))
     return tuple(findings)
@@ -304,11 +304,9 @@ def _monitored_barrier_finding(
 ) -> Finding:
     """A monitored_barrier has served its purpose: it names the missing ranks."""
     is_single = len(late.missing) == 1
-    noun, have, be = ("rank", "has", "is") if is_single else ("ranks", "have", "are")
+    noun = "rank" if is_single else "ranks"
     missing = f"{noun} {', '.join(map(str, late.missing[:8]))}"
     seconds = f"{late.limit_ns / 1e9:g} s"
-    text = (
-        f"rank {late.rank} raises in monitored_barrier after {seconds}: {missing} {have} not come"
-    )
-    help_text = f"see where {missing} {be} instead; all others wait for that"
+    text = f"rank {late.rank} raises in monitored_barrier after {seconds}: {missing} did not arrive"
+    help_text = f"find out why {missing} did not reach the barrier; all other ranks wait there"
     return Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,))

@@ -7,17 +7,18 @@ from typing import Literal
 from distsim.common.records import dataclass
 from distsim.findings.finding_types import Severity
 
-#: The classes of a verdict, worst first; `ok` is none of them.
+#: The classes of a verdict, worst first, except `ok`.
 VerdictClass = Literal["invalid", "mismatch", "deadlock", "race", "leak"]
 
 
 @dataclass(frozen=True, slots=True)
 class CodeInfo:
-    """A finding's code and the page behind it.
+    """The code of a finding and its page.
 
-    ``verdict`` is the class that a finding of this code gives the program, None where it says
-    nothing about the verdict. ``example`` is a short scenario (YAML) that has the finding; of what
-    a scenario can't say, a script of torch.
+    ``what``: what the finding means. ``why``: what happens in a real run. ``remedy``: what to do.
+    ``verdict`` is the class that a finding of this code gives the program; None if the finding does
+    not affect the verdict. ``example`` is a short scenario (YAML) with the finding, or a torch
+    script if a scenario cannot express it.
     """
 
     code: str
@@ -31,20 +32,22 @@ class CodeInfo:
 
     @property
     def of_scripts(self) -> bool:
-        """Only a captured script has it."""
+        """Whether only captured scripts can have the finding."""
         return self.example.startswith("import ")
 
 
 def two_rank_scenario(*steps: str) -> str:
-    """A scenario of two ranks on gloo with three small tensors; ``steps`` are the entries of its
-    program.
+    """A scenario of two ranks on gloo with three small tensors.
+
+    ``steps`` are the entries of its program.
     """
     return example_scenario(2, "", *steps)
 
 
 def example_scenario(world: int, head: str, *steps: str, backend: str = "gloo") -> str:
-    """A scenario with the tensors x, z (4 float32) and y (8 float32); ``head`` holds further
-    top-level lines.
+    """A scenario with the tensors x, z (4 float32) and y (8 float32).
+
+    ``head`` contains further top-level lines.
     """
     tensors = "tensors: {x: {shape: [4]}, z: {shape: [4]}, y: {shape: [8]}}\n"
     return f"world: {world}\nbackend: {backend}\n{tensors}{head}program:\n" + "".join(

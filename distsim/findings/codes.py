@@ -1,8 +1,16 @@
 """The closed table of finding codes, and the page of each.
 
-A code never changes its meaning. Groups: DS1xx invalid calls (DS12x start-up), DS2xx mismatches,
-DS3xx deadlocks, DS4xx races, DS5xx leaks, DS6xx luck and data, DS7xx what a back end refuses, DS8xx
-faults and timeouts, DS9xx the file and the check itself.
+A code never changes its meaning. The groups of codes:
+
+* DS1xx: invalid calls (DS12x: start-up)
+* DS2xx: mismatches
+* DS3xx: deadlocks
+* DS4xx: races
+* DS5xx: leaks
+* DS6xx: portability, and programs that complete by luck
+* DS7xx: calls that a backend does not support
+* DS8xx: faults and timeouts
+* DS9xx: the scenario file and the check itself
 """
 
 from __future__ import annotations
@@ -39,9 +47,9 @@ def nearest_code(code: str) -> str | None:
 
 
 def explain_code(code: str, width: int = _WIDTH) -> str:
-    """The page of one code for `distsim explain`, in so many columns; its example stands as it is.
+    """The page of one code for `distsim explain`, wrapped to ``width``; its example is not wrapped.
 
-    Raises KeyError, with a sentence that names the nearest code, when there is no such code.
+    Raises KeyError with a sentence that names the nearest code if there is no such code.
     """
     info = CODES.get(code.upper())
     if info is None:

@@ -1,5 +1,6 @@
-"""Who is blocked, on whom: the record that rules, one-pass driver and engine leave behind at a
-standstill.
+"""The final state of a run: how each rank ended, and which ranks are blocked and why.
+
+Every driver of a program produces this record when no rank can take a further step.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from typing import Literal, NamedTuple
 from distsim.common.records import dataclass
 
 #: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal);
-#: ``silent``: of a real run, does not move and waits for nobody.
+#: ``silent`` (real runs only): the rank makes no progress and waits for no rank.
 RankEndStatus = Literal["ended", "blocked", "raised", "crashed", "killed", "absent", "silent"]
 
 
 class WaitDependency(NamedTuple):
-    """A rank waits for one request of its own: all of ``ranks`` must come, or any one of them.
+    """A rank waits for one request of its own.
 
-    ``position``/``part``: the call (and the batch's part, else -1) whose request is open.
+    The request needs all of ``ranks`` or, if ``any``, one of them. ``position`` is the call whose
+    request is open; ``part`` is the part of a batch, else -1.
     """
 
     position: int
@@ -26,10 +28,10 @@ class WaitDependency(NamedTuple):
 
 
 class BlockedRank(NamedTuple):
-    """A rank that cannot go on. All its ``needs`` must be met (an AND of ANDs and ORs).
+    """A rank that cannot proceed until all its ``needs`` are met (an AND of ANDs and ORs).
 
-    ``position`` is the call the host is in. ``device`` tells that the host ran ahead and the device
-    stands still.
+    ``position`` is the call that the host is in. ``device``: the host ran ahead, and the device is
+    blocked.
     """
 
     rank: int
@@ -40,8 +42,9 @@ class BlockedRank(NamedTuple):
 
 
 class RankEnd(NamedTuple):
-    """How and when a rank came to its end. ``position`` is the call it was in (the number of calls
-    when it ended).
+    """How and when a rank ended.
+
+    ``position`` is the call that it was in; the number of its calls if it made them all.
     """
 
     rank: int
@@ -53,10 +56,10 @@ class RankEnd(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinalState:
-    """No step is left to take. ``blocked`` is empty when every rank reached its end.
+    """The state in which no rank can take a further step.
 
-    ``unreceived``: (sender, position, part) of messages sent and never received;
-    ``pairs``: what met, as the one-pass driver saw it, is not kept here.
+    ``blocked`` is empty if every rank reached its end. ``unreceived``: (sender, position, part) of
+    messages that were sent and never received. Which calls were matched is not recorded here.
     """
 
     ends: tuple[RankEnd, ...]
@@ -65,4 +68,5 @@ class FinalState:
 
     @property
     def stuck(self) -> tuple[int, ...]:
+        """The blocked ranks."""
         return tuple(b.rank for b in self.blocked)

@@ -1,4 +1,4 @@
-"""What a check, a simulation or a run has to tell the user."""
+"""The records of findings: what a check, a simulation or a run reports to the user."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ Severity = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True, order=True)
 class SourceLocation:
-    """Where a call is written. ``line`` and ``column`` count from 1; 0 where nothing was
-    written.
+    """The place of a call in a file.
+
+    ``line`` and ``column`` count from 1; 0 if the call is not written in the file.
     """
 
     file: str
@@ -26,10 +27,10 @@ class SourceLocation:
 class Finding:
     """One fact about the program. ``code`` is a key of `distsim.findings.codes.CODES`.
 
-    ``ranks`` are those affected, ``core`` the cause among them (the cycle, or who waits on one that
-    left). ``message`` is one sentence or a few lines of plain text; ``help`` says what to do about
-    it. ``slips``: places of calls that are themselves the mistake, as one too many in a branch:
-    nothing else is to be said about them.
+    ``ranks`` are the affected ranks. ``core`` is the cause among them: the ranks of a wait-for
+    cycle, or those that wait directly for a rank that has exited. ``message`` is one sentence or a
+    few lines of plain text; ``help`` says what to do. ``slips``: places of calls that are themselves
+    the mistake, for example an extra call in a branch. They need no further finding.
     """
 
     code: str

@@ -1,4 +1,4 @@
-"""DS1xx: calls that no back end may be given."""
+"""DS1xx: calls that are invalid on every backend."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "peer outside the world or group",
         "error",
         "invalid",
-        "A send or receive names a rank that does not exist, or one that is no member of the call's group.",
-        "Gloo and NCCL look the rank up in the group: torch raises ValueError, or the call waits for a connection that"
-        " never comes.",
-        "Name a rank from 0 to world_size - 1 that belongs to the group. `dst` and `src` are global ranks, `group_dst` and"
-        " `group_src` count inside the group; a pipeline's last stage has no next one.",
+        "A send or receive names a rank that does not exist or that is not a member of the "
+        "call's group.",
+        "torch raises ValueError, or the call waits for a connection that never comes: Gloo and "
+        "NCCL look the rank up in the group.",
+        "Name a rank from 0 to world_size - 1 that belongs to the group. `dst` and `src` are "
+        "global ranks; `group_dst` and `group_src` count inside the group. The last stage of a "
+        "pipeline has no next rank.",
         two_rank_scenario(
             "send: {tensor: x, dst: rank + 1}", "{recv: {tensor: x, src: 0}, ranks: 1}"
         ),
@@ -25,8 +27,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "error",
         "invalid",
         "A send or receive names the calling rank itself.",
-        "torch.distributed raises ValueError for send and recv; NCCL accepts it inside a batch only.",
-        "Copy the tensor instead, or leave the call out where source and destination are one rank (`ranks:` beside the step).",
+        "torch raises ValueError for send and recv. NCCL accepts such a message only inside a "
+        "batch.",
+        "Copy the tensor instead, or skip the call if source and destination are the same rank "
+        "(`ranks:` selects the callers).",
         two_rank_scenario("{send: {tensor: x, dst: 0}, ranks: 0}"),
     ),
     CodeInfo(
@@ -34,10 +38,11 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "root outside its group",
         "error",
         "invalid",
-        "A rooted collective names a `src` or `dst` that is no member of its group.",
-        "torch raises ValueError: the global rank is not part of the group. Often a position inside the group was written"
-        " where a global rank is asked for.",
-        "Give a member's global rank as `src` or `dst`, or its position as `group_src` or `group_dst`.",
+        "A rooted collective names a `src` or `dst` that is not a member of its group.",
+        "torch raises ValueError: the global rank is not part of the group. Often the code "
+        "passes a position inside the group as a global rank.",
+        "Pass a member's global rank as `src` or `dst`, or its position in the group as "
+        "`group_src` or `group_dst`.",
         example_scenario(
             4,
             "groups: {hi: [2, 3]}\n",
@@ -46,23 +51,26 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS104",
-        "caller is no member of the group",
+        "caller is not a member of the group",
         "error",
         "invalid",
         "A rank calls an operation on a group that it does not belong to.",
-        "torch warns and returns at once (the call does nothing), or raises; either way the data the code counts on never comes.",
-        "Select the members only (`ranks:` beside the step), or use the group that this rank is in.",
+        "torch warns and returns at once (the call does nothing), or raises. Either way, the "
+        "rank does not get the expected data.",
+        "Call the operation on the group's members only (`ranks:` next to the step), or use a "
+        "group that this rank belongs to.",
         example_scenario(4, "groups: {hi: [2, 3]}\n", "all_reduce: {tensor: x, group: hi}"),
     ),
     CodeInfo(
         "DS105",
-        "handle already spent",
+        "handle waited for twice",
         "error",
         "invalid",
-        "A handle is waited for a second time, although the first wait ended its request.",
-        "torch's Work may be waited for again on some back ends, raises on others, and MPI's request is gone after the"
-        " first wait.",
-        "Wait once for each request. In a loop, index the handle (`as: h@i`) so that each round has its own.",
+        "A rank waits for a handle a second time, although the first wait completed its request.",
+        "Some backends allow a second wait on torch's Work, others raise. An MPI request no "
+        "longer exists after its first wait.",
+        "Wait once for each request. In a loop, index the handle (`as: h@i`), so that each "
+        "iteration has its own.",
         two_rank_scenario(
             "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
             "{wait: h, ranks: 0}",
@@ -72,12 +80,14 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS106",
-        "handle never bound on this rank",
+        "handle not set on this rank",
         "error",
         "invalid",
-        "A wait names a handle that this rank never got from a call: another rank binds it, or a later step does.",
-        "In Python this is a NameError or a wait on None: the rank raises and all who count on it stand still.",
-        "Let the same ranks post and wait: put the same `ranks:` beside both steps.",
+        "A wait names a handle that no earlier call set on this rank: another rank or a later "
+        "step sets it.",
+        "In Python this is a NameError or a wait on None. The rank raises, and the ranks that "
+        "need it hang.",
+        "Post and wait on the same ranks: use the same `ranks:` for both steps.",
         two_rank_scenario(
             "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
             "wait: h",
@@ -89,22 +99,25 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "splits do not add up",
         "error",
         "invalid",
-        "The splits of an all_to_all are not one per rank, or their sum is not the length of the tensor they cut.",
-        "torch raises ValueError (splits must sum to the tensor's first dimension) before anything is sent.",
-        "Give one split per group rank, with the sum of `input_splits` equal to the input's first dimension and the sum of"
-        " `output_splits` equal to the output's.",
+        "The splits of an all_to_all are not one per rank, or their sum is not the length of the "
+        "tensor.",
+        "torch raises ValueError before it sends anything: splits must sum to the tensor's first "
+        "dimension.",
+        "Give one split per group rank. `input_splits` must sum to the first dimension of the "
+        "input, `output_splits` to that of the output.",
         two_rank_scenario(
             "all_to_all_single: {input: x, output: {shape: [4]}, input_splits: [1, 2], output_splits: [2, 2]}"
         ),
     ),
     CodeInfo(
         "DS108",
-        "call outside init and destroy",
+        "call before init or after destroy",
         "error",
         "invalid",
         "A communication call comes before init_process_group or after destroy_process_group.",
         "torch raises: the default process group has not been initialized.",
-        "Communicate between the two calls. Where they are left out of the file, they stand at both ends.",
+        "Communicate between the two calls. If the scenario contains neither, they are added at "
+        "its start and end.",
         two_rank_scenario("init_process_group", "destroy_process_group", "barrier"),
     ),
     CodeInfo(
@@ -112,20 +125,23 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "initialised twice",
         "error",
         "invalid",
-        "init_process_group is called while the process group already exists.",
+        "A rank calls init_process_group although the process group already exists.",
         "torch raises: trying to initialize the default process group twice.",
-        "Call it once, or call destroy_process_group in between.",
+        "Call init_process_group once, or call destroy_process_group in between.",
         two_rank_scenario("init_process_group", "init_process_group", "barrier"),
     ),
     CodeInfo(
         "DS110",
-        "buffers do not fit the operation",
+        "wrong buffer size or dtype",
         "error",
         "invalid",
-        "The sizes or dtypes of a call's own tensors cannot be right: an all_gather output that is not group size times its"
-        " input, an input that does not divide by the group size, input and output of different dtypes.",
-        "torch raises ValueError or RuntimeError on the calling rank; some paths of Gloo compute wrong data instead.",
-        "Make the gathered side group size times the share of one rank, with the same dtype; uneven parts need splits, or padding.",
+        "A call's own tensors do not match each other. Examples: the output of all_gather is not "
+        "group size times its input, an input is not divisible by the group size, input and "
+        "output have different dtypes.",
+        "torch raises ValueError or RuntimeError on the calling rank. Some code paths of Gloo "
+        "compute wrong data instead.",
+        "Make the gathered tensor group size times as large as the part of one rank, with the "
+        "same dtype. Uneven parts need splits or padding.",
         two_rank_scenario("all_gather_into_tensor: {input: x, output: {shape: [4]}}"),
     ),
     CodeInfo(
@@ -133,19 +149,21 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "bad ranks for a new group",
         "error",
         "invalid",
-        "new_group lists a rank outside the world, or one rank twice.",
-        "torch raises: the new group's rank should be within the world size, or the ranks are not unique.",
+        "new_group lists a rank outside the world, or lists a rank twice.",
+        "torch raises: the new group's rank should be within the world size, or the ranks are "
+        "not unique.",
         "List each member once, from 0 to world_size - 1.",
         two_rank_scenario("new_group: {name: g, ranks: [0, 2]}"),
     ),
     CodeInfo(
         "DS112",
-        "call that no back end takes",
+        "call that every backend rejects",
         "error",
         "invalid",
-        "An argument is refused by every back end, for a reason that has no code of its own; the message gives it.",
-        "torch raises on the calling rank, and those who wait for it stand still.",
-        "Follow the message: it says what the call must look like.",
+        "Every backend rejects an argument, for a reason without a code of its own. The message "
+        "gives the reason.",
+        "torch raises on the calling rank, and the ranks that wait for it hang.",
+        "Correct the argument that the message names.",
         two_rank_scenario("{send: {tensor: x, dst: 1, tag: -1}, ranks: 0}"),
     ),
 )

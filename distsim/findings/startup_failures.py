@@ -1,4 +1,4 @@
-"""DS12x: start-ups that go wrong. Their pages; `distsim.scenario.startup` finds them."""
+"""DS12x: failed start-ups. `distsim.scenario.startup` finds them; this module has their pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from distsim.findings.code_info import CodeInfo, two_rank_scenario
 
 
 def _init_example(words: str, launch: str = "") -> str:
-    """An example whose program begins with init_process_group of these arguments."""
+    """An example whose program begins with init_process_group with these arguments."""
     text = two_rank_scenario(
         f"init_process_group: {{{words}}}" if words else "init_process_group", "barrier"
     )
@@ -18,49 +18,57 @@ _OWN_RANK = "rank: rank, world_size: world_size"
 STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
     CodeInfo(
         "DS121",
-        "init_method that torch does not read",
+        "invalid init_method",
         "error",
         "invalid",
-        "An init_method has a scheme that nobody serves, no port, no host, no path, or says the rank twice.",
-        "torch raises on every rank that has it, at once: `No rendezvous handler for htp://` (RuntimeError), `port number missing` or"
-        " `path missing` (ValueError). Port 0 is taken, and then nobody finds the store.",
-        "Write env://, tcp://host:port or file:///path (three strokes).",
+        "An init_method has an unknown scheme, lacks a port, host or path, or names the rank "
+        "twice.",
+        "torch raises at once on every rank that passes it: `No rendezvous handler for htp://` "
+        "(RuntimeError), `port number missing` or `path missing` (ValueError). torch accepts "
+        "port 0, but then no rank finds the store.",
+        "Write env://, tcp://host:port or file:///path (three slashes).",
         _init_example(f"init_method: 'tcp://127.0.0.1', {_OWN_RANK}"),
     ),
     CodeInfo(
         "DS122",
-        "store that is not where ranks look",
+        "ranks look for the store in the wrong place",
         "error",
         "invalid",
-        "MASTER_ADDR (or the host of tcp://) does not resolve, names another machine than that of rank 0, or differs from rank to rank,"
-        " or ports or init_methods differ.",
-        "The ranks that look in the wrong place raise DistNetworkError once the time-out (30 min by default) is over: `The client socket"
-        " has timed out … while trying to connect`. Rank 0 waits a second longer and raises `Timed out … waiting for clients`.",
-        "Give all ranks the same address, one that leads to the machine of rank 0 from every machine: not 127.0.0.1 with several.",
+        "MASTER_ADDR (or the host of tcp://) does not resolve, names another node than that of "
+        "rank 0, or differs between ranks. Or the ports or init_methods differ.",
+        "Ranks that look in the wrong place raise DistNetworkError after the timeout (30 min by "
+        "default): `The client socket has timed out … while trying to connect`. Rank 0 waits one "
+        "second longer and raises `Timed out … waiting for clients`.",
+        "Give all ranks the same address, which must lead to the node of rank 0 from every node. "
+        "127.0.0.1 does not work with several nodes.",
         _init_example(
             f"init_method: {{0: 'tcp://127.0.0.1:29500', 1: 'tcp://127.0.0.1:29501'}}, {_OWN_RANK}, timeout: 3 s"
         ),
     ),
     CodeInfo(
         "DS123",
-        "port taken",
+        "port already in use",
         "error",
         "invalid",
-        "The port where rank 0 (or the launcher's agent) would serve the store belongs to another program.",
-        "Rank 0 raises DistNetworkError at once (EADDRINUSE). The others connect to that other program: is it another run's store, they"
-        " raise after the time-out; any other program's silence they wait out for ever.",
-        "Give another MASTER_PORT, or end the run that has it (`ss -ltnp`).",
+        "Another program uses the port on which rank 0 (or the launcher's agent) would serve the "
+        "store.",
+        "Rank 0 raises DistNetworkError at once (EADDRINUSE). The other ranks connect to the "
+        "other program. If it is the store of another run, they raise after the timeout. Any "
+        "other program never answers, and they wait forever.",
+        "Choose another MASTER_PORT, or end the run that uses it (`ss -ltnp` shows it).",
         _init_example("", "launch: {ports_taken: [29500]}\n"),
     ),
     CodeInfo(
         "DS124",
-        "rank number twice, or beyond the world",
+        "duplicate or invalid rank number",
         "error",
         "invalid",
-        "Two processes say the same rank, or one says a rank that is not from 0 to world_size - 1.",
-        "Twice 0: the second finds the port taken. Another number twice: all wait for the number that nobody has, and raise"
-        " DistStoreError after the time-out. Beyond the world: gloo raises at once (`enforce fail … rank < size`), the others wait.",
-        "Give each process its own number: RANK over all machines, LOCAL_RANK on its machine.",
+        "Two processes have the same rank, or a rank is not between 0 and world_size - 1.",
+        "If two processes have rank 0, the second finds the port in use. If another number "
+        "occurs twice, all wait for the missing number and raise DistStoreError after the "
+        "timeout. With a number beyond the world, gloo raises at once (`enforce fail … rank < "
+        "size`), and the others wait.",
+        "Give each process its own number: RANK across all nodes, LOCAL_RANK within its node.",
         _init_example(
             "init_method: 'tcp://127.0.0.1:29500', rank: rank + 1, world_size: world_size"
         ),
@@ -70,11 +78,12 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "world sizes differ",
         "error",
         "invalid",
-        "Processes name different world sizes, or one that is not their number; under mpi, whose launcher gives both, processes that"
-        " mpirun did not start are worlds of one.",
-        "Said too large, ranks wait for those that nobody started, until the time-out. Said too small on rank 0, the store opens early,"
-        " and ranks may even come through: their first collective never ends.",
-        "One world_size for all: machines times processes per machine.",
+        "Processes use different world sizes, or a size that is not their number. Under mpi, the "
+        "launcher sets both, so each process that mpirun did not start is a world of one.",
+        "If the size is too large, ranks wait for missing ranks until the timeout. If it is too "
+        "small on rank 0, the store opens early, and some ranks may pass; then their first "
+        "collective never ends.",
+        "Use the same world_size everywhere: nodes times processes per node.",
         _init_example(
             "init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: 'world_size + 1'"
         ),
@@ -84,10 +93,12 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "file of an earlier run",
         "error",
         "invalid",
-        "The file of file:// holds what an earlier run wrote. A run that ends in order removes it; one that is killed does not.",
-        "Ranks find the addresses of processes that are gone and try to connect: `Connection refused` at once or `Connect timeout`"
-        " after five times the time-out. Where all have written theirs before anybody reads, they come through by luck.",
-        "Remove the file before each run, or name a fresh one.",
+        "The file of file:// contains data of an earlier run. A run that ends normally removes "
+        "the file; a killed run does not.",
+        "Ranks find the addresses of dead processes and try to connect: `Connection refused` at "
+        "once, or `Connect timeout` after five times the timeout. If all ranks write their "
+        "addresses before any rank reads, the start-up succeeds by luck.",
+        "Remove the file before each run, or use a new name.",
         _init_example(
             f"init_method: 'file:///shared/meet', {_OWN_RANK}",
             "launch: {files_left: [/shared/meet]}\n",
@@ -95,34 +106,39 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS127",
-        "rank, world size or a variable missing",
+        "rank, world size or variable missing",
         "error",
         "invalid",
-        "env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; tcp://, file:// and a store need rank and world_size as arguments.",
-        "torch raises ValueError on the ranks that lack it, at once: `environment variable RANK expected, but not set`, `rank parameter"
-        " missing`. The others wait for them.",
-        "Start with torchrun, which sets all four; under srun export them from SLURM_PROCID and SLURM_NTASKS; mp.spawn sets none.",
+        "env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. tcp://, file:// and a store "
+        "need rank and world_size as arguments.",
+        "torch raises ValueError at once on the ranks without them: `environment variable RANK "
+        "expected, but not set`, `rank parameter missing`. The other ranks wait for them.",
+        "Start with torchrun, which sets all four. Under srun, export them from SLURM_PROCID and "
+        "SLURM_NTASKS; mp.spawn sets none.",
         _init_example("", "launch: {env: {RANK: {1: null}}}\n"),
     ),
     CodeInfo(
         "DS706",
-        "numbers that mpi ignores",
+        "arguments that mpi ignores",
         "warning",
         None,
-        "rank or world_size is given, and the back end is mpi, which takes both from its launcher.",
-        "torch warns that they are ignored. Where they differ from the launcher's, the program counts wrong.",
-        "Leave them out, and read dist.get_rank() afterwards.",
+        "init_process_group gets rank or world_size, but mpi takes both from its launcher.",
+        "torch warns that it ignores them. If they differ from the launcher's values, the "
+        "program uses wrong numbers.",
+        "Remove them, and read dist.get_rank() afterwards.",
         _init_example(_OWN_RANK).replace("backend: gloo", "backend: mpi"),
     ),
     CodeInfo(
         "DS129",
-        "arguments that do not go together",
+        "conflicting arguments",
         "error",
         "invalid",
-        "init_process_group got a store and an init_method, a device_id on the CPU, or a store that only its own process sees.",
-        "torch raises AssertionError (`Cannot specify both init_method and store.`) or ValueError at once; in a HashStore every rank"
-        " waits for the others until the time-out.",
-        "Give one of store and init_method; device_id with nccl alone; a TCPStore or a FileStore for several processes.",
+        "init_process_group gets a store and an init_method, a device_id on the CPU, or a store "
+        "that only its own process can see.",
+        "torch raises AssertionError (`Cannot specify both init_method and store.`) or "
+        "ValueError at once. With a HashStore, every rank waits for the others until the timeout.",
+        "Pass either store or init_method, and device_id only with nccl. Use a TCPStore or a "
+        "FileStore for several processes.",
         _init_example(f"store: 'file:///shared/meet', init_method: 'env://', {_OWN_RANK}"),
     ),
 )

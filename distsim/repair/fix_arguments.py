@@ -42,8 +42,8 @@ def use_group_ranks(
                     op_of(value_at(data, path)), changed, ranks_of(value_at(data, path))
                 )
                 yield (
-                    f"{op_of(entry)}: group_{key}, which counts inside the group, "
-                    f"in place of {key}",
+                    f"{op_of(entry)}: use group_{key}, which counts inside the group, "
+                    f"instead of {key}",
                     with_steps_replaced(data, path, [entry]),
                 )
 
@@ -56,7 +56,7 @@ def unify_shapes(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
         common = _common_shape(shape)
         if shape is not None and common != shape:
             yield (
-                f"the tensor {name} with one shape on all ranks",
+                f"give the tensor {name} the same shape on all ranks",
                 {**data, "tensors": {**declared, name: {**tensor, "shape": common}}},
             )
 

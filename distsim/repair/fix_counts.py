@@ -33,7 +33,7 @@ def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
             continue
         for part in (choice["first"], choice["second"]):
             yield (
-                f"the var {name} as {part.strip()}",
+                f"set the var {name} to {part.strip()}",
                 {**data, "vars": {**variables, name: part.strip()}},
             )
 
@@ -61,7 +61,8 @@ def transpose_splits(
         kept = {key: value for key, value in fields.items() if key != "output_splits"}
         changed = with_steps_replaced(data, path, [make_step(op_of(entry), kept, ranks_of(entry))])
         changed["tensors"] = {**declared, output: {**tensor, "shape": shape}}
-        yield f"{op_of(entry)}: the output splits are the transpose of the input splits", changed
+        words = f"{op_of(entry)}: make the output splits the transpose of the input splits"
+        yield words, changed
 
 
 def _is_square(splits: object) -> TypeGuard[dict[int, list[int]]]:
@@ -93,7 +94,7 @@ def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, S
                 padded[name] = {**tensor, "shape": shape}
         if padded:
             yield (
-                f"{op_of(value_at(data, path))}: padded to rows that {world} ranks can share",
+                f"{op_of(value_at(data, path))}: pad to rows that {world} ranks can share",
                 {**data, "tensors": {**declared, **padded}},
             )
 

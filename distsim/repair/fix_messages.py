@@ -78,7 +78,7 @@ def _with_equal_fields(
         fields |= {key: theirs[key] for key in keys if key in theirs}
         changed = make_step(op_of(entry), fields, ranks_of(entry))
         yield (
-            f"{op_of(entry)}: the {' and '.join(keys)} of its other side",
+            f"{op_of(entry)}: use the {' and '.join(keys)} of the other side",
             with_steps_replaced(data, path, [changed]),
         )
 
@@ -94,7 +94,10 @@ def change_peers(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[st
         for rank in range(min(world, 8)):
             if fields.get(key) != rank and rank not in owner_ranks(data, path):
                 changed = make_step(op_of(entry), {**fields, key: rank}, ranks_of(entry))
-                yield f"{op_of(entry)}: {key} {rank}", with_steps_replaced(data, path, [changed])
+                yield (
+                    f"{op_of(entry)}: set {key} to {rank}",
+                    with_steps_replaced(data, path, [changed]),
+                )
 
 
 def add_counterparts(

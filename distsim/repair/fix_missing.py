@@ -36,7 +36,7 @@ def extend_to_all_ranks(
         if ranks_of(entry) is not None and OPERATIONS[op_of(entry)].kind != "p2p":
             found = copy.deepcopy(data)
             del value_at(found, path)["ranks"]
-            yield f"{op_of(entry)} on all ranks", found
+            yield f"call {op_of(entry)} on all ranks", found
 
 
 def copy_to_other_ranks(
@@ -54,7 +54,7 @@ def copy_to_other_ranks(
             for k in reversed(range(len(value_at(data, list_path)) + 1)):
                 found = copy.deepcopy(data)
                 value_at(found, list_path).insert(k, copy.deepcopy(entry))
-                yield f"{op_of(entry)} on the other ranks as well", found
+                yield f"call {op_of(entry)} on the other ranks as well", found
 
 
 def complete_early_exits(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
@@ -75,7 +75,7 @@ def complete_early_exits(data: ScenarioData) -> Iterator[tuple[str, ScenarioData
         ]
         who = sorted(rank for ranks in tails.values() for rank in ranks)
         yield (
-            f"{rank_list(who)}: the collectives that the others make after that",
+            f"{rank_list(who)}: make the collectives that the others make after that",
             found,
         )
 

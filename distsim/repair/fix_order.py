@@ -92,14 +92,14 @@ def make_nonblocking(
         if not chosen:
             continue
         yield (
-            f"{started} in place of {op}, waited for at the end",
+            f"use {started} instead of {op}, and wait for it at the end",
             _with_nonblocking_calls(data, everywhere),
         )
         if len(chosen) < 2:
             continue
         for path in chosen:
             yield (
-                f"{started} in place of one {op}, waited for at the end",
+                f"use {started} instead of one {op}, and wait for it at the end",
                 _with_nonblocking_calls(data, [path]),
             )
 
@@ -149,5 +149,5 @@ def _moved(data: ScenarioData, path: DataPath, target: int) -> tuple[str, Scenar
     changed_steps = value_at(changed, path[:-1])
     changed_steps.insert(target, changed_steps.pop(position))
     side = "before" if target < position else "after"
-    neighbour = op_of(steps[target]) or "the steps beside it"
-    return f"{op_of(steps[position])} {side} {neighbour}", changed
+    neighbour = op_of(steps[target]) or "the steps next to it"
+    return f"move {op_of(steps[position])} {side} {neighbour}", changed

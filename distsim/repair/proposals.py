@@ -124,7 +124,7 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
         yield from _of_kind(ADDS_CALLS, islice(additions, _MAX_CHANGES))
     for path in calls.named:
         where = f"line {hints.lines[path]}" if path in hints.lines else "of the batch"
-        words = f"leave out {op_of(value_at(data, path))}, {where}"
+        words = f"remove {op_of(value_at(data, path))}, {where}"
         yield RepairProposal(REMOVES_CALLS, words, with_steps_replaced(data, path, []))
 
 
@@ -222,14 +222,14 @@ def _copy_arguments(data: ScenarioData, named: list[DataPath]) -> Iterator[_Chan
                 if fields.get(key) != other_fields.get(key):
                     copied = _with_value_of(fields, key, other_fields)
                     step = make_step(op, copied, ranks_of(entry))
-                    words = f"{op}: the same {key} as the other call"
+                    words = f"{op}: use the same {key} as the other call"
                     yield words, with_steps_replaced(data, path, [step])
         if not OPERATIONS[op].root_field:
             continue
         for key in ("src", "dst"):
             if isinstance(fields.get(key), str | dict):
                 step = make_step(op, {**fields, key: 0}, ranks_of(entry))
-                yield f"{op}: one root for all", with_steps_replaced(data, path, [step])
+                yield f"{op}: use one root on all ranks", with_steps_replaced(data, path, [step])
 
 
 def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:
@@ -248,7 +248,7 @@ def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[_C
                     continue
                 if tensor.get(key) != other_tensor.get(key):
                     copied = _with_value_of(tensor, key, other_tensor)
-                    words = f"the tensor {name} with the {key} of {other}"
+                    words = f"give the tensor {name} the {key} of {other}"
                     yield words, {**data, "tensors": {**declared, name: copied}}
 
 

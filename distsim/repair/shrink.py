@@ -175,7 +175,7 @@ def _scenario_text(data: ScenarioData, scenario: Scenario, wanted: FailureSignat
     if wanted.cause:
         expect["findings"] = [wanted.cause]
     rest = {key: value for key, value in data.items() if key not in ("name", "expect", "about")}
-    return "# Written by distsim shrink: as few calls as fail in the same way.\n" + dump_yaml(
+    return "# Written by distsim shrink: the fewest calls that fail in the same way.\n" + dump_yaml(
         {"name": f"{scenario.name}_small", **rest, "expect": expect}
     )
 

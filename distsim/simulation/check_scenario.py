@@ -458,13 +458,13 @@ def _portability_findings(
     if outcomes[backend].outcome != "completes" or not others:
         return ()
     width = max(len(name) for name in others)
-    lines = [f"it completes on {backend}, but not on {' and '.join(others)}"]
+    lines = [f"the program completes on {backend}, but not on {' and '.join(others)}"]
     for name, outcome in others.items():
         reason = _outcome_reason(program, layout, name, outcome)
         lines.append(f"  {name.ljust(width)}  {_outcome_text(outcome)}: {reason}")
     advice = (
-        f"if it is meant for {next(iter(others))} as well, "
-        f"`distsim check --backend {next(iter(others))}` shows where and what to do"
+        f"if the program must run on {next(iter(others))}, run "
+        f"`distsim check --backend {next(iter(others))}` to see where it fails and what to do"
     )
     concerns_built_in = any(BACKEND_PROFILES[name].built_in for name in others)
     ranks = {rank for outcome in others.values() for rank in outcome.ranks}
@@ -495,4 +495,16 @@ def _outcome_reason(
         found = _run_findings(program, layout, profile, explain=True)
     if not found and _is_undefined(outcome):
         found = undefined_findings(program, layout, profile)
-    return found[0].message.partition("\n")[0] if found else "its rules differ from the contract's"
+    if found:
+        return found[0].message.partition("\n")[0]
+    return _failure_of_a_rank(program, profile) or f"{name} handles these calls differently"
+
+
+def _failure_of_a_rank(program: Program, profile: BackendProfile) -> str:
+    """The error of the first rank that fails in a run; empty if no rank fails."""
+    run = run_program(program, profile, _default_cost(program, profile.name))
+    for end in run.final_state.ends:
+        if end.status in ("raised", "crashed") and end.message:
+            verb = "raises" if end.status == "raised" else "crashes"
+            return f"rank {end.rank} {verb}: {end.message}"
+    return ""

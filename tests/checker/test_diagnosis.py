@@ -49,12 +49,12 @@ def test_a_circle_names_its_ranks_calls_places_and_the_way_out() -> None:
 
     assert found.code == "DS301"
     assert found.message.splitlines() == [
-        "ranks 0 → 1 → 0 wait for each other",
-        "  rank 0  send(dst=1, 16 B)  rank 0:1  rank 1 receives it later, rank 1:2",
-        "  rank 1  send(dst=0, 16 B)  rank 1:1  rank 0 receives it later, rank 0:2",
+        "ranks 0 → 1 → 0 wait for each other in a cycle: all are blocked in send",
+        "  rank 0  send(dst=1, 16 B)  rank 0:1  rank 1 would receive it later (rank 1:2)",
+        "  rank 1  send(dst=0, 16 B)  rank 1:1  rank 0 would receive it later (rank 0:2)",
     ]
     assert found.help == (
-        "both send first: let rank 1 receive first, or post both with batch_isend_irecv",
+        "let rank 1 receive before it sends, or post both calls with batch_isend_irecv",
     )
     assert [(p.rank, p.line) for p in found.places] == [(0, 1), (1, 1)]
 
@@ -63,7 +63,7 @@ def test_victims_are_told_apart_from_the_circle() -> None:
     found = first([[send(1), recv(1)], [send(0), recv(0)], [recv(0)]])
 
     assert (found.ranks, found.core) == ((0, 1, 2), (0, 1))
-    assert found.message.splitlines()[-1] == "  behind them: rank 2 waits for what it cannot get"
+    assert found.message.splitlines()[-1] == "  rank 2 is blocked behind them"
 
 
 def test_two_groups_entered_in_different_order_are_a_circle_over_both() -> None:
@@ -71,7 +71,10 @@ def test_two_groups_entered_in_different_order_are_a_circle_over_both() -> None:
     found = first([[a, b], [b, a]], groups={"a": [0, 1], "b": [0, 1]})
 
     assert found.code == "DS301"
-    assert found.help == ("they enter a and b in different order: let all of them enter a first",)
+    assert found.help == (
+        "use the groups in the same order on all ranks, for example a first: now they use a and b "
+        "in different orders",
+    )
 
 
 def test_a_collective_against_a_message_says_which_to_move() -> None:
@@ -86,7 +89,8 @@ def test_messages_sent_and_received_in_another_order_are_named_by_tag() -> None:
 
     assert found.code == "DS301"
     assert found.help == (
-        "rank 0 sends tag 1 first, rank 1 receives tag 2 first: use one order, or isend",
+        "send and receive the messages in the same order, or use isend: rank 0 sends tag 1 first, "
+        "but rank 1 receives tag 2 first",
     )
 
 
@@ -94,15 +98,17 @@ def test_a_rank_that_leaves_out_a_collective_is_the_reason_of_those_who_wait() -
     found = first([[BARRIER, BARRIER], [BARRIER, BARRIER], [BARRIER]])
 
     assert (found.code, found.core) == ("DS302", (0, 1))
-    assert found.message.splitlines()[0] == "rank 2 has already ended; ranks 0 and 1 wait for it"
-    assert "call 2 of world; rank 2 makes only 1" in found.message
+    assert found.message.splitlines()[0] == (
+        "ranks 0 and 1 are blocked in barrier and wait for rank 2, which has already ended"
+    )
+    assert "call 2 on world; rank 2 makes only 1" in found.message
 
 
 def test_a_rank_that_raised_is_the_reason_and_its_error_is_told() -> None:
     found = first([[BARRIER], [{"op": "fail", "message": "out of memory"}, BARRIER]])
 
     assert found.code == "DS303"
-    assert found.help == ("look at the log of rank 1 first: out of memory; the others only follow",)
+    assert found.help == ("read the log of rank 1 first: out of memory; the other ranks only wait",)
 
 
 def test_ranks_that_left_in_different_ways_are_gone_and_each_says_how() -> None:
@@ -112,7 +118,8 @@ def test_ranks_that_left_in_different_ways_are_gone_and_each_says_how() -> None:
         faults=(RankFault(0, "kill", 1),),
     )
 
-    assert found.message.startswith("ranks 0 and 2 are gone"), found.message
+    head = found.message.splitlines()[0]
+    assert head.endswith("waits for ranks 0 and 2, which have exited"), found.message
     assert "rank 0  was killed" in found.message
     assert "rank 2  has raised an error" in found.message
 
@@ -123,7 +130,7 @@ def test_ranks_that_wait_for_one_who_never_started_stand_in_init() -> None:
     assert found.code == "DS303"
     assert (
         found.message.splitlines()[0]
-        == "rank 1 never started; ranks 0 and 2 wait for it in init_process_group"
+        == "ranks 0 and 2 are blocked in init_process_group and wait for rank 1, which never started"
     )
 
 
@@ -142,7 +149,7 @@ def test_a_message_without_counterpart_lists_what_almost_fits(
     found = first([[ours], [theirs], []], groups={"g": [0, 1]})
 
     assert found.code == "DS304"
-    assert f"; the {what} differs" in found.message
+    assert f"; only the {what} differs" in found.message
 
 
 def test_a_message_once_too_often_is_counted() -> None:
@@ -150,7 +157,8 @@ def test_a_message_once_too_often_is_counted() -> None:
 
     assert found.code == "DS304"
     assert found.help == (
-        "rank 1 makes 1 such receive, this would be number 2: one more there, or one less here",
+        "add the receive on rank 1, or remove this call: it makes 1 such receive, this would be "
+        "number 2",
     )
 
 
@@ -175,7 +183,9 @@ def test_many_ranks_are_summarised_and_told_fast() -> None:
     lines = verdict_of(program).findings[0].message.splitlines()
 
     assert work(lambda: verdict_of(program)) < 5 * work(lambda: verdict_of(ring_of_256))
-    assert lines[0] == "1024 ranks (0 → 1 → 2 → 3 → … → 0) wait for each other"
+    assert lines[0] == (
+        "1024 ranks (0 → 1 → 2 → 3 → … → 0) wait for each other in a cycle: all are blocked in send"
+    )
     assert len(lines) == 10
     assert lines[-1] == "  … and 1016 more like this"
 
@@ -230,7 +240,8 @@ def test_a_collective_left_out_is_recognised_by_the_shift() -> None:
 
     assert (found.verdict, found.culprits, found.ranks) == ("mismatch", (1,), (0, 1, 2))
     assert found.findings[0].help == (
-        "rank 1 leaves out all_reduce(16 B), rank 0:1; its later calls are shifted by one",
+        "call all_reduce(16 B) (rank 0:1) on rank 1 too: it skips the call, so its later calls are "
+        "shifted by one",
     )
 
 
@@ -246,7 +257,9 @@ def test_the_same_calls_in_another_order_are_one_finding() -> None:
     found = first([[reduce(), BARRIER], [BARRIER, reduce()], [reduce(), BARRIER]])
 
     assert found.code == "DS206"
-    assert found.help == ("make the calls in one order on all members; rank 1 has another",)
+    assert found.help == (
+        "make the calls in the same order on all members; rank 1 has a different order",
+    )
 
 
 def test_uneven_splits_that_fit_pair_by_pair_are_no_mismatch() -> None:
@@ -265,7 +278,7 @@ def test_equal_messages_of_many_pairs_that_do_not_fit_are_one_finding_each_place
     assert [f.code for f in found.findings] == ["DS208"]
     assert (
         found.findings[0].message.splitlines()[0]
-        == "rank 0 sends 3 float32, but rank 1 receives into 4 float32"
+        == "rank 0 sends 3 float32 elements, but rank 1 receives into 4 float32 elements"
     )
 
 
@@ -287,7 +300,7 @@ def test_an_overwritten_handle_leaks_and_is_told_from_a_dropped_one() -> None:
     dropped = [send(1, op="isend"), send(1)]
     receiver = [recv(0), recv(0)]
 
-    assert "its handle is bound again before" in first([overwritten, receiver]).message
+    assert "its handle is overwritten before" in first([overwritten, receiver]).message
     assert "it has no handle" in first([dropped, receiver]).message
 
 
@@ -333,7 +346,7 @@ def test_a_device_that_stands_is_told_apart_from_its_host_that_has_gone_on() -> 
         program, FinalState((RankEnd(0, "blocked", 2), RankEnd(1, "blocked", 2)), blocked)
     )[0]
 
-    assert "rank 0  device in send(dst=1, 16 B), host at its end" in found.message
+    assert "rank 0  device in send(dst=1, 16 B), host at the end" in found.message
     assert "rank 1  device in send(dst=0, 16 B), host in barrier, line 3" in found.message
     assert [(p.rank, p.op, p.line) for p in found.places] == [(0, "send", 1), (1, "send", 1)]
 
@@ -356,7 +369,7 @@ def test_calls_of_a_rank_that_was_cut_short_are_counted_to_its_end(before: int, 
     found = first([[BARRIER] * 5] * 3, faults=(RankFault(2, "kill", position=before),))
 
     assert found.code == "DS303"
-    assert f"call {before + 1} of world; rank 2 made {made}" in found.message
+    assert f"call {before + 1} on world; rank 2 made {made}" in found.message
 
 
 def test_a_request_that_was_dropped_is_named_in_the_help() -> None:
@@ -367,9 +380,7 @@ def test_a_request_that_was_dropped_is_named_in_the_help() -> None:
         program, FinalState(ends, (BlockedRank(1, 0, (WaitDependency(0, -1, (0,)),)),))
     )[0]
 
-    assert found.help == (
-        "rank 0 posted it and ended without a wait: keep the request (`as: h`) and wait for it",
-    )
+    assert found.help == ("on rank 0, keep the request (`as: h`) and wait for it",)
 
 
 # --- open receives ---
@@ -379,11 +390,13 @@ def test_a_message_that_an_open_receive_has_taken_is_not_called_missing() -> Non
     assert found.code == "DS304"
     assert (
         found.message.splitlines()[0]
-        == "rank 0 waits for a message of rank 1 that its receive from any source has taken"
+        == "rank 0 waits for a message from rank 1 (rank 0:2), but its receive from any source "
+        "(rank 0:1) has already taken it"
     )
     assert "took rank 1's message" in found.message.splitlines()[3]
     assert found.help == (
-        "name the source of that receive, or give messages of different meaning different tags",
+        "name the source of rank 0's receive from any source (rank 0:1), or use different tags for "
+        "different kinds of messages",
     )
 
 
@@ -392,4 +405,4 @@ def test_a_send_that_an_open_receive_could_take_has_its_counterpart() -> None:
     found = first([[send(1), recv(None)], [send(0), recv(0)]])
 
     assert found.code == "DS301"
-    assert "rank 0 receives it later" in found.message
+    assert "rank 0 would receive it later" in found.message

@@ -96,7 +96,7 @@ def test_a_deadlock_that_needs_a_buffered_send_beside_an_unbuffered_one_is_found
     }
     assert found.schedule is not None
     assert any(isinstance(choice, BufferChoice) for choice in found.schedule.choices)
-    assert "where only some are" in next(f.message for f in found.findings if f.code == "DS603")
+    assert "if only some are" in next(f.message for f in found.findings if f.code == "DS603")
 
 
 def test_messages_that_a_barrier_keeps_apart_leave_no_choice() -> None:

@@ -36,21 +36,27 @@ def errors(program: str, world: int = 4, backend: str = "gloo", more: str = "") 
             "  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n",
             "DS205",
             [
-                "ranks 0 → 2 → 0 wait for each other",
-                "rank 1 has already ended; rank 2 waits for it",
+                "ranks 0 → 2 → 0 wait for each other in a cycle: all are blocked in broadcast",
+                "rank 2 is blocked in broadcast (<text>:7) and waits for rank 1, which has already "
+                "ended",
             ],
         ),
         # the contract stands still as well
         (
             "  - all_reduce: {tensor: x}\n    ranks: rank != 2\n  - barrier\n",
             "DS201",
-            ["rank 2 has already ended; ranks 0, 1 and 3 wait for it"],
+            [
+                "ranks 0, 1 and 3 are blocked in barrier (<text>:7) and wait for rank 2, which has "
+                "already ended"
+            ],
         ),
         (
             "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: rank != 1\n  - new_group: {name: b, ranks: [1, 2]}\n"
             "  - new_group: {name: a, ranks: [0, 1]}\n    ranks: 1\n  - all_reduce: {tensor: x, group: a}\n    ranks: rank < 2\n",
             "DS210",
-            ["ranks 0 → 1 → 0 wait for each other"],
+            [
+                "ranks 0 → 1 → 0 wait for each other in a cycle: all are blocked in all_reduce (<text>:10)"
+            ],
         ),
     ],
     ids=["roots", "left out", "groups"],
@@ -61,8 +67,8 @@ def test_what_ranks_wait_for_behind_a_mismatch_is_told_with_it(
     found = errors(program)
 
     assert [f.code for f in found] == [code]
-    assert [line for line in found[0].message.splitlines() if "in its wake" in line] == [
-        f"  in its wake, {w}" for w in wakes
+    assert [line for line in found[0].message.splitlines() if "as a result" in line] == [
+        f"  as a result, {w}" for w in wakes
     ]
 
 
@@ -117,11 +123,10 @@ def test_a_call_too_many_is_named_with_its_line_though_only_sizes_differ() -> No
     )
 
     assert found[0].code == "DS202"
-    assert (
-        found[0].help[0]
-        == "rank 1 makes one call more, all_reduce(x, 16 B), <text>:5, which the others do not have"
+    assert found[0].help == (
+        "move the extra call all_reduce(x, 16 B) (<text>:5) out of the branch that only rank 1 "
+        "takes, or remove it: all members of the group must make the same calls",
     )
-    assert "a call of all members of its group" in found[0].help[1]
 
 
 def test_calls_too_many_are_counted_over_iterations() -> None:
@@ -129,10 +134,7 @@ def test_calls_too_many_are_counted_over_iterations() -> None:
         "  - all_reduce: {tensor: x}\n  - barrier:\n    ranks: 0\n", more="iterations: 3\n"
     )
 
-    assert (
-        found[0].help[0]
-        == "rank 0 makes 3 calls more, the first barrier(), <text>:7, which the others do not have"
-    )
+    assert found[0].help[0].startswith("move the 3 extra calls (first: barrier(), <text>:7) out")
 
 
 @pytest.mark.parametrize("ends", [True, False], ids=["they end", "they wait"])
@@ -143,8 +145,11 @@ def test_a_group_made_by_its_members_alone_breaks_a_rule_that_is_named(ends: boo
     )
 
     assert (
-        found[0].help[0]
-        == "new_group is a call of all ranks of the world, members or not: let ranks 2 and 3 make it too,"
+        found[0]
+        .help[0]
+        .startswith(
+            "call new_group on ranks 2 and 3 too: all ranks of the world must call it, members or not."
+        )
     )
 
 
@@ -153,7 +158,7 @@ def test_a_rank_that_names_another_group_is_told_which_the_others_use() -> None:
     found = errors(program, more="mesh: {dp: 2, tp: 2}\n")
 
     assert found[0].help == (
-        "rank 2 makes all_reduce on tp[dp=1], and rank 0 waits for it on dp[tp=0]: the others use dp here",
+        "on rank 2, call all_reduce on dp instead of tp[dp=1]: rank 0 waits for it on dp[tp=0]",
     )
 
 
@@ -166,7 +171,8 @@ def test_axes_entered_in_another_order_on_a_diagonal_are_given_one_order() -> No
     found = errors(program, more="mesh: {dp: 2, tp: 2}\n")
 
     assert found[0].help == (
-        "they enter tp and dp in different order: use one order of axes on all ranks, say tp first",
+        "use the axes in the same order on all ranks, for example tp first: now they use tp and dp "
+        "in different orders",
     )
 
 
@@ -180,9 +186,9 @@ def test_a_handle_bound_twice_leads_where_gloo_cancels_its_message() -> None:
 
     assert found[0].code == "DS304"
     assert found[0].message.startswith(
-        "rank 1 waits to receive a message that rank 0 has given up: its handle is bound again"
+        "rank 1 waits to receive a message from rank 0 (<text>:11), but rank 0 overwrote its handle"
     )
-    assert "a handle of its own" in found[0].help[0]
+    assert "its own handle" in found[0].help[0]
 
 
 def test_a_batch_against_single_calls_is_told_by_their_communicators() -> None:
@@ -198,7 +204,7 @@ def test_a_batch_against_single_calls_is_told_by_their_communicators() -> None:
     assert found[0].code == "DS301"
     assert "has posted the send of it" in found[0].message
     assert "later" not in found[0].message
-    assert "batch both or neither" in found[0].help[1]
+    assert "use batch_isend_irecv on both ranks or on neither" in found[0].help[0]
 
 
 def test_data_that_meet_in_another_order_are_called_wrong() -> None:
@@ -209,7 +215,7 @@ def test_data_that_meet_in_another_order_are_called_wrong() -> None:
     found = check_scenario(loads(text + program)).findings
 
     assert [f.code for f in found] == ["DS601"]
-    assert "the data are wrong" in found[0].message.splitlines()[0]
+    assert "the results are wrong" in found[0].message.splitlines()[0]
 
 
 # --- equal ranks are told once ---
@@ -225,7 +231,8 @@ def test_pairs_that_stand_head_to_head_are_one_finding() -> None:
         tuple(range(1024)),
         tuple(range(1024)),
     )
-    assert found.message.splitlines()[0] == "ranks 0 → 1 → 0 wait for each other"
+    head = "ranks 0 → 1 → 0 wait for each other in a cycle: all are blocked in send"
+    assert found.message.splitlines()[0].startswith(head)
     assert found.message.splitlines()[-1] == "  … and 511 more pairs like this"
 
 
@@ -254,7 +261,7 @@ def test_messages_whose_tags_differ_fold() -> None:
     )
 
     assert [f.code for f in found] == ["DS304"]
-    assert "the tag differs" in found[0].message
+    assert "only the tag differs" in found[0].message
 
 
 def test_ranks_that_wait_for_one_who_never_starts_are_one_finding_whatever_their_first_call() -> (
@@ -302,7 +309,7 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
     found = check_program(build_program(3, ranks)).findings[0]
 
     assert found.code == "DS201"
-    assert found.help[0].startswith("rank 0 makes one call more, barrier()")
+    assert found.help[0].startswith("move the extra call barrier()")
 
 
 # --- where verdict and outcome part ---
@@ -314,7 +321,8 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n",
             "nccl",
             "",
-            "Right by what torch.distributed promises, but on nccl it hangs: batch both or neither",
+            "The program follows the rules of torch.distributed, but on nccl it hangs: "
+            "use batch_isend_irecv on both",
         ),
         (
             "  - {all_reduce: {tensor: x}, ranks: 0}\n  - barrier\n  - {all_reduce: {tensor: x, op: max}, ranks: 1}\n",
@@ -326,19 +334,21 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
             "nccl",
             "",
-            "Wrong by what torch.distributed promises; that nccl completes is luck: new_group is a call of all ranks",
+            "The program breaks the rules of torch.distributed; nccl completes only by luck: "
+            "call new_group on rank 1 too",
         ),
         (
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "An argument that no call may have; gloo goes on all the same: make the call only on ranks of the group",
+            "A call has an invalid argument, but gloo completes anyway: let the group's ranks alone",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
             "gloo",
             "",
-            "Right by what torch.distributed promises, but on gloo it hangs: rank 0 posted it and ended without a wait: keep",
+            "The program follows the rules of torch.distributed, but on gloo it hangs: "
+            "on rank 0, keep the request",
         ),
     ],
     ids=["batch", "they agree", "luck", "argument", "dropped"],
@@ -350,7 +360,7 @@ def test_a_verdict_and_an_outcome_that_part_explain_themselves_below_the_first_l
     text = check_text([checked(program.replace("- barrier\n", "- barrier:\n"), 2, backend, more)])
     below = " ".join(text.partition("\n")[2].split())
 
-    assert below.startswith(second) if second else "torch.distributed promises" not in below
+    assert below.startswith(second) if second else "the rules of torch.distributed" not in below
 
 
 # --- who has left, and which call it does not make ---
@@ -359,8 +369,8 @@ def test_a_call_in_a_branch_that_others_do_not_take_is_said_once_and_with_its_li
 
     assert [f.code for f in found] == ["DS302"]
     assert found[0].help == (
-        "ranks 0, 1 and 2 make barrier(), <text>:6, in a branch that rank 3 does not take:",
-        "let rank 3 make it too, or take it out of the branch",
+        "call barrier() (<text>:6) on rank 3 too, or move it out of the branch that only ranks 0, "
+        "1 and 2 take",
     )
 
 
@@ -368,26 +378,20 @@ def test_a_rank_that_makes_more_calls_than_most_is_not_told_that_the_others_skip
     program = "  - repeat: {times: {0: 3, else: 2}, index: i, steps: [{all_reduce: {tensor: x}}]}\n"
     found = errors(program)
 
-    assert (
-        found[0].help[0]
-        == "rank 0 makes calls that the others do not: a batch more (uneven batches),"
-    )
-    assert (
-        errors(program.replace("0: 3, else: 2", "0: 2, else: 3"))[0]
-        .help[0]
-        .startswith("uneven batches, an early return")
-    )
+    assert "rank 0 makes more calls than the others. Common causes: uneven" in found[0].help[0]
+    fewer = errors(program.replace("0: 3, else: 2", "0: 2, else: 3"))
+    assert "rank 0 makes fewer calls. Common causes: uneven batches" in fewer[0].help[0]
 
 
 def test_a_rank_that_left_by_exit_is_said_to_and_its_code_sends_one_to_its_log() -> None:
     program = "  - exit: {code: CODE}\n    ranks: 2\n  - all_reduce: {tensor: x}\n"
     told = [errors(program.replace("CODE", code))[0] for code in ("1", "0")]
 
-    assert [f.message.partition(";")[0] for f in told] == [
-        "rank 2 has left by exit with code 1",
-        "rank 2 has left by exit",
+    assert [f.message.splitlines()[0].partition(" and wait for ")[2] for f in told] == [
+        "rank 2, which has exited with code 1",
+        "rank 2, which has exited early",
     ]
-    assert [f.help[0].split(" ")[0] for f in told] == ["look", "rank"]
+    assert [f.help[0].split(" ")[0] for f in told] == ["find", "let"]
 
 
 @pytest.mark.parametrize(("backend", "told"), [("gloo", True), ("nccl", False)])
@@ -410,7 +414,7 @@ def test_a_dropped_request_leads_before_the_wait_that_it_causes() -> None:
 
     assert [f.code for f in found] == ["DS304"]
     assert found[0].message.startswith(
-        "rank 1 waits to receive a message that rank 0 has given up: it keeps no handle"
+        "rank 1 waits to receive a message from rank 0 (<text>:7), but rank 0 did not keep its request"
     )
 
 
@@ -421,7 +425,8 @@ def test_a_wrong_group_leads_with_both_lines_and_no_remark_says_otherwise() -> N
 
     assert [f.code for f in found] == ["DS302"]
     assert found[0].message.startswith(
-        "rank 2 makes all_reduce on tp[dp=1], and is awaited on dp[tp=0]\n  rank 3 has already ended"
+        "rank 2 calls all_reduce on tp[dp=1], but rank 0 waits for it on dp[tp=0]\n"
+        "  rank 2 is blocked in all_reduce"
     )
     assert sorted(place.line for place in found[0].places) == [6, 8]
 
@@ -439,19 +444,18 @@ def test_a_group_that_some_do_not_make_leads_and_one_that_they_make_later_is_not
     )
 
     assert alone[0].message.startswith(
-        "new_group(a) is a call of all ranks, and ranks 2 and 3 do not make it\n"
+        "ranks 2 and 3 never call new_group(a), which all ranks must call\n"
     )
     assert [f.code for f in later] == ["DS210"]
-    assert "do not make it" not in later[0].message
-    assert "does not make it" not in later[0].message
+    assert "never call" not in later[0].message
 
 
 def test_models_that_differ_by_rank_are_an_error_of_their_construction() -> None:
     ddp = "  - ranks: {0}\n    steps:\n      - ddp: {{layers: {{params: [[4]], forward: 1 ms, backward: 1 ms, count: {1}}}}}\n"
     found = errors(ddp.format("rank == 0", 3) + ddp.format("rank == 1", 2), world=2, backend="nccl")
 
-    assert found[0].message.startswith("the models that ddp wraps differ by rank: ")
-    assert "DDP expects same model across all ranks" in found[0].help[1]
+    assert found[0].message.startswith("DistributedDataParallel wraps different models")
+    assert "DDP expects same model across all ranks" in found[0].help[0]
     assert "pad" not in " ".join(found[0].help)
 
 
@@ -462,7 +466,8 @@ def test_a_collective_left_out_is_not_told_to_move_about_a_message() -> None:
     )
 
     assert errors(program, world=3)[0].help == (
-        "rank 2 leaves out broadcast on world, which rank 1 makes: let every member of the group make the same calls",
+        "call broadcast on world on rank 2 too: rank 1 calls it, and every member of the group must "
+        "make the same calls",
     )
 
 
@@ -474,7 +479,7 @@ def test_messages_of_two_groups_are_told_by_their_groups_not_by_their_tags() -> 
     found = errors(program, world=2, more="groups: {g: [0, 1]}\n")
 
     assert (
-        "rank 0 sends a message of g first, rank 1 receives a message of world first"
+        "rank 0 sends a message of g first, but rank 1 receives a message of world first"
         in found[0].help[0]
     )
 
@@ -482,7 +487,7 @@ def test_messages_of_two_groups_are_told_by_their_groups_not_by_their_tags() -> 
 def test_a_root_that_may_leave_early_is_not_called_a_buffered_send() -> None:
     found = checked("  - broadcast: {tensor: x, src: 0}\n    ranks: 0\n", world=2).findings
 
-    assert ["collective that has a root" in f.message for f in found if f.code == "DS603"] == [True]
+    assert ["collective with a root" in f.message for f in found if f.code == "DS603"] == [True]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_a_collective_that_a_member_cannot_reach_is_noted() -> None:
     found = said("world: 3\nprogram:\n  - all_reduce: {tensor: x}\n    ranks: rank < 2\n")
 
     assert [(f.code, f.severity, f.ranks) for f in found] == [("DS608", "note", (0, 1, 2))]
-    assert "leaves out rank 2, a member" in found[0].message
+    assert "excludes rank 2, a member" in found[0].message
 
 
 @pytest.mark.parametrize(

@@ -74,37 +74,37 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a barrier inside `if rank == 0`": (
         BARRIER_IN_THE_IF,
         "DS201",
-        ("rank 0 makes 2 calls more, the first barrier()", _RULE),
+        ("move the 2 extra calls (first: barrier()", _RULE),
     ),
     "no_sync forgotten on a rank": (
         NO_SYNC_FORGOTTEN,
         "DS202",
-        ("rank 1 makes one call more, all_reduce(grad", "out of the branch"),
+        ("move the extra call all_reduce(grad", "out of the branch"),
     ),
     "no_sync forgotten on a rank, under DDP": (
         "ddp_no_sync_on_one_rank",
         "DS302",
-        ("rank 1 makes calls that the others do not", "no_sync that is forgotten"),
+        ("rank 1 makes more calls than the others", "a forgotten no_sync"),
     ),
     "buckets in another order": (
         BUCKETS_IN_ANOTHER_ORDER,
         "DS601",
-        ("in another order, and the data are wrong", "in one order on"),
+        ("in different orders, so the results are wrong", "in the same order on"),
     ),
     "the tp group where dp was meant": (
         OTHER_GROUP,
         "DS302",
-        ("rank 2 makes all_reduce on tp", "the others use dp here"),
+        ("rank 2 calls all_reduce on tp", "call all_reduce on dp instead"),
     ),
     "a loss reduced on rank 0 alone": (
         LOSS_ON_RANK_0,
         "DS201",
-        ("rank 0 makes 3 calls more, the first all_reduce(loss", _RULE),
+        ("move the 3 extra calls (first: all_reduce(loss", _RULE),
     ),
     "new_group called by its members alone": (
         NEW_GROUP_OF_MEMBERS,
         "DS301",
-        ("new_group is a call of all ranks of the world, members",),
+        ("all ranks of the world must call it, members",),
     ),
     "another model on a rank": (
         ANOTHER_MODEL,
@@ -119,7 +119,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a batch more on a rank": (
         "ddp_uneven",
         "DS302",
-        ("rank 0 makes calls that the others do not: a batch more",),
+        ("rank 0 makes more calls than the others",),
     ),
     "parameters without a gradient": (
         "ddp_unused_parameters",
@@ -129,37 +129,37 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "a backward pass left out": (
         "fsdp_skipped_backward",
         "DS201",
-        ("rank 2 leaves out 6 calls that the others make", "a pass"),
+        ("rank 2 skips 6 calls that the other ranks make", "a pass"),
     ),
     "nothing learns on a rank (LoRA)": (
         "fsdp_lora_on_some_ranks",
         "DS201",
-        ("rank 2 leaves out 8 calls that the others make",),
+        ("rank 2 skips 8 calls that the other ranks make",),
     ),
     "shards gathered under `if rank == 0`": (
         "fsdp_save_on_rank_0",
         "DS201",
-        ("rank 0 makes 2 calls more, the first all_gather_into_ten",),
+        ("move the 2 extra calls (first: all_gather_into_ten",),
     ),
     "an object gathered under `if rank == 0`": (
         "save_on_rank_0",
         "DS201",
-        ("rank 0 makes 2 calls more, the first all_gather",),
+        ("move the 2 extra calls (first: all_gather",),
     ),
     "dcp.save under `if rank == 0`": (
         "dcp_save_on_rank_0",
         "DS201",
-        ("rank 0 makes 9 calls more", "out of the branch"),
+        ("move the 9 extra calls", "out of the branch"),
     ),
     "full_tensor under `if rank == 0`": (
         "weight_sync_on_rank_0",
         "DS302",
-        ("rank 1 makes none", "in a branch that rank 1 does not"),
+        ("rank 1 makes none", "out of the branch that only rank 0 takes"),
     ),
     "a rank without tokens": (
         "expert_without_tokens",
         "DS301",
-        ("rank 3 makes no all_to_all_single on ep at all", "no tokens"),
+        ("call all_to_all_single on ep on rank 3 too", "no tokens"),
     ),
     "splits that are not transposed": (
         "expert_splits_not_transposed",
@@ -169,7 +169,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "both stages send first": (
         "pipeline_both_send_first",
         "DS301",
-        ("both send first: let rank 1 receive first",),
+        ("let rank 1 receive before it sends",),
     ),
     "chunks received in another order": (
         "pipeline_chunks_swapped",
@@ -179,7 +179,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "no dummy batch": (
         "inference_without_dummy_batch",
         "DS302",
-        ("rank 1 has already ended", "uneven batches"),
+        ("waits for rank 1, which has already ended", "uneven batches"),
     ),
 }
 

@@ -100,7 +100,7 @@ def test_a_wait_becomes_a_line_of_the_mismatch_its_ranks_came_to_and_of_no_other
     wait, stand alone.
     """
     misfit, leak = (
-        Finding("DS202", "error", "misfit", (0, 1, 2)),
+        Finding("DS202", "error", "mismatch", (0, 1, 2)),
         Finding("DS501", "warning", "leak", (0, 1, 2)),
     )
     waits = [
@@ -116,11 +116,11 @@ def test_a_wait_becomes_a_line_of_the_mismatch_its_ranks_came_to_and_of_no_other
 
     assert found[0] == leak
     assert found[1].message.splitlines() == [
-        "misfit",
-        "  in its wake, rank 0 waits",
-        "  in its wake, rank 1 waits",
-        "  in its wake, rank 0 waits",
-        "  … and 2 more waits behind it",
+        "mismatch",
+        "  as a result, rank 0 waits",
+        "  as a result, rank 1 waits",
+        "  as a result, rank 0 waits",
+        "  … and 2 more waits as a result",
     ]
     assert list(found[2:]) == others
     assert "more" not in attach_consequences([misfit], waits[:3])[0].message
@@ -158,7 +158,7 @@ def test_a_rank_that_leaves_at_a_call_without_a_line_is_told_without_a_place() -
 
     found = verdict_of(program).findings
 
-    assert [f.message for f in found] == ["rank 0 left by exit with an error code"]
+    assert [f.message for f in found] == ["rank 0 exited with an error code"]
 
 
 # --- executions ---
@@ -259,7 +259,7 @@ BATCH = "- {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank}}], as: 
     [
         (FIRST, "sends are buffered"),
         (BATCH, "sends are buffered"),
-        (ROOTED, "leaves a collective that has a root"),
+        (ROOTED, "leave a collective with a root"),
     ],
 )
 def test_a_deadlock_that_some_buffering_hides_says_which_and_nothing_of_what_was_left_open(

@@ -26,7 +26,7 @@ def test_the_first_of_many_alike_speaks_for_all_and_tells_on_which_ranks_they_ar
     lines = findings_lines([_wait(rank) for rank in range(0, 256, 2)], "f.yaml")
 
     assert sum("wait for each other" in line for line in lines) == 1
-    assert lines[-1] == "  and 127 more like it, on ranks 2-255"
+    assert lines[-1] == "  and 127 more like this, on ranks 2-255"
 
 
 def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None:
@@ -42,7 +42,7 @@ def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None
         "error DS301",
         "error DS301",
     ]
-    assert not any("more like it" in line for line in lines)
+    assert not any("more like this" in line for line in lines)
 
 
 def test_groups_that_fail_alike_are_one_finding_in_text_and_all_in_json(
@@ -56,5 +56,5 @@ def test_groups_that_fail_alike_are_one_finding_in_text_and_all_in_json(
     text = cli("check", file).stdout
 
     assert text.count("DS202") == 1
-    assert "and 5 more like it, on ranks 2-11" in text
+    assert "and 5 more like this, on ranks 2-11" in text
     assert cli("check", file, "--format", "json").stdout.count('"DS202"') == 6

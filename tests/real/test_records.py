@@ -182,8 +182,8 @@ def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own(
     )
 
     assert [f.code for f in left.findings] == ["DS201"]
-    assert [line for line in left.findings[0].message.splitlines() if "in its wake" in line] == [
-        "  in its wake, ranks 0 → 2 → 0 wait for each other"
+    assert [line for line in left.findings[0].message.splitlines() if "as a result" in line] == [
+        "  as a result, ranks 0 → 2 → 0 wait for each other in a cycle"
     ]
 
 

@@ -23,15 +23,15 @@ from tests.support.agreed import load_cases, scenario_of
 _REPAIRED = {
     "z02_both_send_first": "batch_isend_irecv",
     "z01_ring_recv_first": "batch_isend_irecv",
-    "z08_roots_differ": "one root for all",
+    "z08_roots_differ": "use one root on all ranks",
     "f15_buckets_in_another_order": "all_reduce",
     "f12_save_on_rank_0": "on all ranks",
-    "z03_tag_mismatch": "the tag of its other side",
-    "z10_sizes_differ": "one shape on all ranks",
-    "z19_fewer_micro_batches_than_stages": "the var ahead as micro_batches",
+    "z03_tag_mismatch": "use the tag of the other side",
+    "z10_sizes_differ": "the same shape on all ranks",
+    "z19_fewer_micro_batches_than_stages": "set the var ahead to micro_batches",
     "z21_splits_not_transposed": "the transpose of the input splits",
     "f19_root_by_index": "group_src, which counts inside the group",
-    "f19_indivisible_all_to_all": "padded to rows that 2 ranks can share",
+    "f19_indivisible_all_to_all": "pad to rows that 2 ranks can share",
 }
 
 
@@ -73,11 +73,11 @@ def test_requests_that_meet_head_to_head_on_nccl_become_a_batch_and_no_tensor_ch
 #: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py`
 #: tries all of them.
 _CASES = {
-    "dl0012": "the tensor of its other side",
-    "dl0026": "the tag of its other side",
-    "dl0037": "ranks 1 and 3: the collectives that",
+    "dl0012": "use the tensor of the other side",
+    "dl0026": "use the tag of the other side",
+    "dl0037": "ranks 1 and 3: make the collectives that",
     "dl0134": "add the send on rank 0",
-    "dl0136": "rank 0: the collectives that",
+    "dl0136": "rank 0: make the collectives that",
     "dl0016": "scatter after gather",
 }
 

@@ -123,8 +123,8 @@ dist.init_process_group("gloo")
     ("ends", "code", "word"),
     [
         ('raise ValueError("no data")', "DS303", "rank 1 has raised an error"),
-        ("sys.exit(0)", "DS302", "rank 1 has left by exit;"),
-        ("sys.exit(3)", "DS302", "rank 1 has left by exit with code 3"),
+        ("sys.exit(0)", "DS302", "rank 1, which has exited early"),
+        ("sys.exit(3)", "DS302", "rank 1, which has exited with code 3"),
         ("os.kill(os.getpid(), 9)", "DS303", "rank 1 was killed"),
     ],
 )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from distsim.backends import BackendProfile, call_refusal, profile_for_call
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
-from distsim.checker.wording import call_words, location_text, rank_list
+from distsim.checker.wording import call_words, location_text, parenthesised, rank_list
 from distsim.findings.codes import CODES
 from distsim.findings.finding_types import Finding
 from distsim.operations.core.resolved_call import REDUCE_OPS, ResolvedCall, TensorBuffer
@@ -67,9 +67,9 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
         call, refusing = examples[refusal]
         ranks = tuple(sorted(refused_ranks))
         place = program.sites[site].place(ranks[0])
+        where = f"on {rank_list(ranks)}{parenthesised(location_text(place))}"
         subject = _refused_subject(code_of_finding, call, refusing)
-        where = f"{rank_list(ranks)}, {location_text(place)}"
-        message = f"{subject}; {where}; torch raises: {reason}"
+        message = f"{subject}, {where}; torch raises: {reason}"
         advice = _refusal_advice(code_of_finding, call, refusing)
         found.append(Finding(code_of_finding, "error", message, ranks, (), (advice,), (place,)))
     return found
@@ -115,8 +115,8 @@ def _refused_group_findings(program: Program, profile: BackendProfile) -> list[F
         ranks = tuple(sorted(by_rank))
         call, reason = by_rank[ranks[0]]
         place = program.sites[site].place(ranks[0])
-        words = f"{call_words(call)} of {rank_list(ranks)}, {location_text(place)}"
-        message = f"{profile_for_call(profile, call).name} refuses {words}: {reason}"
+        words = f"{call_words(call)} on {rank_list(ranks)}{parenthesised(location_text(place))}"
+        message = f"{profile_for_call(profile, call).name} does not create {words}: {reason}"
         advice = _GROUP_NAME_ADVICE if "name" in reason else _LOCAL_SYNC_ADVICE
         found.append(Finding("DS704", "error", message, ranks, (), (advice,), (place,)))
     return found
@@ -132,18 +132,18 @@ def _has_local_groups(program: Program) -> bool:
 
 #: What to do about a group that torch refuses to make.
 _GROUP_NAME_ADVICE = (
-    "torch names a group with use_local_synchronization by its members and by how many groups each "
-    "is in, and one that is still there has this name: use it, destroy it first, or leave "
-    "use_local_synchronization out and let all ranks make the call"
+    "use the existing group with this name, destroy it first, or remove use_local_synchronization "
+    "and make the call on all ranks: torch derives the name from the members and the number of "
+    "groups of each"
 )
 _LOCAL_SYNC_ADVICE = (
-    "leave use_local_synchronization out, and let all ranks of the world make the call"
+    "remove use_local_synchronization, and call new_group on all ranks of the world"
 )
 
 
 def _refusal_advice(number: str, refused: ResolvedCall, refusing: BackendProfile) -> str:
     if number == "DS704" and OPERATIONS[refused.op].direction == "recv" and refused.peer is None:
-        return "name the source, or receive one element at least"
+        return "name the source, or receive at least one element"
     if number == "DS702":
         buffer = (refused.inputs or refused.outputs)[0]
         return f"use float32 for {buffer.label or 'the tensor'}"
@@ -151,7 +151,8 @@ def _refusal_advice(number: str, refused: ResolvedCall, refusing: BackendProfile
         dtype = (refused.inputs or refused.outputs)[0].dtype
         supported = [op for op in REDUCE_OPS if refusing.support.takes(refused.op, dtype, op)]
         if supported:
-            return f"use one of the reduce ops {', '.join(supported)}, or a group on another backend"
+            names = ", ".join(supported)
+            return f"use one of the reduce ops {names}, or a group on another backend"
     remedy = CODES[number].remedy
     return remedy[0].lower() + remedy[1:].rstrip(".")
 
@@ -213,9 +214,10 @@ def _tag_finding(program: Program, sites: tuple[int, int], pairs: list[tuple[int
     places = (program.sites[sites[0]].place(src), program.sites[sites[1]].place(dst))
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
     message = (
-        f"nccl ignores tags: the message of rank {src}, {location_text(places[0])}, goes to the "
-        f"receive of rank {dst}, {location_text(places[1])}, which has another tag{more}"
+        f"nccl ignores tags: the message from rank {src}{parenthesised(location_text(places[0]))} "
+        f"arrives in a receive of rank {dst} with a different tag"
+        f"{parenthesised(location_text(places[1]))}{more}"
     )
     ranks = tuple(sorted({rank for pair in pairs for rank in pair}))
-    advice = "receive in the order in which the messages are sent"
+    advice = f"receive the messages on rank {dst} in the order in which rank {src} sends them"
     return Finding("DS602", "warning", message, ranks, (), (advice,), places)

@@ -23,7 +23,13 @@ from numpy.typing import NDArray
 
 from distsim.checker.matching.call_index import part_call
 from distsim.checker.matching.channel_layout import WHOLE_CALL
-from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
+from distsim.checker.wording import (
+    aligned_columns,
+    call_words,
+    location_text,
+    parenthesised,
+    rank_list,
+)
 from distsim.common.expressions import Expression
 from distsim.common.records import dataclass
 from distsim.findings.finding_types import Finding
@@ -387,25 +393,31 @@ def _data_race_finding(program: Program, race: DataRace) -> Finding:
     opened_place = program.place(rank, race.opened)
     use_place = program.place(rank, race.position)
     access = "writes" if race.code == "DS402" else "reads"
+    use_line = parenthesised(location_text(use_place))
+    opened_line = parenthesised(location_text(opened_place))
     head = (
-        f"{use.op} of {rank_list(race.ranks)} {access} {race.label} while {opened.op} still uses it"
+        f"{use.op} on {rank_list(race.ranks)}{use_line} {access} {race.label} while "
+        f"{opened.op}{opened_line} still uses it"
     )
     if race.streams:
         head += " on another stream"
-    opens = "is launched" if race.streams else "opens the request"
+    opens = "is launched" if race.streams else "starts the request"
     rows = [
         (f"rank {rank}", call_words(opened), location_text(opened_place), opens),
         (f"rank {rank}", call_words(use), location_text(use_place), f"{access} the buffer"),
     ]
     if race.streams:
         advice = (
-            "let the one stream wait for the other first (`wait_stream`), "
-            "or give each its own tensor (`copies:`)"
+            f"let the stream of {use.op} wait for the other stream first (`wait_stream`), "
+            "or give each call its own tensor (`copies:`)"
         )
     elif race.opened == race.position:
-        advice = "put both into buffers of their own, or make the calls one after the other"
+        advice = "give each message its own buffer, or make the calls one after the other"
     else:
-        advice = f"wait for the {opened.op} first, or give each its own tensor (`copies:`)"
+        advice = (
+            f"wait for the {opened.op} before the {use.op}, "
+            "or give each call its own tensor (`copies:`)"
+        )
     return Finding(
         race.code,
         "error",

@@ -12,7 +12,7 @@ from distsim.backends import BackendProfile
 from distsim.checker.detectors.request_leaks import request_leaks
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
-from distsim.checker.wording import call_words, location_text, rank_list
+from distsim.checker.wording import call_words, location_text, parenthesised, rank_list
 from distsim.common.units import duration_text
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.findings.finding_types import Finding
@@ -75,15 +75,15 @@ def _default_timeout_words(
         names += f" and {hidden} more"
     default, world = duration_text(profile.timeout_ns), duration_text(world_ns)
     if len(groups) == 1:
-        subject, wait, their, are = f"group {names} is", "waits", "its", "is"
+        subject, wait, are = f"group {names} has", "waits", "is"
     else:
-        subject, wait, their, are = f"groups {names} are", "wait", "their", "are"
+        subject, wait, are = f"groups {names} have", "wait", "are"
     message = (
-        f"the world gives up after {world}, but {subject} made without a timeout and {wait} "
-        f"{default}, {their} default under {profile.name}"
+        f"{subject} no timeout and {wait} {default} (the default of {profile.name}), although "
+        f"the timeout of the world is {world}"
     )
     where = "they" if hidden > 0 else names
-    return message, f"say `timeout: {world}` where {where} {are} made"
+    return message, f"set `timeout: {world}` where {where} {are} created"
 
 
 def _keeps_default_timeout(group: RankGroup) -> bool:
@@ -113,8 +113,8 @@ def _new_group_calls(program: Program) -> Iterable[tuple[CallSite, CodeCall]]:
 
 # --- DS607 ---
 _DROPPED_REQUEST_EFFECT = {
-    "cancels": "cancels it unless its counterpart already waits",
-    "crashes": "ends the process if it is still open then",
+    "cancels": "cancels the message unless its counterpart already waits",
+    "crashes": "ends the process if the request is still open",
 }
 
 
@@ -131,13 +131,13 @@ def _dropped_request_findings(program: Program, profile: BackendProfile) -> list
             continue
         place = program.place(leak.ranks[0], leak.position)
         if leak.dropped:
-            why, advice = "keeps no handle", "write `as: h` and `wait: h`"
+            why, advice = "has no handle", "keep the handle (`as: h`) and wait for it (`wait: h`)"
         else:
-            why = "loses its handle, which is bound again before a wait"
-            advice = "index the handle, `as: h@i`, and wait for each"
+            why = "loses its handle, which is overwritten before a wait"
+            advice = "index the handle (`as: h@i`) and wait for each"
         message = (
-            f"{call_words(call)} of {rank_list(leak.ranks)}, {location_text(place)}, {why}: "
-            f"{profile.name} {_DROPPED_REQUEST_EFFECT[profile.dropped]}"
+            f"{call_words(call)} on {rank_list(leak.ranks)}{parenthesised(location_text(place))} "
+            f"{why}: {profile.name} {_DROPPED_REQUEST_EFFECT[profile.dropped]}"
         )
         found.append(Finding("DS607", "warning", message, leak.ranks, (), (advice,), (place,)))
     return found
@@ -233,9 +233,9 @@ def _excluded_member_finding(
     ranks = rank_list(excluded)
     members = "a member" if len(excluded) == 1 else "members"
     message = (
-        f"{op} on {program.groups[sequence].name}, {location_text(place)}, stands under a selector "
-        f"that leaves out {ranks}, {members} of the group"
+        f"{op} on {program.groups[sequence].name}{parenthesised(location_text(place))} is under a "
+        f"selector that excludes {ranks}, {members} of the group"
     )
-    advice = f"let {ranks} make it too, or make a group of {rank_list(callers)} for it"
+    advice = f"call it on {ranks} too, or create a group of {rank_list(callers)} for it"
     concerned = tuple(sorted({*callers, *excluded}))
     return Finding("DS608", "note", message, concerned, (), (advice,), (place,))

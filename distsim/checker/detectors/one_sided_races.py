@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from distsim.checker.detectors.buffer_races import BufferKey, BufferUseWalk, buffer_label
 from distsim.checker.matching.channel_layout import ChannelLayout
-from distsim.checker.wording import aligned_columns, call_words, location_text
+from distsim.checker.wording import aligned_columns, call_words, location_text, parenthesised
 from distsim.common.records import dataclass
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
@@ -221,17 +221,18 @@ def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> 
             [program.place(*use) for use in (race.one, race.other)],
         )
         does = "writes" if race.writes else "reads"
+        one_line, other_line = (parenthesised(location_text(place)) for place in places)
         head = (
-            f"{calls[1].op} of rank {race.other[0]} {does} {race.label} of rank {race.owner}, and "
-            f"nothing orders it against the {calls[0].op} of rank {race.one[0]}"
+            f"{calls[1].op} on rank {race.other[0]}{other_line} {does} {race.label} of rank "
+            f"{race.owner}, in no defined order with {calls[0].op} on rank {race.one[0]}{one_line}"
         )
         rows = [
             (f"rank {use[0]}", call_words(call), location_text(place))
             for use, call, place in zip((race.one, race.other), calls, places, strict=True)
         ]
         advice = (
-            "signal after the one and wait for the signal before the other (`put_signal`, "
-            "`wait_signal`), or put a barrier between"
+            f"call `put_signal` after the {calls[0].op} and `wait_signal` before the "
+            f"{calls[1].op}, or put a barrier between them"
         )
         found.append(
             Finding(

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distsim.checker.wording import rank_list
 from distsim.common.expressions import Expression
 from distsim.common.message_text import name_list
 from distsim.common.units import show_bytes
@@ -69,22 +70,23 @@ def _excessive_memory_finding(
 ) -> Finding:
     worst, device = excessive[0], cluster.device
     kinds = name_list([f"{kind} {show_bytes(nbytes)}" for kind, nbytes in worst.parts.items()])
+    needs = "needs" if len(worst.ranks) == 1 else "each need"
     message = (
-        f"{worst.name} needs {show_bytes(worst.total)}, {device.name} has "
-        f"{show_bytes(device.memory_nbytes)}: {kinds}"
+        f"{rank_list(worst.ranks)} {needs} {show_bytes(worst.total)} of memory, but "
+        f"{device.name} has {show_bytes(device.memory_nbytes)} (`{worst.name}`: {kinds})"
     )
     ranks = tuple(sorted({rank for peak in excessive for rank in peak.ranks}))
     place = _memory_place(scenario, worst.name)
-    help_lines = []
+    lines = [message]
     if len(excessive) > 1:
-        help_lines = [
-            f"{peak.name}: {show_bytes(peak.total)} on {len(peak.ranks)} ranks"
+        lines += [
+            f"  {peak.name}: {show_bytes(peak.total)} on {len(peak.ranks)} ranks"
             for peak in excessive[:_MAX_ROWS]
         ]
     if len(excessive) > _MAX_ROWS:
-        help_lines.append(f"{len(excessive) - _MAX_ROWS} more")
-    help_lines.append("shard more, recompute activations, or take smaller micro-batches")
-    return Finding("DS806", "error", message, ranks, ranks, tuple(help_lines), (place,))
+        lines.append(f"  … and {len(excessive) - _MAX_ROWS} more")
+    advice = "shard more, recompute activations, or use smaller micro-batches"
+    return Finding("DS806", "error", "\n".join(lines), ranks, ranks, (advice,), (place,))
 
 
 def _oversized_tensors(
@@ -105,11 +107,11 @@ def _oversized_tensors(
         Finding(
             "DS806",
             "error",
-            f"the tensor {name} has {show_bytes(round(nbytes))}, "
+            f"tensor {name} needs {show_bytes(round(nbytes))} on {rank_list(ranks)}, but "
             f"{cluster.device.name} has {show_bytes(room)}",
             ranks,
             ranks,
-            ("cut it, or give it fewer copies",),
+            (f"split {name}, or give it fewer copies",),
             (_declaration_place(scenario, ("tensors", name), "tensor"),),
         )
         for nbytes, name, ranks in sorted(found, key=lambda one: (-one[0], one[1]))[:_MAX_ROWS]
@@ -117,8 +119,8 @@ def _oversized_tensors(
 
 
 def _empty_selector_finding(scenario: Scenario, name: str) -> Finding:
-    said = f"the selector of the memory {name} selects no rank"
-    return Finding("DS901", "warning", said, places=(_memory_place(scenario, name),))
+    message = f"the selector of memory entry `{name}` selects no rank"
+    return Finding("DS901", "warning", message, places=(_memory_place(scenario, name),))
 
 
 def _memory_place(scenario: Scenario, name: str) -> SourceLocation:

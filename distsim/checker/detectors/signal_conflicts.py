@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from distsim.checker.matching.channel_layout import ChannelLayout
-from distsim.checker.wording import aligned_columns, location_text
+from distsim.checker.wording import aligned_columns, location_text, parenthesised
 from distsim.findings.finding_types import Finding
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
@@ -87,25 +87,26 @@ def _conflict_finding(
     program: Program, given: _SignalCall, taken: _SignalCall, by_barrier: bool
 ) -> Finding:
     channel = tag_text(program.call(given.rank, given.position).tag)
+    places = program.place(given.rank, given.position), program.place(taken.rank, taken.position)
+    given_line, taken_line = (parenthesised(location_text(place)) for place in places)
     if by_barrier:
         head = (
-            f"a wait of rank {taken.rank} takes a signal of the barrier of rank {given.rank} on "
-            f"{channel}"
+            f"wait_signal on rank {taken.rank}{taken_line} takes a signal of rank {given.rank}'s "
+            f"barrier{given_line} on {channel}"
         )
         words = ("symm_mem_barrier", "wait_signal")
     else:
         head = (
-            f"a barrier of rank {taken.rank} takes a signal that rank {given.rank} gives by hand "
-            f"on {channel}"
+            f"the barrier on rank {taken.rank}{taken_line} takes the put_signal of rank "
+            f"{given.rank}{given_line} on {channel}"
         )
         words = ("put_signal", "symm_mem_barrier")
-    places = program.place(given.rank, given.position), program.place(taken.rank, taken.position)
     rows = [
         (f"rank {one.rank}", word, location_text(p))
         for one, word, p in zip((given, taken), words, places, strict=True)
     ]
     advice = (
-        "give the barrier a channel of its own (`symm_mem_barrier: {channel: 1}`, torch: "
+        "use another channel for the barrier (`symm_mem_barrier: {channel: 1}`, in torch "
         "`handle.barrier(channel=1)`)"
     )
     ranks = tuple(sorted({given.rank, taken.rank}))

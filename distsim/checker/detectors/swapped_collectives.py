@@ -178,13 +178,14 @@ def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Find
         )
         for rank, position in calls
     ]
-    what = f"one launch on {group} has its parts" if within else f"equal calls on {group}"
+    what = f"coalesce their tensors on {group}" if within else f"make equal calls on {group}"
     doing = "coalesce" if within else "make the calls on"
     head = (
-        f"{label[0]} of rank {p} meets {label[1]} of rank {q}: {what} in another order, "
-        "and the data are wrong"
+        f"{label[0]} of rank {p} is combined with {label[1]} of rank {q}: the ranks {what} in "
+        "different orders, so the results are wrong"
     )
-    help_line = f"{doing} {label[0]} and {label[1]} in one order on {rank_list(sorted({p, q}))}"
+    ranks = rank_list(sorted({p, q}))
+    help_line = f"{doing} {label[0]} and {label[1]} in the same order on {ranks}"
     places = tuple(dict.fromkeys(program.place(*call) for call in calls))
     return Finding(
         "DS601",

@@ -339,13 +339,13 @@ class _SwapSearch:
         source = _label_text(crossed.one.source)
         one, two = _label_text(crossed.one.target), _label_text(crossed.two.target)
         head = (
-            f"{source} of rank {src} arrives in {one} of rank {dst}: "
-            "equal messages received in another order"
+            f"{source} of rank {src} arrives in {one} of rank {dst}: rank {dst} receives equal "
+            f"messages in a different order than rank {src} sends them"
         )
-        more = [f"so on {plural(channels, 'pair')} of ranks"] if channels > 1 else []
+        more = [f"the same on {plural(channels, 'pair')} of ranks"] if channels > 1 else []
         help_line = (
             f"receive {two} before {one} on rank {dst}, in the order in which rank {src} sends, "
-            "or give the two messages tags of their own"
+            "or give the two messages different tags"
         )
         return Finding(
             "DS610",

@@ -1,7 +1,7 @@
-"""Detect what a backend's manual leaves undefined in a program (DS705).
+"""Detect behaviour that a backend's manual leaves undefined (DS705).
 
-Only the text of the program is examined. Without a specific cause the finding says that the outcome
-is undefined.
+Only the text of the program is examined. Without a specific cause, the finding only says that the
+outcome is undefined.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
         for (rank, k), one, peer in zip(calls, launches, (q, p), strict=True)
     ]
     head = (
-        f"{profile.name} leaves open what happens: ranks {p} and {q} first meet in calls that "
-        f"connect other directions{more}"
+        f"undefined behaviour on {profile.name}: ranks {p} and {q} connect in calls with different "
+        f"directions{more}"
     )
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
     advice = (
-        "post both directions in one batch_isend_irecv on both ranks, "
-        "or each direction by a call of its own on both, in one order"
+        f"post both directions in one batch_isend_irecv on ranks {p} and {q}, "
+        "or each direction in its own call on both ranks, in the same order"
     )
     return [
         Finding(
@@ -136,8 +136,8 @@ def _group_order_finding(
     ]
     who = rank_list([swap[0][0], swap[1][0]])
     head = (
-        f"{profile.name} leaves open what happens: {who} use groups {names[0]} and {names[1]} "
-        "in another order"
+        f"undefined behaviour on {profile.name}: {who} use groups {names[0]} and {names[1]} "
+        "in different orders"
     )
     places = tuple(
         dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later))
@@ -149,14 +149,14 @@ def _group_order_finding(
         "\n".join([head, *aligned_columns(rows)]),
         ranks,
         (),
-        (f"let all ranks use {names[0]} and {names[1]} in one order",),
+        (f"use {names[0]} and {names[1]} in the same order on all ranks",),
         places,
     )
 
 
 def _unspecified_finding(profile: BackendProfile) -> Finding:
     message = (
-        f"{profile.name} leaves open what this program does; it may pass here and hang elsewhere"
+        f"undefined behaviour on {profile.name}: the program may complete here and hang elsewhere"
     )
     return Finding(
         "DS705",
@@ -164,5 +164,5 @@ def _unspecified_finding(profile: BackendProfile) -> Finding:
         message,
         (),
         (),
-        ("make calls that meet equal, and their order the same on all ranks",),
+        ("make equal calls in the same order on all ranks",),
     )

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from distsim.checker.matching.call_index import CallIndex, MessageCall, part_call
 from distsim.checker.matching.call_mismatch import NO_SEQUENCE
 from distsim.checker.matching.channel_layout import ANY_SOURCE
-from distsim.checker.wording import call_words, location_text, place_of_call
+from distsim.checker.wording import call_words, location_text, parenthesised, place_of_call
 from distsim.findings.final_state import WaitDependency
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
@@ -306,7 +306,7 @@ def _channels_by_rank(ranks: list[int]) -> dict[int, list[int]]:
 def near_miss_lines(near: list[NearMiss]) -> list[str]:
     """Near misses as sentences."""
     return [
-        f"almost: rank {miss.rank} has {miss.words} at {location_text(miss.place)}; "
-        f"the {miss.what} differs"
+        f"near match: rank {miss.rank} calls {miss.words}"
+        f"{parenthesised(location_text(miss.place))}; only the {miss.what} differs"
         for miss in near
     ]

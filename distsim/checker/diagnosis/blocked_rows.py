@@ -13,6 +13,7 @@ from distsim.checker.wording import (
     blocked_call_words,
     blocked_device_words,
     location_text,
+    parenthesised,
     partner_words,
     place_of_call,
     plural,
@@ -84,24 +85,26 @@ class BlockedRows:
             return f"waits for rank {awaited.rank}"
         if awaited.position is None:
             calls = "only " + plural(awaited.has, "call") if awaited.has else "no call"
-            return f"rank {awaited.rank} makes {calls} there"
+            is_new_group = awaited.call.op == "new_group"
+            where = "of new_group" if is_new_group else f"on {awaited.call.group.name}"
+            return f"rank {awaited.rank} makes {calls} {where}"
         place = place_of_call(self.program, awaited.rank, awaited.position)
         own = place_of_call(self.program, awaited.call.rank, 0)
         in_same_file = place and own and place.file == own.file
         location = f"line {place.line}" if place and in_same_file else location_text(place)
-        verb, past = "joins", "joined"
+        verb, past = "join", "joined"
         if awaited.is_message:
             verb, past = partner_words(awaited.call)
         if self.is_posted(awaited):
-            return f"rank {awaited.rank} has {past} it, {location}"
-        return f"rank {awaited.rank} {verb} it later, {location}"
+            return f"rank {awaited.rank} has {past} it{parenthesised(location)}"
+        return f"rank {awaited.rank} would {verb} it later{parenthesised(location)}"
 
     def missing_call_words(self, awaited: AwaitedCall | None) -> str:
         """Which call a rank that has exited does not make."""
         if awaited is None:
             return ""
         if not awaited.is_message:
-            number = f"call {awaited.number + 1} of {awaited.call.group.name}"
+            number = f"call {awaited.number + 1} on {awaited.call.group.name}"
             return f"{number}{self._calls_made_words(awaited)}"
         return self.awaited_call_words(awaited) if awaited.position is not None else ""
 
@@ -139,6 +142,26 @@ class BlockedRows:
         end = self.ends[awaited.rank]
         return awaited.position is not None and awaited.position < end.position
 
+    # --- headlines ---
+    def common_call_words(self, waits: Sequence[tuple[int, WaitDependency]]) -> str:
+        """` in barrier (ring.yaml:7)`, without what differs between the blocked ranks."""
+        calls = [self._op_and_place(rank, need) for rank, need in waits]
+        op, location = calls[0]
+        if not op or any(each[0] != op for each in calls):
+            return ""
+        is_one_place = len(set(calls)) == 1
+        return f" in {op}{parenthesised(location) if is_one_place else ''}"
+
+    def _op_and_place(self, rank: int, need: WaitDependency) -> tuple[str, str]:
+        """The operation in which a rank, or its device, is blocked, and its place."""
+        if self.waits_at_start_up(rank, need):
+            return "init_process_group", ""
+        position = self._position(rank, need)
+        calls = self.program.code(rank).calls
+        if position >= len(calls):
+            return "", ""
+        return calls[position].op, location_text(place_of_call(self.program, rank, position))
+
     # --- places ---
     def place_of_waiting_call(self, awaited: AwaitedCall) -> SourceLocation | None:
         """The place of the call that waits."""
@@ -149,9 +172,11 @@ class BlockedRows:
 
     def place(self, rank: int, need: WaitDependency) -> SourceLocation | None:
         """The place of the call in which a rank, or its device, is blocked."""
+        return place_of_call(self.program, rank, self._position(rank, need))
+
+    def _position(self, rank: int, need: WaitDependency) -> int:
         state = self.blocked[rank]
-        position = need.position if _host_ran_ahead(state, need) else state.position
-        return place_of_call(self.program, rank, position)
+        return need.position if _host_ran_ahead(state, need) else state.position
 
     def finding(
         self,

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from distsim.checker.diagnosis.hang_advice import SAME_MODEL_ADVICE
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.call_mismatch import CallMismatch
-from distsim.checker.wording import call_words, location_text, rank_list
+from distsim.checker.wording import call_words, location_text, parenthesised, rank_list
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.registry import OPERATIONS
@@ -21,32 +21,28 @@ from distsim.program.model import Program
 
 #: What to do, by the aspect that differs.
 _ASPECT_ADVICE = {
-    "op": (
-        "find the branch that makes the members part here, and let all of them make the same calls"
-    ),
-    "ranks": "every rank must make every group, with the same members and in the same order",
-    "backend": "give the same backend on all ranks",
-    "root": "name one root, the same global rank on all members",
+    "op": "make the same calls on all members: find the branch where the members diverge",
+    "ranks": "create every group on all ranks, with the same members and in the same order",
+    "backend": "use the same backend on all ranks",
+    "root": "use the same root on all members: one global rank",
     "numel": (
-        "give tensors of one shape on all members: pad them, or use all_to_all_single with splits"
+        "use tensors of the same shape on all members: pad them, or use all_to_all_single with "
+        "splits"
     ),
     "splits": (
-        "make output_splits the transpose of input_splits (left out, it is), "
+        "make output_splits the transpose of input_splits (the default), "
         "or exchange the counts first"
     ),
-    "dtype": "cast to one dtype before the call",
-    "reduce_op": "give the same op on all members",
+    "dtype": "cast to the same dtype on all members before the call",
+    "reduce_op": "use the same reduce operation (`op`) on all members",
 }
 _COALESCED_ADVICE = (
-    "coalesce the same tensors in one order on all members, also those that a member does not need"
+    "coalesce the same tensors in the same order on all members, including tensors that a member "
+    "does not need"
 )
 _EQUAL_SHAPES_ADVICE = (
-    "give tensors of one shape on all members: the same model with the same layers frozen on "
-    "each, and batches of one size"
-)
-_MEMBERSHIP_RULE = (
-    "a collective is a call of all members of its group: take it out of the branch, "
-    "or let the others make it too"
+    "use tensors of the same shape on all members: the same model, the same frozen layers, and "
+    "batches of the same size"
 )
 #: Labels of the tensors with a model's parameter shapes, which DistributedDataParallel compares
 #: when it is constructed (`ddp_calls`).
@@ -84,8 +80,8 @@ def collective_advice(
     minority = mismatch.minority
     if mismatch.order:
         has = "has" if len(minority) == 1 else "have"
-        other = f"; {rank_list(minority)} {has} another" if minority else ""
-        return CollectiveAdvice((f"make the calls in one order on all members{other}",))
+        other = f"; {rank_list(minority)} {has} a different order" if minority else ""
+        return CollectiveAdvice((f"make the calls in the same order on all members{other}",))
     operation = _operation_of(program, mismatch)
     if aspect == "numel" and operation.coalesces is not None:
         return CollectiveAdvice((_COALESCED_ADVICE,))
@@ -99,8 +95,8 @@ def collective_advice(
     if aspect == "numel" and reduces:
         return CollectiveAdvice((_EQUAL_SHAPES_ADVICE,))
     differs = "differs" if len(minority) == 1 else "differ"
-    outliers = f"{rank_list(minority)} {differs} from the rest: " if minority else ""
-    return CollectiveAdvice((outliers + _ASPECT_ADVICE[aspect],))
+    outliers = f"; {rank_list(minority)} {differs} from the rest" if minority else ""
+    return CollectiveAdvice((_ASPECT_ADVICE[aspect] + outliers,))
 
 
 def _operation_of(program: Program, mismatch: CallMismatch) -> type[Operation]:
@@ -133,18 +129,20 @@ def _missing_calls_advice(
 ) -> CollectiveAdvice:
     words = call_words(program.call(other, missing[0].position))
     place = program.place(other, missing[0].position)
-    location = location_text(place)
+    at_line = parenthesised(location_text(place))
     if len(missing) == 1:
-        line = f"rank {outlier} leaves out {words}, {location}; its later calls are shifted by one"
-        return CollectiveAdvice((line,), (place,))
-    if len({call.site for call in missing}) > 1:
-        lines = (
-            f"rank {outlier} leaves out {len(missing)} calls that the others make, the first "
-            f"{words}: a pass, an iteration or a branch",
-            "that it skips; let it make them too, with nothing to give where it has nothing",
+        line = (
+            f"call {words}{at_line} on rank {outlier} too: it skips the call, so its later calls "
+            "are shifted by one"
         )
-        return CollectiveAdvice(lines, (place,))
-    line = f"rank {outlier} leaves out {words}, {location}, {len(missing)} times"
+    elif len({call.site for call in missing}) > 1:
+        line = (
+            f"rank {outlier} skips {len(missing)} calls that the other ranks make (first: "
+            f"{words}{_with_comma(place)}), for example a pass, an iteration or a branch: call "
+            f"them on rank {outlier} too, with empty input if it has no data"
+        )
+    else:
+        line = f"call {words}{at_line} on rank {outlier} too: it skips it {len(missing)} times"
     return CollectiveAdvice((line,), (place,))
 
 
@@ -153,12 +151,19 @@ def _extra_calls_advice(
 ) -> CollectiveAdvice:
     words = call_words(program.call(outlier, extra[0].position))
     place = program.place(outlier, extra[0].position)
-    if len(extra) == 1:
-        head = f"makes one call more, {words}"
-    else:
-        head = f"makes {len(extra)} calls more, the first {words}"
-    line = f"rank {outlier} {head}, {location_text(place)}, which the others do not have"
-    return CollectiveAdvice((line, _MEMBERSHIP_RULE), (place,))
+    call, it = f"the extra call {words}{parenthesised(location_text(place))}", "it"
+    if len(extra) > 1:
+        call, it = f"the {len(extra)} extra calls (first: {words}{_with_comma(place)})", "them"
+    line = (
+        f"move {call} out of the branch that only rank {outlier} takes, or remove {it}: all "
+        "members of the group must make the same calls"
+    )
+    return CollectiveAdvice((line,), (place,))
+
+
+def _with_comma(place: SourceLocation) -> str:
+    location = location_text(place)
+    return f", {location}" if location else ""
 
 
 def _calls_on_sequence(call_index: CallIndex, rank: int, sequence: int) -> list[_SequenceCall]:

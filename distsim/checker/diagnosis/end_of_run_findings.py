@@ -12,7 +12,13 @@ from collections.abc import Iterable
 from distsim.checker.detectors.request_leaks import RequestLeak
 from distsim.checker.diagnosis.hang_advice import remedy_for_error
 from distsim.checker.matching.call_index import part_call
-from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
+from distsim.checker.wording import (
+    aligned_columns,
+    call_words,
+    location_text,
+    parenthesised,
+    rank_list,
+)
 from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.findings.finding_types import Finding, SourceLocation
@@ -29,15 +35,17 @@ def _leak_finding(program: Program, leak: RequestLeak) -> Finding:
     rank = leak.ranks[0]
     call, place = program.call(rank, leak.position), program.place(rank, leak.position)
     times = f" ({leak.count} requests)" if leak.count > len(leak.ranks) else ""
-    advice = "keep it with `as: h` and wait for h before its tensor is used and before the end"
+    advice = "keep its handle (`as: h`), and wait for it before the tensor is used again"
     if leak.overwritten:
-        why = "its handle is bound again before"
-        advice = "give each request a handle of its own, `as: h@i` in a loop, and wait for each"
+        why = "its handle is overwritten before the wait"
+        advice = "give each request its own handle (`as: h@i` in a loop), and wait for each"
     elif leak.dropped:
         why = "it has no handle"
     else:
-        why = "no wait names its handle"
-    head = f"{call.op} of {rank_list(leak.ranks)} is never waited for{times}: {why}"
+        why = "no call waits for its handle"
+    never_wait = "never waits" if len(leak.ranks) == 1 else "never wait"
+    at_line = parenthesised(location_text(place))
+    head = f"{rank_list(leak.ranks)} {never_wait} for {call.op}{at_line}{times}: {why}"
     rows = aligned_columns([(f"rank {rank}", call_words(call), location_text(place))])
     message = "\n".join([head, *rows])
     return Finding("DS501", "warning", message, leak.ranks, (), (advice,), (place,))
@@ -64,16 +72,18 @@ def _unreceived_finding(program: Program, site: int, sends: list[tuple[int, int,
     place: SourceLocation = program.sites[site].place(first_rank)
     number = f"{len(sends)} messages" if len(sends) > 1 else "a message"
     verb_ending = "s" if len(ranks) == 1 else ""
+    at_line = parenthesised(location_text(place))
     if OPERATIONS[call.op].signals:
         signals = number.replace("message", "signal")
-        head = f"{rank_list(ranks)} leave{verb_ending} {signals} that nobody waits for"
+        head = f"{rank_list(ranks)} send{verb_ending} {signals}{at_line} that no rank waits for"
         advice = (
-            f"wait for it on rank {call.peer}: the next wait on this channel would take it, "
+            f"wait for it on rank {call.peer}; otherwise the next wait on this channel takes it "
             "too early"
         )
     else:
-        head = f"{rank_list(ranks)} send{verb_ending} {number} that nobody receives"
-        advice = f"receive it on rank {call.peer}, or do not send it"
+        head = f"{rank_list(ranks)} send{verb_ending} {number}{at_line} that no rank receives"
+        it = "it" if len(sends) == 1 else "them"
+        advice = f"receive {it} on rank {call.peer}, or remove the send"
     rows = aligned_columns([(f"rank {first_rank}", call_words(call), location_text(place))])
     message = "\n".join([head, *rows])
     return Finding("DS502", "warning", message, ranks, (), (advice,), (place,))
@@ -95,10 +105,10 @@ def open_receive_findings(
         ranks = tuple(dict.fromkeys(rank for rank, _ in receives))
         place = program.place(*receives[0])
         message = (
-            f"a receive from any source of {rank_list(ranks)} may take more than one sender's "
-            f"message, {location_text(place)}"
+            f"a receive from any source on {rank_list(ranks)}"
+            f"{parenthesised(location_text(place))} can take messages from several senders"
         )
-        advice = "if one sender is meant, say so with `src`"
+        advice = "if you mean one sender, name it with `src`"
         found.append(Finding("DS605", "note", message, ranks, (), (advice,), (place,)))
     return tuple(found)
 
@@ -116,10 +126,8 @@ def rank_end_findings(program: Program, final_state: FinalState) -> tuple[Findin
 
     found = []
     for (code, place, message), ranks in groups.items():
-        at_place = ""
-        if place is not None and location_text(place):
-            at_place = f" at {location_text(place)}"
-        text = f"{rank_list(ranks)} {_end_words(code, message, len(ranks) == 1)}{at_place}"
+        at_line = parenthesised(location_text(place))
+        text = f"{rank_list(ranks)} {_end_words(code, message, at_line, len(ranks) == 1)}"
         places = () if place is None else (place,)
         severity, advice = CODES[code].severity, remedy_for_error(message)
         found.append(Finding(code, severity, text, tuple(ranks), (), advice, places))
@@ -134,17 +142,18 @@ def _end_place(program: Program, end: RankEnd) -> SourceLocation | None:
     return SourceLocation(place.file, place.line, place.column, place.op)
 
 
-def _end_words(code: str, message: str, is_single: bool) -> str:
+def _end_words(code: str, message: str, at_line: str, is_single: bool) -> str:
     was = "was" if is_single else "were"
     if code == "DS801":
-        return f"{was} killed by a fault of the file"
+        return f"{was} killed by a fault of the scenario{at_line}"
     if code == "DS803":
-        return "left by exit with an error code"
+        return f"exited with an error code{at_line}"
     if code == "DS805":
         return "never started"
     if message == "fault":
-        return "raised by a fault of the file"
-    return f"raised: {message}" if message else "raised an error"
+        return f"raised an error by a fault of the scenario{at_line}"
+    error = f": {message}" if message else ""
+    return f"raised an error{at_line}{error}"
 
 
 def _end_code(program: Program, end: RankEnd) -> str | None:

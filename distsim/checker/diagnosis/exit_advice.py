@@ -13,7 +13,13 @@ from distsim.checker.diagnosis.awaited_call import AwaitedCall
 from distsim.checker.diagnosis.hang_advice import advise_missing_ranks
 from distsim.checker.diagnosis.wait_for_graph import WaitEdge
 from distsim.checker.matching.call_index import CallIndex
-from distsim.checker.wording import call_words, location_text, place_of_call, rank_list
+from distsim.checker.wording import (
+    call_words,
+    location_text,
+    parenthesised,
+    place_of_call,
+    rank_list,
+)
 from distsim.findings.final_state import RankEnd
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
@@ -25,7 +31,7 @@ _EXIT_WORDS = {
     "crashed": "has crashed",
     "killed": "was killed",
     "absent": "never started",
-    "silent": "does not move",
+    "silent": "makes no progress",
 }
 _EXIT_WORDS_PLURAL = {
     "ended": "have already ended",
@@ -33,7 +39,7 @@ _EXIT_WORDS_PLURAL = {
     "crashed": "have crashed",
     "killed": "were killed",
     "absent": "never started",
-    "silent": "do not move",
+    "silent": "make no progress",
 }
 #: Calls of the whole world, which have advice of their own.
 _WORLD_CALLS = ("new_group", "init_process_group")
@@ -71,8 +77,8 @@ def _made_all_calls(program: Program, end: RankEnd) -> bool:
 def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
     """How ranks ended.
 
-    For example `has already ended` or `have left by exit with code 1`; `are gone` if the ranks
-    ended in different ways.
+    For example `has already ended` or `have exited with code 1`; `have exited` if the ranks ended
+    in different ways.
     """
     is_single = len(ends) == 1
     if all(ended_by_exit_call(program, end) for end in ends):
@@ -80,9 +86,9 @@ def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
         code = ""
         if len(codes) == 1 and codes != {0}:
             code = f" with code {next(iter(codes))}"
-        return f"{'has' if is_single else 'have'} left by exit{code}"
+        return f"{'has' if is_single else 'have'} exited{code or ' early'}"
     if len({end.status for end in ends}) > 1:
-        return "are gone"
+        return "have exited"
     words = _EXIT_WORDS if is_single else _EXIT_WORDS_PLURAL
     return words[ends[0].status]
 
@@ -97,10 +103,12 @@ def open_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]
         return []
     if not all(_made_all_calls(program, end) for end in ends):
         return []
-    stay, whose = ("it stays", "its") if len(ends) == 1 else ("they stay", "their")
+    stays, exits = "its process stays alive", "the process exits, and its"
+    if len(ends) > 1:
+        stays, exits = "their processes stay alive", "the processes exit, and their"
     return [
-        f"  {stay} connected here, as under `run --real`; where a plain script's process ends, "
-        f'{whose} peers raise "Connection closed by peer" at once'
+        f"  {stays} here, as under `run --real`; in a plain script {exits} peers raise "
+        '"Connection closed by peer" at once'
     ]
 
 
@@ -138,14 +146,16 @@ def _advise_exit_calls(program: Program, ends: Sequence[RankEnd]) -> tuple[str, 
         return ()
     ranks = rank_list([end.rank for end in ends], _MAX_SHOWN_RANKS)
     location = location_text(place_of_call(program, ends[0].rank, ends[0].position))
-    at_place = f", {location}" if location else ""
+    at_place = parenthesised(location)
     if any(program.call(end.rank, end.position).code for end in ends):
-        why = f"why the exit with an error code{at_place}?"
-        return (f"look at the log of {ranks} first: {why} The others only follow",)
-    exits = "exits" if len(ends) == 1 else "exit"
-    where = f"{at_place}," if at_place else ""
+        exit_words = "exits" if len(ends) == 1 else "exit"
+        return (
+            f"find out from the log why {ranks} {exit_words} with an error code{at_place}; "
+            "the other ranks only wait",
+        )
     return (
-        f"{ranks} {exits}{where} before the call that the others make: leave together, or after it",
+        f"let {ranks} exit{at_place} only after the call that the other ranks make, "
+        "or let all ranks exit together",
     )
 
 
@@ -178,16 +188,15 @@ def _advise_divergent_branch(
         extra = more
 
     others = rank_list(exited, _MAX_SHOWN_RANKS)
-    make = "makes" if len(ranks) == 1 else "make"
-    does = "does" if len(exited) == 1 else "do"
     words, place = call_words(program.call(rank, extra[0])), program.place(rank, extra[0])
-    count = "" if len(extra) == 1 else f"{len(extra)} calls, the first "
-    lines = (
-        f"{rank_list(ranks, _MAX_SHOWN_RANKS)} {make} {count}{words}, {location_text(place)}, "
-        f"in a branch that {others} {does} not take:",
-        f"let {others} make it too, or take it out of the branch",
-    )
-    return ExitAdvice(lines, (place,))
+    callers = rank_list(ranks, _MAX_SHOWN_RANKS)
+    takes = "takes" if len(ranks) == 1 else "take"
+    call, it = f"call {words}{parenthesised(location_text(place))}", "it"
+    if len(extra) > 1:
+        first = f"{words}, {location_text(place)}"
+        call, it = f"make the same {len(extra)} calls (first: {first})", "them"
+    line = f"{call} on {others} too, or move {it} out of the branch that only {callers} {takes}"
+    return ExitAdvice((line,), (place,))
 
 
 def incomplete_new_group(
@@ -201,6 +210,6 @@ def incomplete_new_group(
         missing = edge.need.ranks
         positions = call_index.joins(missing[0], part.sequence)
         names = {program.call(missing[0], position).name for position in positions}
-        # A rank that makes it later, in another order, does not leave it out.
+        # A rank that makes it later, in another order, does not skip it.
         return None if part.call.name in names else IncompleteNewGroup(part.call, missing)
     return None

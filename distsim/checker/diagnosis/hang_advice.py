@@ -1,4 +1,4 @@
-"""Help lines for the ranks and calls of this very program: what to change, on which rank."""
+"""Help lines that say what to change in the program at hand, and on which rank."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, NearMiss
 from distsim.checker.diagnosis.wait_for_graph import WaitEdge
-from distsim.checker.wording import number_list
+from distsim.checker.wording import number_list, parenthesised
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import tag_text
@@ -21,23 +21,21 @@ _MAX_SHOWN_RANKS = 4
 # --- requests ---
 #: A request whose handle was bound again, so that no call can wait for it.
 UNIQUE_HANDLE_ADVICE = (
-    "give each request a handle of its own, `as: h@i` in a loop, and wait for each",
+    "give each request its own handle (`as: h@i` in a loop), and wait for each",
 )
 
 
 def advise_keep_request(rank: int) -> tuple[str, ...]:
     """A request without a handle, or whose rank ended before it waited."""
-    return (
-        f"rank {rank} posted it and ended without a wait: keep the request (`as: h`) "
-        "and wait for it",
-    )
+    return (f"on rank {rank}, keep the request (`as: h`) and wait for it",)
 
 
 def advise_dropped_request(rank: int, other: int, location: str) -> tuple[str, ...]:
     """A dropped request separates two ranks that have both posted."""
     return (
-        f"rank {rank} drops its request for a message with rank {other}, {location}, and nothing "
-        "passes between them since: keep it (`as: h`) and wait for it",
+        f"on rank {rank}, keep the request (`as: h`) and wait for it: it was dropped"
+        f"{parenthesised(location)}, and since then no message between ranks {rank} and {other} "
+        "completes",
     )
 
 
@@ -61,8 +59,8 @@ def advise_cycle(
     if length == 2 and directions == {"send", "recv"} and _name_each_other(calls):
         return _advise_crossed_messages(calls)
     return (
-        "post the receives before the sends are waited for: irecv first, then send, or both in one "
-        "batch_isend_irecv",
+        "post each receive before the send blocks: call irecv first and then send, "
+        "or put both into one batch_isend_irecv",
     )
 
 
@@ -70,15 +68,14 @@ def _advise_same_direction(
     edges: Sequence[WaitEdge], length: int, *, sends: bool
 ) -> tuple[str, ...]:
     """All ranks send first, or all receive first."""
-    ranks = "both" if length == 2 else "all of them"
     if not sends:
         return (
-            f"{ranks} receive first: let rank {edges[0].rank} send first, "
-            "or post both with batch_isend_irecv",
+            f"let rank {edges[0].rank} send before it receives, "
+            "or post both calls with batch_isend_irecv",
         )
     second = edges[1].rank if len(edges) > 1 else edges[0].rank
     others = f"rank {second}" if length == 2 else "every second rank"
-    return (f"{ranks} send first: let {others} receive first, or post both with batch_isend_irecv",)
+    return (f"let {others} receive before it sends, or post both calls with batch_isend_irecv",)
 
 
 def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
@@ -91,8 +88,9 @@ def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
     label = _message_label if send.group.id == receive.group.id else _group_message_label
     return (
-        f"rank {send.rank} sends {label(send)} first, rank {receive.rank} receives "
-        f"{label(receive)} first: use one order, or isend",
+        "send and receive the messages in the same order, or use isend: "
+        f"rank {send.rank} sends {label(send)} first, but rank {receive.rank} receives "
+        f"{label(receive)} first",
     )
 
 
@@ -102,15 +100,16 @@ def _advise_collective_and_message(known: Sequence[AwaitedCall]) -> tuple[str, .
         if not part.is_message and part.position is None:
             call = part.call
             return (
-                f"rank {part.rank} leaves out {call.op} on {call.group.name}, which rank "
-                f"{call.rank} makes: let every member of the group make the same calls",
+                f"call {call.op} on {call.group.name} on rank {part.rank} too: rank {call.rank} "
+                "calls it, and every member of the group must make the same calls",
             )
     calls = [part.call for part in known]
     collective = next(call for call in calls if OPERATIONS[call.op].direction is None)
     message = next(call for call in calls if OPERATIONS[call.op].direction is not None)
     return (
-        f"rank {collective.rank} joins {collective.op} while rank {message.rank} still waits for a "
-        f"message: move the message before the {collective.op} on all of them, or after it",
+        f"move the message before the {collective.op} on all ranks, or after it on all ranks: "
+        f"rank {collective.rank} is in the {collective.op} while rank {message.rank} still waits "
+        "for the message",
     )
 
 
@@ -124,31 +123,30 @@ def advise_collectives(
     if never_made is not None and not never_made.is_message:
         call = never_made.call
         return (
-            f"rank {never_made.rank} makes no {call.op} on {call.group.name} at all: let it take "
-            "part, with nothing to give",
-            "where it has nothing (no tokens, no gradients), or make a group without it",
+            f"call {call.op} on {call.group.name} on rank {never_made.rank} too, with empty input "
+            "if it has no data (no tokens, no gradients), or create a group without this rank",
         )
     groups = list(dict.fromkeys(call.group.name for call in calls))
     if len(groups) < 2:
         return (
-            "some members leave out a call that others make: "
-            "let all make the same calls on the group",
+            f"make the same calls on {groups[0]} on all its members: some members skip a call "
+            "that others make",
         )
     if all(edge.rank in calls[0].group.ranks for edge in edges):
         return (
-            f"they enter {word_list(groups)} in different order: "
-            f"let all of them enter {groups[0]} first",
+            f"use the groups in the same order on all ranks, for example {groups[0]} first: now "
+            f"they use {word_list(groups)} in different orders",
         )
     # The groups of a mesh are named `axis[coordinates]`.
     axes = list(dict.fromkeys(name.partition("[")[0] for name in groups))
     if len(axes) < 2 or not all("[" in name for name in groups):
         return (
-            f"they enter {word_list(groups)} in different order: "
-            "let every rank enter its groups in one order",
+            "use the groups in the same order on all ranks: now they use "
+            f"{word_list(groups)} in different orders",
         )
     return (
-        f"they enter {word_list(axes)} in different order: use one order of axes on all ranks, "
-        f"say {axes[0]} first",
+        f"use the axes in the same order on all ranks, for example {axes[0]} first: now they use "
+        f"{word_list(axes)} in different orders",
     )
 
 
@@ -157,23 +155,32 @@ def _is_never_made(part: AwaitedCall) -> bool:
     return part.position is None and not part.has and part.call.op != "new_group"
 
 
+#: In the headline of a hang whose reason is that a call creates the communicator.
+COMMUNICATOR_CREATION = "NCCL creates the communicator"
+JOIN_COMMUNICATOR_ADVICE = (
+    "call a collective on all ranks first, or pass `device_id` to init_process_group "
+    "(`init: eager`)",
+)
+
+
 def advise_one_communicator(batched: int, alone: int) -> tuple[str, ...]:
     """Two posted ends that never meet, because they use different communicators."""
     return (
-        f"rank {batched} posts it in a batch, on the group's communicator, rank {alone} alone, "
-        "on that of the pair: they never meet",
-        "batch both or neither, or make the communicators at the start (`init: eager`)",
+        f"use batch_isend_irecv on both ranks or on neither: rank {batched} posts the message in "
+        f"a batch, on the group's communicator; rank {alone} posts it alone, on the communicator "
+        "of the pair, so they never match. Or create the communicators at start-up "
+        "(`init: eager`)",
     )
 
 
 # --- new groups ---
 def with_new_group_rule(finding: Finding, call: ResolvedCall, missing: Sequence[int]) -> Finding:
     """Put the rule that some ranks broke first, and what the others wait for below it."""
-    do = "does" if len(missing) == 1 else "do"
+    never_call = "never calls" if len(missing) == 1 else "never call"
     members = "all its members" if call.local_sync else "all ranks"
     head = (
-        f"new_group({call.name}) is a call of {members}, "
-        f"and {_short_rank_list(missing)} {do} not make it"
+        f"{_short_rank_list(missing)} {never_call} new_group({call.name}), "
+        f"which {members} must call"
     )
     return replace(finding, message=f"{head}\n  {finding.message}")
 
@@ -185,13 +192,10 @@ def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, 
     """
     ranks = _short_rank_list(missing)
     if local:
-        return (
-            "a new_group that its members make alone is a call of all of them: "
-            f"let {ranks} make it too",
-        )
+        return (f"call new_group on {ranks} too: all its members must call it",)
     return (
-        f"new_group is a call of all ranks of the world, members or not: let {ranks} make it too,",
-        "or say `use_local_synchronization: true` for a call of the members alone",
+        f"call new_group on {ranks} too: all ranks of the world must call it, members or not. "
+        "Or set `use_local_synchronization: true`, so that only the members call it",
     )
 
 
@@ -218,16 +222,16 @@ class WrongGroupCall(NamedTuple):
         call, awaited = self.call, self.awaited
         axis = awaited.group.name.partition("[")[0]
         return (
-            f"rank {call.rank} makes {call.op} on {call.group.name}, and rank {awaited.rank} waits "
-            f"for it on {awaited.group.name}: the others use {axis} here",
+            f"on rank {call.rank}, call {call.op} on {axis} instead of {call.group.name}: "
+            f"rank {awaited.rank} waits for it on {awaited.group.name}",
         )
 
     def with_cause_first(self, finding: Finding) -> Finding:
         """Put the mistake first, and what ranks wait for below it."""
         call = self.call
         head = (
-            f"rank {call.rank} makes {call.op} on {call.group.name}, "
-            f"and is awaited on {self.awaited.group.name}"
+            f"rank {call.rank} calls {call.op} on {call.group.name}, "
+            f"but rank {self.awaited.rank} waits for it on {self.awaited.group.name}"
         )
         own_place = () if self.place is None else (self.place,)
         places = tuple(dict.fromkeys((*finding.places, *own_place)))
@@ -251,60 +255,61 @@ def advise_missing_ranks(
     ranks = _short_rank_list(exited)
     if status == "absent":
         return (
-            f"start {ranks} as well: the world size must be nnodes times nproc_per_node,",
-            "every machine must run the launcher, and MASTER_ADDR must be reachable from it",
+            f"start {ranks} as well: the world size must be nnodes times nproc_per_node, every "
+            "node must run the launcher, and MASTER_ADDR must be reachable from every node",
         )
     if status in ("raised", "crashed", "killed"):
         why = f": {message.rstrip('.')}" if message and message != "fault" else ""
         return (
-            f"look at the log of {ranks} first{why}; the others only follow",
+            f"read the log of {ranks} first{why}; the other ranks only wait",
             *remedy_for_error(message),
         )
     if status == "silent":
         why = f": {message}" if message else ""
-        are = "is" if len(exited) == 1 else "are"
-        return (f"see what {ranks} {are} doing there{why}; the others only wait",)
+        make = "makes" if len(exited) == 1 else "make"
+        return (f"find out why {ranks} {make} no progress there{why}; the other ranks only wait",)
     if awaited is None:
-        return (f"let {ranks} make the missing call before it ends",)
+        return (f"make the missing call on {ranks} before it ends",)
     if awaited.call.op == "new_group":
         return advise_new_group(exited, awaited.call.local_sync)
     if not awaited.is_message:
         return _advise_uneven_collectives(awaited, exited, waiting)
     if awaited.position is not None:
         return advise_keep_request(awaited.rank)
-    return (f"let {ranks} make the missing call before it ends",)
+    return (f"make the missing call on {ranks} before it ends",)
 
 
 def _advise_uneven_collectives(
     awaited: AwaitedCall, exited: Sequence[int], waiting: Sequence[int]
 ) -> tuple[str, ...]:
+    group = awaited.call.group.name
     if 0 < len(waiting) < len(exited):
         make = "makes" if len(waiting) == 1 else "make"
         return (
-            f"{_short_rank_list(waiting)} {make} calls that the others do not: "
-            "a batch more (uneven batches),",
-            "or a branch that the others do not take, as a collective under `if` or a no_sync that "
-            "is forgotten",
+            f"make the same calls on all members of {group}: {_short_rank_list(waiting)} {make} "
+            "more calls than the others. Common causes: uneven batches, a collective under `if`, "
+            "a forgotten no_sync",
         )
-    skip = "skips" if len(exited) == 1 else "skip"
+    make = "makes" if len(exited) == 1 else "make"
     return (
-        f"uneven batches, an early return or a branch that {_short_rank_list(exited)} {skip}:",
-        f"let every member of {awaited.call.group.name} make the same calls",
+        f"make the same calls on all members of {group}: {_short_rank_list(exited)} {make} fewer "
+        "calls. Common causes: uneven batches, an early return, a branch",
     )
 
 
 # --- messages without a counterpart ---
 _NEAR_MISS_ADVICE = {
-    "channel": ("signal and wait on the same channel: each has a cell of its own in the pad",),
+    "channel": ("signal and wait on the same channel: each channel has its own cell in the pad",),
     "tag": (
-        "give both ends the same tag; nccl ignores tags, so there it would run, "
-        "and hang on gloo and mpi",
+        "use the same tag on both ends; nccl ignores tags, so the program hangs on gloo and mpi "
+        "only",
     ),
     "group": (
-        "use the same group on both ends: a message of one group is not received on another",
+        "use the same group on both ends: a message sent on one group cannot be received on "
+        "another",
     ),
     "peer": (
-        "one of the two names the wrong rank: src and dst are global ranks,",
+        "correct the rank that one of the two calls names: src and dst are global ranks, "
         "group_src and group_dst count inside the group",
     ),
 }
@@ -313,22 +318,32 @@ _NEAR_MISS_ADVICE = {
 def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
     """What to do about a message that no rank receives (``sends``) or sends."""
     if near:
-        return _NEAR_MISS_ADVICE[near[0].what]
+        return _advise_near_miss(part, near, sends)
     counterpart = "receive" if sends else "send"
     number = f"this would be number {part.number + 1}"
     if OPERATIONS[part.call.op].signals:
         missing = "wait_signal" if sends else "put_signal"
-        counted = f"rank {part.rank} makes {part.has}, {number}: " if part.has else ""
-        return (f"{counted}add the {missing} on rank {part.rank}, or leave this call out",)
+        counted = f": it makes {part.has}, {number}" if part.has else ""
+        return (f"add the {missing} on rank {part.rank}, or remove this call{counted}",)
     if part.call.peer is None:
         return (
-            f"add a send to rank {part.call.rank} with this tag and group, "
-            "or leave the receive out",
+            f"add a send to rank {part.call.rank} with this tag and group, or remove the receive",
         )
+    counted = ""
     if part.has:
-        counted = f"{part.has} such {counterpart}{'s' if part.has > 1 else ''}"
-        return (f"rank {part.rank} makes {counted}, {number}: one more there, or one less here",)
-    return (f"add the {counterpart} on rank {part.rank}, or leave this call out",)
+        such = f"{part.has} such {counterpart}{'s' if part.has > 1 else ''}"
+        counted = f": it makes {such}, {number}"
+    return (f"add the {counterpart} on rank {part.rank}, or remove this call{counted}",)
+
+
+def _advise_near_miss(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
+    """The argument to change; for a wrong peer, the rank that waits for the calling rank."""
+    counterpart = next((miss for miss in near if miss.rank != part.rank), None)
+    if near[0].what == "peer" and counterpart is not None:
+        argument = "dst" if sends else "src"
+        waiting = part.call.rank
+        return (f"set rank {waiting}'s `{argument}` to {counterpart.rank}",)
+    return _NEAR_MISS_ADVICE[near[0].what]
 
 
 # --- words ---
@@ -358,12 +373,12 @@ def word_list(words: Sequence[str]) -> str:
 # --- what errors of PyTorch mean ---
 #: Models that differ by rank.
 SAME_MODEL_ADVICE = (
-    "build the same model on all ranks, with the same parameters frozen: DistributedDataParallel "
-    "raises where it is made,",
-    '"DDP expects same model across all ranks"',
+    "build the same model on all ranks, with the same parameters frozen: otherwise the constructor "
+    'of DistributedDataParallel raises "DDP expects same model across all ranks"',
 )
 _NO_GPU_ADVICE = (
-    "there is no GPU here: under `distsim capture`, `--cuda` gives each rank one over this memory",
+    "pass `--cuda` to `distsim capture`: this machine has no GPU, and the option emulates one per "
+    "rank in CPU memory",
 )
 #: Words of an error -> what to do. Sources: torch 2.13, torch/nn/parallel/distributed.py,
 #: reducer.cpp and torch/cuda/__init__.py; Megatron-Core.
@@ -371,14 +386,12 @@ _ADVICE_BY_ERROR: dict[str, tuple[str, ...]] = {
     "expects same model across all ranks": SAME_MODEL_ADVICE,
     "appears not to match": SAME_MODEL_ADVICE,
     "Expected to have finished reduction in the prior iteration": (
-        "some of its parameters got no gradient in the pass before: let the forward pass use them "
-        "all on every rank,",
-        "or pass find_unused_parameters=True to DistributedDataParallel",
+        "use all parameters in the forward pass on every rank, or pass find_unused_parameters=True "
+        "to DistributedDataParallel: some parameters got no gradient in the previous pass",
     ),
     "Communication call has not been issued for this bucket": (
-        "a parameter of that bucket got no gradient, and nothing was sent for it: let every "
-        "parameter take part in the loss,",
-        "or train without overlap_grad_reduce",
+        "let every parameter contribute to the loss, or train without overlap_grad_reduce: "
+        "a parameter of that bucket got no gradient, so nothing was sent for it",
     ),
     "Torch not compiled with CUDA enabled": _NO_GPU_ADVICE,
     "Found no NVIDIA driver": _NO_GPU_ADVICE,

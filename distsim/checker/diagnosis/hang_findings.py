@@ -144,8 +144,9 @@ class _HangDiagnosis:
 
     def _with_victims(self, finding: Finding) -> Finding:
         victims = self.graph.victims
-        wait, they = ("waits", "it") if len(victims) == 1 else ("wait", "they")
-        line = f"  behind them: {rank_list(victims)} {wait} for what {they} cannot get"
+        are = "is" if len(victims) == 1 else "are"
+        them = "it" if len(finding.core) == 1 else "them"
+        line = f"  {rank_list(victims)} {are} blocked behind {them}"
         ranks = tuple(sorted({*finding.ranks, *victims}))
         return replace(finding, message=f"{finding.message}\n{line}", ranks=ranks)
 
@@ -188,7 +189,7 @@ class _HangDiagnosis:
         """One finding on cycles with equal calls."""
         cycle, edges, unmatched = cycles[0]
         core = tuple(sorted(rank for each in cycles for rank in each.cycle.ranks))
-        kind = "pair" if len(cycle.ranks) == 2 else "circle"
+        kind = "pair" if len(cycle.ranks) == 2 else "cycle"
         also = more_like_this(len(cycles) - 1, kind)
         if unmatched != _NO_EDGE:
             return self.messages.no_counterpart([edges[unmatched]], core, also)
@@ -197,10 +198,6 @@ class _HangDiagnosis:
             if part is not None and self.messages.is_cancelled(part):
                 return self.messages.cancelled(edge, part, core, also)
 
-        head = f"{cycle_words(cycle.path)} wait for each other"
-        if cycle.has_any_source:
-            ranks = rank_list(cycle.ranks)
-            head = f"{ranks} wait for each other, one in a receive from any source"
         rows = [
             self.rows.blocked_row(edge.rank, edge.need, self.rows.awaited_call_words(part))
             for edge, part in zip(edges, awaited, strict=False)
@@ -209,7 +206,7 @@ class _HangDiagnosis:
         wrong_group = self._wrong_group_call([part for part in awaited if part is not None])
         found = self.rows.finding(
             "DS305" if cycle.has_any_source else "DS301",
-            [head, *aligned_columns(rows), *more, *also],
+            [self._cycle_head(cycle, edges), *aligned_columns(rows), *more, *also],
             core,
             self._cycle_advice(edges, awaited, len(cycle.path), wrong_group),
             [(edge.rank, edge.need) for edge in edges],
@@ -220,6 +217,14 @@ class _HangDiagnosis:
             advice = advise_new_group(missing, call.local_sync)
             return with_new_group_rule(replace(found, help=advice), call, missing)
         return found if wrong_group is None else wrong_group.with_cause_first(found)
+
+    def _cycle_head(self, cycle: WaitCycle, edges: list[WaitEdge]) -> str:
+        if cycle.has_any_source:
+            ranks = rank_list(cycle.ranks)
+            return f"{ranks} wait for each other, one of them in a receive from any source"
+        common = self.rows.common_call_words([(edge.rank, edge.need) for edge in edges])
+        blocked = f": all are blocked{common}" if common else ""
+        return f"{cycle_words(cycle.path)} wait for each other in a cycle{blocked}"
 
     def _cycle_advice(
         self,
@@ -401,7 +406,7 @@ class _HangDiagnosis:
         found = replace(found, slips=advice.slips)
         if wrong_group is not None:
             return wrong_group.with_cause_first(found)
-        # Only the exited ranks leave the new_group out; others may be on their way to it.
+        # Only the exited ranks never call new_group; others may still be about to call it.
         need = needs[0]._replace(ranks=tuple(exited))
         edge = WaitEdge(ranks[0], need, exited[0])
         new_group = incomplete_new_group(self.call_index, [edge], awaited)
@@ -423,13 +428,11 @@ class _HangDiagnosis:
     ) -> list[str]:
         """The text of a finding on exited ranks: a headline, a table, notes."""
         ranks, exited = [edge.rank for edge in edges], [end.rank for end in ends]
-        wait = "waits" if len(ranks) == 1 else "wait"
-        them = "it" if len(exited) == 1 else "them"
-        at_start_up = self.rows.waits_at_start_up(edges[0].rank, edges[0].need)
-        where = " in init_process_group" if at_start_up else ""
+        are, wait = ("is", "waits") if len(ranks) == 1 else ("are", "wait")
+        where = self.rows.common_call_words([(edge.rank, edge.need) for edge in edges])
         head = (
-            f"{rank_list(exited)} {exit_words(self.program, ends)}; "
-            f"{rank_list(ranks)} {wait} for {them}{where}"
+            f"{rank_list(ranks)} {are} blocked{where} and {wait} for {rank_list(exited)}, "
+            f"which {exit_words(self.program, ends)}"
         )
         rows = [
             self.rows.blocked_row(edge.rank, edge.need, self.rows.missing_call_words(part))

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distsim.backends import BackendProfile
+from distsim.checker.diagnosis.hang_advice import COMMUNICATOR_CREATION
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding
 from distsim.operations.registry import OPERATIONS
@@ -18,7 +19,7 @@ from distsim.program.model import Program
 def with_host_waits(
     found: tuple[Finding, ...], program: Program, final_state: FinalState, profile: BackendProfile
 ) -> tuple[Finding, ...]:
-    """The findings of a hang, with a further help line where such a call is the cause.
+    """The findings of a hang, with a line of evidence if such a call is the cause.
 
     Only backends with a device have such calls.
     """
@@ -42,16 +43,12 @@ def _returns_at_once(call: CodeCall) -> bool:
 
 
 def _with_host_wait(finding: Finding, op_of: dict[int, str], profile: BackendProfile) -> Finding:
-    """Add the explanation, if a rank of the core is blocked in such a call.
-
-    A finding with two help lines already has a reason and gets no second one.
-    """
+    """Add the explanation, if a rank of the core is blocked in such a call."""
     op = next((op_of[rank] for rank in finding.core if rank in op_of), None)
-    if op is None or len(finding.help) >= 2:
+    if op is None or COMMUNICATOR_CREATION in finding.message:
         return finding
     reason = (
-        f"{op} waits on the host here: {profile.name} makes a communicator, and each connection "
-        "on it, in the first call that uses it, together with those who share it; later calls "
-        "return at once"
+        f"  {op} blocks the host here: the first call on a communicator or connection creates it, "
+        f"and {profile.name} then waits for all ranks that share it"
     )
-    return replace(finding, help=(reason, *finding.help))
+    return replace(finding, message=f"{finding.message}\n{reason}")

@@ -62,15 +62,14 @@ def _advise_different_names(group_of: dict[int, DivergentNewGroup]) -> tuple[str
             name = name_of[rank]
             prefixes.append(f"rank {rank}: {name if isinstance(name, str) else 'none'}")
         return (
-            "its members meet in the store under its prefix, which is not the same on all "
-            f"({', '.join(prefixes)}): give all one prefix",
+            "use the same prefix on all members: they find each other in the store under it, and "
+            f"it differs ({', '.join(prefixes)})",
         )
     counts = ", ".join(f"rank {rank} in {name_of[rank]}" for rank in shown)
     return (
-        "torch names a group with use_local_synchronization by its members and by how many groups "
-        f"each is in by then ({counts}): destroy or make other groups so that this number is equal "
-        "on all members, or leave use_local_synchronization out and let all ranks of the world "
-        "make the call",
+        "remove use_local_synchronization and call new_group on all ranks of the world, or give "
+        "all members the same number of groups before the call: torch derives the group's name "
+        f"from its members and this number, which differs ({counts})",
     )
 
 
@@ -79,18 +78,17 @@ def _advise_reused_name(
 ) -> tuple[str, ...]:
     """The name of the group is that of an earlier group."""
     first = min(call.ranks)
-    before, found = "the others", "the others' addresses"
+    before, found = "the others", "the others' old addresses"
     if BACKEND_PROFILES[program.backend].device:
-        before, found = f"rank {first}", f"rank {first}'s NCCL id"
-    why = f"whoever comes before {before} finds {found} of then in the store"
+        before, found = f"rank {first}", f"rank {first}'s old NCCL id"
+    why = f"a rank that arrives before {before} finds {found} in the store"
     if isinstance(new_group.called, str):
         return (
-            f"a group of these members had the prefix {new_group.called} before, and {why}: give "
-            "each group a prefix of its own, as torchft does with the number of the quorum",
+            "give each group its own prefix, as torchft does with the number of the quorum: an "
+            f"earlier group of these members had the prefix {new_group.called}, so {why}",
         )
     return (
-        "torch names a group with use_local_synchronization by its members and by how many groups "
-        f"each is in by then, and one that was destroyed had this name: {why}. Keep that group and "
-        "use it again, or leave use_local_synchronization out and let all ranks of the world make "
-        "the call",
+        "keep the earlier group and use it again, or remove use_local_synchronization and call "
+        "new_group on all ranks of the world: torch derives the group's name from its members and "
+        f"from the number of groups of each, and a destroyed group had the same name, so {why}",
     )

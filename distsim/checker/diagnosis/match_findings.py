@@ -109,9 +109,9 @@ def _mismatch_that_explains(
 
 
 def _with_consequences(mismatch: Finding, heads: list[str]) -> Finding:
-    lines = [mismatch.message, *(f"  in its wake, {head}" for head in heads[:_MAX_CONSEQUENCES])]
+    lines = [mismatch.message, *(f"  as a result, {head}" for head in heads[:_MAX_CONSEQUENCES])]
     if len(heads) > _MAX_CONSEQUENCES:
-        lines.append(f"  … and {len(heads) - _MAX_CONSEQUENCES} more waits behind it")
+        lines.append(f"  … and {len(heads) - _MAX_CONSEQUENCES} more waits as a result")
     return replace(mismatch, message="\n".join(lines))
 
 
@@ -171,7 +171,7 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
     rows, omitted = _rows_of_equal_calls(program, mismatch, calls)
     head = _collective_head(name, mismatch)
     if models_differ(program, mismatch):
-        head = f"the models that ddp wraps differ by rank: {head}"
+        head = f"DistributedDataParallel wraps different models on different ranks: {head}"
     message = "\n".join([head, *aligned_columns(rows), *_collective_notes(mismatch, omitted)])
     advice = collective_advice(program, call_index, mismatch, aspect)
     call_places = [program.place(rank, position) for rank, position, _ in calls]
@@ -188,10 +188,16 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
 
 
 def _collective_head(name: str, mismatch: CallMismatch) -> str:
-    where = "new_group" if name == "new_group" else f"group {name}"
-    what = difference_words(mismatch.aspects)
-    order = ", although they make the same calls in another order" if mismatch.order else ""
-    return f"call {mismatch.number + 1} of {where} differs in {what}{order}"
+    where = "of new_group" if name == "new_group" else f"on group {name}"
+    call = f"{difference_words(mismatch.aspects)} of call {mismatch.number + 1} {where}"
+    order = "; they make the same calls in different orders" if mismatch.order else ""
+    if "splits" in mismatch.aspects and "op" not in mismatch.aspects:
+        return f"the {call} do not match{order}"
+    who = rank_list(mismatch.minority or mismatch.ranks)
+    if not mismatch.minority:
+        return f"{who} differ in the {call}{order}"
+    differ = "differs" if len(mismatch.minority) == 1 else "differ"
+    return f"{who} {differ} from the other ranks in the {call}{order}"
 
 
 def _collective_notes(mismatch: CallMismatch, omitted: int) -> Iterator[str]:
@@ -273,9 +279,12 @@ def _message_finding(program: Program, group: list[CallMismatch]) -> Finding:
     send, receive = part_call(program, *sender), part_call(program, *receiver)
     sent = f"{send.inputs[0].numel} {send.inputs[0].dtype}"
     expected = f"{receive.inputs[0].numel} {receive.inputs[0].dtype}"
-    head = f"rank {sender[0]} sends {sent}, but rank {receiver[0]} receives into {expected}"
+    head = (
+        f"rank {sender[0]} sends {sent} elements, but rank {receiver[0]} receives into {expected} "
+        "elements"
+    )
     places = [program.place(rank, position) for rank, position, _ in mismatch.calls]
-    number = f"message {mismatch.number + 1} of its kind"
+    number = f"message {mismatch.number + 1} with this peer and tag"
     rows = [
         (f"rank {sender[0]}", call_words(send), location_text(places[0]), number),
         (f"rank {receiver[0]}", call_words(receive), location_text(places[1]), number),
@@ -284,12 +293,12 @@ def _message_finding(program: Program, group: list[CallMismatch]) -> Finding:
     if len(group) > 1:
         plural = "s" if len(group) > 2 else ""
         lines.append(f"  … and {len(group) - 1} more pair{plural} like this")
-    code, help_line = "DS209", "give both ends the same dtype"
+    code, help_line = "DS209", "use the same dtype on both ends"
     if "numel" in mismatch.aspects:
         code = "DS208"
         help_line = (
-            "give both ends the same shape; if two receives from one peer are swapped, "
-            "swap them back or tag them"
+            f"use the same shape on both ends; if two receives on rank {receiver[0]} are in the "
+            "wrong order, swap them or use tags"
         )
     ranks = tuple(sorted({rank for each in group for rank in each.ranks}))
     unique_places = tuple(dict.fromkeys(places))

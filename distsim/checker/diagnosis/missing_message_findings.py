@@ -19,6 +19,8 @@ from distsim.checker.diagnosis.awaited_call import (
 )
 from distsim.checker.diagnosis.blocked_rows import BlockedRows
 from distsim.checker.diagnosis.hang_advice import (
+    COMMUNICATOR_CREATION,
+    JOIN_COMMUNICATOR_ADVICE,
     UNIQUE_HANDLE_ADVICE,
     advise_keep_request,
     advise_message,
@@ -31,6 +33,7 @@ from distsim.checker.wording import (
     blocked_call_words,
     location_text,
     more_like_this,
+    parenthesised,
     place_of_call,
     unmatched_words,
 )
@@ -56,15 +59,18 @@ class MissingMessageFindings:
         rank, need, awaited_rank = edges[0]
         awaited = self.finder.of(rank, need, awaited_rank)
         assert awaited is not None
+        if self._creates_communicator(rank, need, awaited_rank):
+            return self._communicator_creation(edges, core, notes)
+        at_line = parenthesised(location_text(self.rows.place(rank, need)))
         near: list[NearMiss] = []
         rows = [self.rows.blocked_row(edge.rank, edge.need, "") for edge in edges[:MAX_SHOWN]]
         if need.any:
-            head = f"rank {rank} waits to receive a message that nobody sends"
+            head = f"rank {rank} waits for a message from any rank{at_line}, but no rank sends one"
         else:
             taking_positions = self.finder.taken_before(rank, need)
             if taking_positions:
                 return self._taken(edges, core, taking_positions, notes)
-            head = unmatched_words(awaited.call, rank, awaited_rank)
+            head = unmatched_words(awaited.call, rank, awaited_rank, at_line)
             near = self.finder.near_misses(rank, awaited)
             rows.append(self.rows.state_row(awaited_rank))
         lines = [
@@ -79,6 +85,29 @@ class MissingMessageFindings:
             "DS304", lines, core, advise_message(awaited, near, sends), _waits(edges)
         )
 
+    def _creates_communicator(self, rank: int, need: WaitDependency, awaited_rank: int) -> bool:
+        """Whether a batch waits for a rank to which it has no message (semantics N8)."""
+        parts = self.program.call(rank, need.position).parts
+        return bool(parts) and not need.any and awaited_rank not in [part.peer for part in parts]
+
+    def _communicator_creation(
+        self, edges: list[WaitEdge], core: tuple[int, ...], notes: Sequence[str]
+    ) -> Finding:
+        """A batch is the first communication on its group, and a member does not take part."""
+        rank, need, awaited_rank = edges[0]
+        call = self.program.call(rank, need.position)
+        at_line = parenthesised(location_text(self.rows.place(rank, need)))
+        head = (
+            f"{call.op}{at_line} is the first communication on `{call.parts[0].group.name}`, so "
+            f"{COMMUNICATOR_CREATION} there and needs every rank; rank {awaited_rank} does not "
+            "join"
+        )
+        rows = [self.rows.blocked_row(edge.rank, edge.need, "") for edge in edges[:MAX_SHOWN]]
+        rows.append(self.rows.state_row(awaited_rank))
+        more = more_like_this(len(edges) - MAX_SHOWN)
+        lines = [head, *aligned_columns(rows), *more, *notes]
+        return self.rows.finding("DS304", lines, core, JOIN_COMMUNICATOR_ADVICE, _waits(edges))
+
     def _taken(
         self,
         edges: list[WaitEdge],
@@ -88,20 +117,25 @@ class MissingMessageFindings:
     ) -> Finding:
         """An any-source receive of the same rank has taken the message."""
         rank, need, awaited_rank = edges[0]
+        taking_places = [place_of_call(self.program, rank, each) for each in taking_positions]
+        own_place = parenthesised(location_text(self.rows.place(rank, need)))
+        taking_place = parenthesised(location_text(taking_places[0]))
         head = (
-            f"rank {rank} waits for a message of rank {awaited_rank} that its receive from any "
-            "source has taken"
+            f"rank {rank} waits for a message from rank {awaited_rank}{own_place}, but its receive "
+            f"from any source{taking_place} has already taken it"
         )
         rows: list[Sequence[str]] = [
             self.rows.blocked_row(rank, need, ""),
             self.rows.state_row(awaited_rank),
         ]
-        for position in taking_positions[:_MAX_CANDIDATES]:
+        takers = list(zip(taking_positions, taking_places, strict=True))
+        for position, place in takers[:_MAX_CANDIDATES]:
             words = blocked_call_words(self.program, rank, position, position, WHOLE_CALL)
-            location = location_text(place_of_call(self.program, rank, position))
-            rows.append((f"rank {rank}", words, location, f"took rank {awaited_rank}'s message"))
+            taken = f"took rank {awaited_rank}'s message"
+            rows.append((f"rank {rank}", words, location_text(place), taken))
         advice = (
-            "name the source of that receive, or give messages of different meaning different tags",
+            f"name the source of rank {rank}'s receive from any source{taking_place}, or use "
+            "different tags for different kinds of messages",
         )
         lines = [head, *aligned_columns(rows), *notes]
         return self.rows.finding("DS304", lines, core, advice, _waits(edges))
@@ -126,15 +160,17 @@ class MissingMessageFindings:
         """The counterpart was posted and then cancelled."""
         position = awaited.position or 0
         direction = OPERATIONS[awaited.call.op].direction
-        waits_to = "send" if direction == "send" else "receive"
-        why, advice = "it keeps no handle of the request", advise_keep_request(awaited.rank)
-        if self.program.code(awaited.rank).calls[position].handled:
-            why, advice = "its handle is bound again before a wait", UNIQUE_HANDLE_ADVICE
-        head = (
-            f"rank {edge.rank} waits to {waits_to} a message that rank {awaited.rank} has given "
-            f"up: {why}"
-        )
+        waits_for = "send a message to" if direction == "send" else "receive a message from"
         place = self.program.place(awaited.rank, position)
+        at_line = parenthesised(location_text(place))
+        why, advice = "did not keep its request", advise_keep_request(awaited.rank)
+        if self.program.code(awaited.rank).calls[position].handled:
+            why, advice = "overwrote its handle before the wait", UNIQUE_HANDLE_ADVICE
+        own_place = parenthesised(location_text(self.rows.place(edge.rank, edge.need)))
+        head = (
+            f"rank {edge.rank} waits to {waits_for} rank {awaited.rank}{own_place}, but rank "
+            f"{awaited.rank} {why}{at_line}, which cancelled the message"
+        )
         posted = blocked_call_words(self.program, awaited.rank, position, position, WHOLE_CALL)
         rows = [
             self.rows.blocked_row(edge.rank, edge.need, ""),

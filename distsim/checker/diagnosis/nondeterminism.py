@@ -12,7 +12,14 @@ from collections.abc import Mapping
 from distsim.checker.matching.call_index import part_call
 from distsim.checker.reading_result import Frequency, ReadingResult
 from distsim.checker.replay_schedule import BufferChoice, CallId, ReplaySchedule, TakeChoice
-from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
+from distsim.checker.wording import (
+    MAX_SHOWN,
+    aligned_columns,
+    call_words,
+    location_text,
+    parenthesised,
+    rank_list,
+)
 from distsim.findings.finding_types import Finding
 from distsim.program.model import Program
 
@@ -35,8 +42,8 @@ def _sender_reliance_finding(
     call, place = part_call(program, rank, position, part), program.place(rank, position)
     others = sorted(result.takers[receives[0]] - {call.assume_src})
     head = (
-        f"{call.op} of rank {rank} relies on rank {call.assume_src}, "
-        f"but a message of {rank_list(others)} can come first"
+        f"{call.op} on rank {rank}{parenthesised(location_text(place))} relies on a message from "
+        f"rank {call.assume_src}, but a message from {rank_list(others)} can arrive first"
     )
     rows = aligned_columns([(f"rank {rank}", call_words(call), location_text(place))])
     ranks = tuple(sorted({receiver for receiver, _, _ in receives}))
@@ -55,22 +62,27 @@ def buffering_findings(
         return ()
     if frequencies["rendezvous"] == frequencies["early"] == "never":
         message = (
-            "it gets through where all sends are buffered and where none is, but not where only "
-            "some are: with an eager limit between the sizes of its messages"
+            "the program completes if all sends are buffered or none is, but hangs if only some "
+            "are: with an eager limit between its message sizes"
         )
-        advice = "name the sources of the receives, so that no message can take another's place"
+        advice = (
+            "name the sources of the receives, so that no message can take the place of another"
+        )
     elif sends:
         message = (
-            "it gets through where sends are buffered: small messages on mpi, and on nccl once "
-            "ranks are connected"
+            "the program completes only if sends are buffered: small messages on mpi, and on nccl "
+            "after the ranks have connected"
         )
-        advice = "do not rely on it: a larger tensor, another back end, and it hangs"
+        advice = (
+            "fix the deadlock and do not rely on buffering: with a larger tensor or another "
+            "backend, the program hangs"
+        )
     else:
         message = (
-            "it gets through where a rank leaves a collective that has a root as soon as its own "
-            "data have moved"
+            "the program completes only if a rank may leave a collective with a root as soon as "
+            "its own data has moved"
         )
-        advice = "do not rely on it: who may leave early differs by back end and size"
+        advice = "fix the deadlock: which ranks may leave early depends on the backend and the size"
     return (Finding("DS603", "warning", message, ranks, (), (advice,)),)
 
 
@@ -90,13 +102,13 @@ def event_order_findings(
         rows.append((f"rank {call.rank}", words, location_text(place), effect))
         places.append(place)
     lines = [
-        f"the {kind} depends on the order of events; this one leads to it",
+        f"the {kind} occurs only in some orders of events, for example in this one",
         *aligned_columns(rows),
     ]
     if len(schedule.choices) > len(shown):
         lines.append(f"  … and {len(schedule.choices) - len(shown)} more")
     ranks = tuple(sorted({_choosing_call(choice).rank for choice in schedule.choices}))
-    advice = "name the source of the receive, or give messages of different meaning different tags"
+    advice = "name the source of the receive, or use different tags for different kinds of messages"
     unique_places = tuple(dict.fromkeys(places))
     return (Finding("DS609", "warning", "\n".join(lines), ranks, (), (advice,), unique_places),)
 
@@ -107,20 +119,20 @@ def _choosing_call(choice: TakeChoice | BufferChoice) -> CallId:
 
 def _effect_words(program: Program, choice: TakeChoice | BufferChoice) -> str:
     if isinstance(choice, BufferChoice):
-        return "is buffered and goes on"
+        return "is buffered and returns"
     return f"takes the message of {_call_location(program, choice.send)}"
 
 
 def _call_location(program: Program, call: CallId) -> str:
     place = location_text(program.place(call.rank, call.position))
-    return f"rank {call.rank}" + (f", {place}" if place else "")
+    return f"rank {call.rank}{parenthesised(place)}"
 
 
 def search_bound_finding(stored: int, bound: int) -> Finding:
     """DS902: the search stopped at its bound."""
     message = (
-        f"not every order of events was looked at: the bound of {bound} states was reached "
-        f"({stored} stored); others may do worse"
+        f"the search reached its bound of {bound} states ({stored} stored), so it did not check "
+        "every order of events; unchecked orders may fail"
     )
-    advice = "raise the bound (--max-states), or name the sources where you can"
+    advice = "raise the bound (--max-states), or name the sources of the receives"
     return Finding("DS902", "warning", message, (), (), (advice,))

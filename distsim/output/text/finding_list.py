@@ -1,7 +1,7 @@
 """Findings as text: the message, the places with their ranks, and the advice.
 
 Findings that differ only in numbers are shown once, with the number of the others. The last part
-words the case that the verdict and the outcome on the backend disagree.
+explains a verdict that differs from the outcome on the backend.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _more_lines(others: Sequence[Finding]) -> list[str]:
     """The number of findings like the one that is shown, and their ranks."""
     if not others:
         return []
-    text = f"and {len(others)} more like it"
+    text = f"and {len(others)} more like this"
     ranks = sorted({rank for finding in others for rank in finding.ranks})
     if ranks:
         text += f", on {ranks_label(ranks)}"
@@ -130,10 +130,10 @@ _HARMLESS_VERDICTS = ("ok", "leak")
 _RANK_EXIT_CODES = ("DS801", "DS802", "DS803", "DS805")
 _OUTCOME_TEXT = {
     "hangs": "it hangs",
-    "raises": "it raises",
+    "raises": "it raises an error",
     "crashes": "a process crashes",
-    "wrong-data": "the data are wrong",
-    "undefined": "what happens is left open",
+    "wrong-data": "the results are wrong",
+    "undefined": "its behaviour is undefined",
 }
 
 
@@ -152,12 +152,15 @@ def verdict_conflict_lines(
     is_harmless = verdict.verdict in _HARMLESS_VERDICTS
     if is_harmless and outcome in _OUTCOME_TEXT:
         text = (
-            f"Right by what torch.distributed promises, but on {backend} {_OUTCOME_TEXT[outcome]}"
+            f"The program follows the rules of torch.distributed, but on {backend} "
+            f"{_OUTCOME_TEXT[outcome]}"
         )
     elif verdict.verdict == "invalid" and outcome == "completes":
-        text = f"An argument that no call may have; {backend} goes on all the same"
+        text = f"A call has an invalid argument, but {backend} completes anyway"
     elif not is_harmless and outcome == "completes":
-        text = f"Wrong by what torch.distributed promises; that {backend} completes is luck"
+        text = (
+            f"The program breaks the rules of torch.distributed; {backend} completes only by luck"
+        )
     else:
         return []
     remedy = _first_remedy(findings)
@@ -170,7 +173,10 @@ def _first_remedy(findings: Sequence[Finding]) -> str:
     if not explaining:
         return ""
     # "error" sorts before "warning".
-    return _final_advice(min(explaining, key=lambda f: f.severity).help)
+    finding = min(explaining, key=lambda f: f.severity)
+    advice = _final_advice(finding.help)
+    files = {place.file for place in finding.places}
+    return _shorten_file_references(advice, files.pop()) if len(files) == 1 else advice
 
 
 def _may_explain(finding: Finding) -> bool:

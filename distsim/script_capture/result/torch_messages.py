@@ -18,20 +18,27 @@ from distsim.script_capture.result.rank_status import CapturedRankStatus
 #: counts.
 _REPLACEMENTS: Final = (
     (
-        "give each request a handle of its own, `as: h@i` in a loop, and wait for each",
+        "give each request its own handle (`as: h@i` in a loop), and wait for each",
         "keep each Work, and call wait() on it",
     ),
-    ("keep it with `as: h` and wait for h before", "keep the Work and call wait() on it before"),
-    ("write `as: h` and `wait: h`", "keep the Work and call wait() on it"),
-    ("index the handle, `as: h@i`, and wait for each", "keep each Work and call wait() on it"),
+    ("keep its handle (`as: h`), and wait for it before", "keep the Work and call wait() before"),
+    (
+        "keep the handle (`as: h`) and wait for it (`wait: h`)",
+        "keep the Work and call wait() on it",
+    ),
+    ("index the handle (`as: h@i`) and wait for each", "keep each Work and call wait() on it"),
     ("keep the request (`as: h`)", "keep the Work"),
-    ("no wait names its handle", "nobody calls wait() on its Work"),
-    ("its handle is bound again before", "its Work is gone before"),
-    ("it has no handle", "its Work is not kept"),
-    ("keeps no handle", "keeps no Work"),
+    ("no call waits for its handle", "no call waits for its Work"),
+    ("its handle is overwritten before the wait", "its Work is overwritten before the wait"),
+    ("overwrote its handle before the wait", "overwrote its Work before the wait"),
+    ("did not keep its request", "did not keep its Work"),
+    ("loses its handle, which", "loses its Work, which"),
+    ("it has no handle", "the script does not keep its Work"),
+    ("has no handle", "returns a Work that the script does not keep"),
     (" (`copies:`)", ""),
-    (" by a fault of the file", ""),
-    ("stands under a selector that leaves out", "stands on a branch that leaves out"),
+    (" (`init: eager`)", ""),
+    (" by a fault of the scenario", ""),
+    ("is under a selector that excludes", "is in a branch that excludes"),
 )
 
 #: Findings about members of a group whose calls differ.
@@ -60,11 +67,9 @@ def _text_in_torch_terms(text: str) -> str:
     for for_file, for_script in _REPLACEMENTS:
         text = text.replace(for_file, for_script)
     text = re.sub(
-        r"^compute of (.*) writes (.*) while", r"the script, on \1, changes \2 in place while", text
+        r"^compute on (.*) writes (.*) while", r"the script, on \1, changes \2 in place while", text
     )
-    text = re.sub(r"\bcompute\(\) (?= )", "the script", text)
-    # The line of a call that was never reached is not known.
-    return re.sub(r"\blater,$", "later", text, flags=re.MULTILINE)
+    return re.sub(r"\bcompute\(\) (?= )", "the script", text)
 
 
 def with_backward_explanation(

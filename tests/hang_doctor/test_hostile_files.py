@@ -94,6 +94,16 @@ def test_a_dump_that_holds_itself_ends(tmp_path: Path) -> None:
     assert problem(tmp_path, pickle.dumps(looped, 2)) == "damaged entries: 1"
 
 
+def test_entries_without_a_group_name_are_counted_as_damaged_next_to_a_damaged_entry(
+    tmp_path: Path,
+) -> None:
+    nameless = {**entry(1, "all_reduce"), "process_group": None, "pg_id": None}
+    data: dict[str, Any] = dump([nameless, entry(2, "all_reduce")])
+    data["entries"].append("damaged")
+
+    assert problem(tmp_path, pickle.dumps(data, 2)) == "damaged entries: 2"
+
+
 def test_spoilt_dumps_are_read_in_part_or_refused_and_accuse_nobody_by_chance(
     tmp_path: Path,
 ) -> None:

@@ -192,7 +192,8 @@ def _drop_destroyed_groups(entries: list[object]) -> list[object]:
     latest_number = dict(local_groups)
     kept = []
     for entry, (name, number) in zip(entries, local_groups, strict=True):
-        if not isinstance(entry, dict) or latest_number[name] == number:
+        # Entries without a group name are of unknown groups, which must not be compared.
+        if not name or latest_number[name] == number:
             kept.append(entry)
     return kept
 

@@ -106,6 +106,7 @@ _ARGUMENT_ERRORS: Final = (
         r"|ranks list contains duplicate",
         "DS111",
     ),
+    (r"same size as output size times world size", "DS110"),
     (r"only (implemented|supported) for|not supported by|does not support", "DS704"),
     (r"[Ss]plits? .*(sum|match|add)|split.*(dim|size)", "DS107"),
 )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distsim.analysis.run_comparison import RunComparison
     from distsim.findings.finding_types import Finding
     from distsim.hang_doctor import Diagnosis
+    from distsim.output.report_record import Report
     from distsim.planning.ranking import LayoutPlan
     from distsim.planning.sweep.run_sweep import SweepResult
     from distsim.real.results.real_run import RealRun
@@ -38,9 +39,14 @@ Json = dict[str, Any]
 class Answer:
     """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here."""
 
+    def _report(self) -> Report:
+        raise AttributeError("_report")
+
     def to_text(self) -> str:
         """The report that the command prints."""
-        raise AttributeError("to_text")
+        from distsim.output.report_text import write_text
+
+        return write_text(self._report())
 
     def to_json(self) -> Json:
         """The report as JSON-compatible data."""
@@ -53,7 +59,9 @@ class Answer:
         return f"<{type(self).__name__}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.to_text())}</pre>"
+        from distsim.output.report_html import write_html
+
+        return write_html(self._report())
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,10 +103,10 @@ class SimulationAnswer(Answer):
         """What the tensors hold at the end; None if not computed."""
         return self.raw.values
 
-    def to_text(self) -> str:
-        from distsim.output.text.simulation_report import simulation_report_text
+    def _report(self) -> Report:
+        from distsim.output.text.simulation_report import simulation_report
 
-        return simulation_report_text(self.raw)
+        return simulation_report(self.raw)
 
     def to_json(self) -> Json:
         from distsim.output.json.simulation_result import simulation_json
@@ -143,10 +151,10 @@ class CheckAnswer(Answer):
         """Problems of the file itself."""
         return self.raw.errors
 
-    def to_text(self) -> str:
-        from distsim.output.text.check_results import check_text
+    def _report(self) -> Report:
+        from distsim.output.text.check_results import check_report
 
-        return check_text([self.raw])
+        return check_report([self.raw])
 
     def to_json(self) -> Json:
         from distsim.output.text.check_results import check_file_json
@@ -169,10 +177,10 @@ class PlanAnswer(Answer):
 
     raw: LayoutPlan
 
-    def to_text(self) -> str:
-        from distsim.output.text.layout_plan import layout_plan_text
+    def _report(self) -> Report:
+        from distsim.output.text.layout_plan import layout_plan_report
 
-        return layout_plan_text(self.raw, 15)
+        return layout_plan_report(self.raw, 15)
 
     def to_json(self) -> Json:
         from distsim.output.text.layout_plan import layout_plan_json
@@ -209,10 +217,10 @@ class SweepAnswer(Answer):
     def rows(self) -> Sequence[Mapping[str, str]]:
         return self.raw.rows
 
-    def to_text(self) -> str:
-        from distsim.output.text.sweep_table import sweep_text
+    def _report(self) -> Report:
+        from distsim.output.text.sweep_table import sweep_report
 
-        return sweep_text(self.raw, 15)
+        return sweep_report(self.raw, 15)
 
     def to_json(self) -> Json:
         from distsim.output.text.sweep_table import sweep_json
@@ -236,6 +244,11 @@ class DoctorAnswer(Answer):
     @property
     def causes(self) -> tuple[Any, ...]:
         return tuple(self.raw.causes)
+
+    def _report(self) -> Report:
+        from distsim.output.text.diagnosis import doctor_report
+
+        return doctor_report(self.raw)
 
     def to_text(self) -> str:
         from distsim.output.text.diagnosis import doctor_text
@@ -263,10 +276,10 @@ class RealRunAnswer(Answer):
         """The recorded calls as a table."""
         return self.raw.trace
 
-    def to_text(self) -> str:
-        from distsim.output.text.real_run import real_run_text
+    def _report(self) -> Report:
+        from distsim.output.text.real_run import real_run_report
 
-        return real_run_text(self.raw)
+        return real_run_report(self.raw)
 
     def to_json(self) -> Json:
         from distsim.output.text.real_run import real_run_json
@@ -292,10 +305,10 @@ class ReplayAnswer(Answer):
     def trace(self) -> Trace:
         return self.raw.trace
 
-    def to_text(self) -> str:
-        from distsim.output.text.replay_report import replay_text
+    def _report(self) -> Report:
+        from distsim.output.text.replay_report import replay_report
 
-        return replay_text(self.raw, self.file)
+        return replay_report(self.raw, self.file)
 
     def to_json(self) -> Json:
         from distsim.output.text.replay_report import replay_json
@@ -318,10 +331,10 @@ class ComparisonAnswer(Answer):
         """Whether calls, values and order agree, and times within the tolerance."""
         return self.raw.same
 
-    def to_text(self) -> str:
-        from distsim.output.text.comparison import compare_text
+    def _report(self) -> Report:
+        from distsim.output.text.comparison import compare_report
 
-        return compare_text(self.raw, self.names)
+        return compare_report(self.raw, self.names)
 
     def to_json(self) -> Json:
         from distsim.output.text.comparison import compare_json
@@ -343,6 +356,9 @@ class ShrinkAnswer(Answer):
     def text(self) -> str:
         """The scenario file."""
         return self.raw.text
+
+    def _report(self) -> Report:
+        return _verbatim_report(self.text)
 
     def to_text(self) -> str:
         return self.text
@@ -370,6 +386,9 @@ class FixAnswer(Answer):
     def texts(self) -> tuple[str, ...]:
         """The repaired scenario files."""
         return tuple(repair.text for repair in self.raw)
+
+    def _report(self) -> Report:
+        return _verbatim_report(self.to_text())
 
     def to_text(self) -> str:
         return "\n".join(self.patches) or "no repair found"
@@ -403,6 +422,9 @@ class CaptureAnswer(Answer):
     def verdict(self) -> str | None:
         verdict = self.raw.get("verdict")
         return None if verdict is None else str(verdict)
+
+    def _report(self) -> Report:
+        return _verbatim_report(self.to_text())
 
     def to_text(self) -> str:
         import json
@@ -469,6 +491,13 @@ class HtmlReport:
         # An iframe keeps the page's style and script apart from the notebook's.
         source = html.escape(self.html, quote=True)
         return f'<iframe srcdoc="{source}" width="100%" height="600"></iframe>'
+
+
+def _verbatim_report(text: str) -> Report:
+    """A text that is no report, for example a scenario file."""
+    from distsim.output.report_record import Report, Section, Verbatim
+
+    return Report([Section([Verbatim(text.splitlines())])])
 
 
 def _finding_rows(findings: Sequence[Finding]) -> list[Json]:

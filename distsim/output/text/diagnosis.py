@@ -1,13 +1,12 @@
 """The diagnosis of `distsim doctor` as text of any width.
 
-Each section is a generator of paragraphs; `doctor_text` wraps them and joins the sections. The JSON
-is in `distsim.output.json.diagnosis`, the picture in `distsim.output.pictures.hang_graph`.
+Each section is a generator of paragraphs. The JSON is in `distsim.output.json.diagnosis`, the
+picture in `distsim.output.pictures.hang_graph`.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,9 +20,10 @@ from distsim.hang_doctor.model.phrases import (
     source_line,
     verb_form,
 )
+from distsim.output.report_record import Paragraph, Report, Section
+from distsim.output.report_text import write_text
+from distsim.output.text_layout import page_of_width
 
-#: The report is laid out for a width between these.
-MIN_WIDTH, MAX_WIDTH = 40, 200
 GRADE_TEXT = {
     "proved": "proved by the records",
     "suspected": "suspected, not proved",
@@ -40,14 +40,6 @@ _VARYING_NUMBER = re.compile(r"\b(rank|tag|call) \d+")
 _VARYING_PART = re.compile(r" to | from |,")
 
 
-class _Paragraph(NamedTuple):
-    """A text to wrap, with the indents of its first line and of the others."""
-
-    first_indent: str
-    indent: str
-    text: str
-
-
 class _RankLine(NamedTuple):
     """What some ranks are doing, and at which frame of their stacks."""
 
@@ -57,8 +49,13 @@ class _RankLine(NamedTuple):
 
 
 def doctor_text(diagnosis: Diagnosis, width: int = 100) -> str:
-    """The report, main cause first, in ``width`` columns (40 to 200)."""
-    columns = min(max(width, MIN_WIDTH), MAX_WIDTH)
+    """The whole report as text in ``width`` columns (40 to 200)."""
+    with page_of_width(width):
+        return write_text(doctor_report(diagnosis))
+
+
+def doctor_report(diagnosis: Diagnosis) -> Report:
+    """The causes, the main one first, what waits for what, open questions, and the files."""
     sections = (
         _main_cause_section(diagnosis),
         _other_causes_section(diagnosis),
@@ -68,30 +65,13 @@ def doctor_text(diagnosis: Diagnosis, width: int = 100) -> str:
         _next_steps_section(diagnosis),
         _files_section(diagnosis),
     )
-    blocks = []
-    for section in sections:
-        lines = [line for paragraph in section for line in _wrapped_lines(paragraph, columns)]
-        if lines:
-            blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
-
-
-def _wrapped_lines(paragraph: _Paragraph, width: int) -> list[str]:
-    lines = textwrap.wrap(
-        paragraph.text,
-        width,
-        initial_indent=paragraph.first_indent,
-        subsequent_indent=paragraph.indent,
-        break_on_hyphens=False,
-    )
-    # textwrap gives no line for an empty text.
-    return lines or [paragraph.first_indent.rstrip()]
+    return Report([Section(list(section)) for section in sections])
 
 
 # --- causes ---
 
 
-def _main_cause_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _main_cause_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     main = diagnosis.main
     if main is not None:
         yield from _main_cause_paragraphs(main)
@@ -101,29 +81,29 @@ def _main_cause_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         text = f"nobody waits in what I was given of {ranks_text(known)}"
     else:
         text = "nothing that I can read tells of a rank"
-    yield _Paragraph("", "  ", text)
+    yield Paragraph(text, "", "  ")
 
 
-def _main_cause_paragraphs(cause: HangCause) -> Iterator[_Paragraph]:
-    yield _Paragraph("", "  ", f"{cause.title} [{GRADE_TEXT[cause.grade]}]")
+def _main_cause_paragraphs(cause: HangCause) -> Iterator[Paragraph]:
+    yield Paragraph(f"{cause.title} [{GRADE_TEXT[cause.grade]}]", "", "  ")
     yield from _rank_paragraphs(cause, _MAX_RANKS)
     for detail in cause.details:
-        yield _Paragraph("  ", "    ", detail)
+        yield Paragraph(detail, "  ", "    ")
 
 
-def _other_causes_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _other_causes_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     for cause in diagnosis.causes[1 : 1 + _MAX_OTHER_CAUSES]:
-        yield _Paragraph("also: ", "  ", f"{cause.title} [{GRADE_TEXT[cause.grade]}]")
+        yield Paragraph(f"{cause.title} [{GRADE_TEXT[cause.grade]}]", "also: ", "  ")
         yield from _rank_paragraphs(cause, _MAX_RANKS_OF_OTHER_CAUSE)
     hidden = len(diagnosis.causes) - 1 - _MAX_OTHER_CAUSES
     if hidden > 0:
-        yield _Paragraph("", "", f"and {hidden} more in --format json")
+        yield Paragraph(f"and {hidden} more in --format json", "", "")
 
 
-def _rank_paragraphs(cause: HangCause, limit: int) -> Iterator[_Paragraph]:
+def _rank_paragraphs(cause: HangCause, limit: int) -> Iterator[Paragraph]:
     for line in _grouped_rank_lines(cause)[:limit]:
         text = f"{ranks_text(line.ranks)}: {line.activity}{_frame_text(line.frame)}"
-        yield _Paragraph("  ", "    ", text)
+        yield Paragraph(text, "  ", "    ")
 
 
 def _grouped_rank_lines(cause: HangCause) -> list[_RankLine]:
@@ -160,15 +140,15 @@ def _frame_text(frame: StackFrame | None) -> str:
 # --- who waits for whom ---
 
 
-def _wait_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _wait_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     lines = [*_wait_lines(diagnosis), *_not_waiting_lines(diagnosis)]
     if lines:
-        yield _Paragraph("", "", "Who waits for whom")
+        yield Paragraph("Who waits for whom", "", "")
     for line in lines[:_MAX_RANKS]:
-        yield _Paragraph("  ", "    ", line)
+        yield Paragraph(line, "  ", "    ")
     hidden = len(lines) - _MAX_RANKS
     if hidden > 0:
-        yield _Paragraph("  ", "    ", f"and {hidden} more calls, in --format json")
+        yield Paragraph(f"and {hidden} more calls, in --format json", "  ", "    ")
 
 
 class _Wait(NamedTuple):
@@ -221,30 +201,30 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
 # --- the rest ---
 
 
-def _last_common_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _last_common_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     for text in diagnosis.common:
-        yield _Paragraph("last ", "  ", text)
+        yield Paragraph(text, "last ", "  ")
 
 
-def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _open_questions_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     evidence = diagnosis.evidence
     for text in evidence.disputes[:_MAX_NOTES]:
-        yield _Paragraph("these disagree: ", "  ", text)
+        yield Paragraph(text, "these disagree: ", "  ")
     if diagnosis.absent:
-        yield _Paragraph("not given: ", "  ", ranks_text(diagnosis.absent))
+        yield Paragraph(ranks_text(diagnosis.absent), "not given: ", "  ")
     for text in evidence.notes[:_MAX_NOTES]:
-        yield _Paragraph("note: ", "  ", text)
+        yield Paragraph(text, "note: ", "  ")
     if evidence.orphans:
         text = f"{len(evidence.orphans)} stacks do not say whose they are: name their files rank_N"
-        yield _Paragraph("note: ", "  ", text)
+        yield Paragraph(text, "note: ", "  ")
 
 
-def _next_steps_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _next_steps_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     for text in diagnosis.collect:
-        yield _Paragraph("next: ", "  ", text)
+        yield Paragraph(text, "next: ", "  ")
 
 
-def _files_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
+def _files_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
     files = diagnosis.evidence.files
     by_kind: dict[str, list[InputFile]] = {}
     for file in files:
@@ -255,18 +235,18 @@ def _files_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         ranks = {rank for file in files_of_kind for rank in file.ranks}
         if ranks:
             text += f" ({ranks_text(ranks)})"
-        yield _Paragraph("read: ", "  ", text)
+        yield Paragraph(text, "read: ", "  ")
 
     empty = [file for file in files if file.kind == "empty"]
     if empty:
-        yield _Paragraph("empty: ", "  ", _file_count(len(empty)))
+        yield Paragraph(_file_count(len(empty)), "empty: ", "  ")
 
     bad = [file for file in files if file.problem and file.kind != "empty"]
     for file in bad[:_MAX_FILES]:
         label = "in part: " if file.ranks else "not read: "
-        yield _Paragraph(label, "  ", f"{file.path}: {file.problem}")
+        yield Paragraph(f"{file.path}: {file.problem}", label, "  ")
     if len(bad) > _MAX_FILES:
-        yield _Paragraph("", "  ", f"and {len(bad) - _MAX_FILES} more files that were not read")
+        yield Paragraph(f"and {len(bad) - _MAX_FILES} more files that were not read", "", "  ")
 
 
 def _file_count(count: int) -> str:

@@ -39,14 +39,9 @@ Json = dict[str, Any]
 class Answer:
     """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here."""
 
-    def _report(self) -> Report:
-        raise AttributeError("_report")
-
     def to_text(self) -> str:
         """The report that the command prints."""
-        from distsim.output.report_text import write_text
-
-        return write_text(self._report())
+        raise AttributeError("to_text")
 
     def to_json(self) -> Json:
         """The report as JSON-compatible data."""
@@ -62,6 +57,12 @@ class Answer:
         from distsim.output.report_html import write_html
 
         return write_html(self._report())
+
+    def _report(self) -> Report:
+        """The report before its layout; by default the lines of the text."""
+        from distsim.output.report_record import Report, Section, Verbatim
+
+        return Report([Section([Verbatim(self.to_text().splitlines())])])
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,10 +104,10 @@ class SimulationAnswer(Answer):
         """What the tensors hold at the end; None if not computed."""
         return self.raw.values
 
-    def _report(self) -> Report:
-        from distsim.output.text.simulation_report import simulation_report
+    def to_text(self) -> str:
+        from distsim.output.text.simulation_report import simulation_report_text
 
-        return simulation_report(self.raw)
+        return simulation_report_text(self.raw)
 
     def to_json(self) -> Json:
         from distsim.output.json.simulation_result import simulation_json
@@ -116,6 +117,11 @@ class SimulationAnswer(Answer):
     def to_pandas(self) -> pandas.DataFrame:
         """One row per rank: compute, exposed communication, waiting, idle and finish, in ns."""
         return _data_frame([rank._asdict() for rank in self.raw.timeline.ranks])
+
+    def _report(self) -> Report:
+        from distsim.output.text.simulation_report import simulation_report
+
+        return simulation_report(self.raw)
 
     def _summary(self) -> str:
         from distsim.common.units import show_ns
@@ -151,10 +157,10 @@ class CheckAnswer(Answer):
         """Problems of the file itself."""
         return self.raw.errors
 
-    def _report(self) -> Report:
-        from distsim.output.text.check_results import check_report
+    def to_text(self) -> str:
+        from distsim.output.text.check_results import check_text
 
-        return check_report([self.raw])
+        return check_text([self.raw])
 
     def to_json(self) -> Json:
         from distsim.output.text.check_results import check_file_json
@@ -164,6 +170,11 @@ class CheckAnswer(Answer):
     def to_pandas(self) -> pandas.DataFrame:
         """One row per finding."""
         return _data_frame(_finding_rows(self.findings))
+
+    def _report(self) -> Report:
+        from distsim.output.text.check_results import check_report
+
+        return check_report([self.raw])
 
     def _summary(self) -> str:
         count = len(self.findings)
@@ -177,10 +188,10 @@ class PlanAnswer(Answer):
 
     raw: LayoutPlan
 
-    def _report(self) -> Report:
-        from distsim.output.text.layout_plan import layout_plan_report
+    def to_text(self) -> str:
+        from distsim.output.text.layout_plan import layout_plan_text
 
-        return layout_plan_report(self.raw, 15)
+        return layout_plan_text(self.raw, 15)
 
     def to_json(self) -> Json:
         from distsim.output.text.layout_plan import layout_plan_json
@@ -190,6 +201,11 @@ class PlanAnswer(Answer):
     def to_pandas(self) -> pandas.DataFrame:
         """One row per layout that fits, the fastest first."""
         return _data_frame(self.to_json()["layouts"])
+
+    def _report(self) -> Report:
+        from distsim.output.text.layout_plan import layout_plan_report
+
+        return layout_plan_report(self.raw, 15)
 
     def best_scenario(self) -> str | None:
         """The fastest layout as the text of a scenario file; None if no layout fits."""
@@ -217,10 +233,10 @@ class SweepAnswer(Answer):
     def rows(self) -> Sequence[Mapping[str, str]]:
         return self.raw.rows
 
-    def _report(self) -> Report:
-        from distsim.output.text.sweep_table import sweep_report
+    def to_text(self) -> str:
+        from distsim.output.text.sweep_table import sweep_text
 
-        return sweep_report(self.raw, 15)
+        return sweep_text(self.raw, 15)
 
     def to_json(self) -> Json:
         from distsim.output.text.sweep_table import sweep_json
@@ -230,6 +246,11 @@ class SweepAnswer(Answer):
     def to_pandas(self) -> pandas.DataFrame:
         """One row per grid point."""
         return _data_frame([dict(row) for row in self.rows])
+
+    def _report(self) -> Report:
+        from distsim.output.text.sweep_table import sweep_report
+
+        return sweep_report(self.raw, 15)
 
     def _summary(self) -> str:
         return f"{len(self.rows)} points"
@@ -245,11 +266,6 @@ class DoctorAnswer(Answer):
     def causes(self) -> tuple[Any, ...]:
         return tuple(self.raw.causes)
 
-    def _report(self) -> Report:
-        from distsim.output.text.diagnosis import doctor_report
-
-        return doctor_report(self.raw)
-
     def to_text(self) -> str:
         from distsim.output.text.diagnosis import doctor_text
 
@@ -259,6 +275,11 @@ class DoctorAnswer(Answer):
         from distsim.output.json.diagnosis import doctor_json
 
         return dict(doctor_json(self.raw))
+
+    def _report(self) -> Report:
+        from distsim.output.text.diagnosis import doctor_report
+
+        return doctor_report(self.raw)
 
     def _summary(self) -> str:
         count = len(self.causes)
@@ -276,15 +297,20 @@ class RealRunAnswer(Answer):
         """The recorded calls as a table."""
         return self.raw.trace
 
-    def _report(self) -> Report:
-        from distsim.output.text.real_run import real_run_report
+    def to_text(self) -> str:
+        from distsim.output.text.real_run import real_run_text
 
-        return real_run_report(self.raw)
+        return real_run_text(self.raw)
 
     def to_json(self) -> Json:
         from distsim.output.text.real_run import real_run_json
 
         return dict(real_run_json(self.raw))
+
+    def _report(self) -> Report:
+        from distsim.output.text.real_run import real_run_report
+
+        return real_run_report(self.raw)
 
     def _summary(self) -> str:
         return self.to_text().partition("\n")[0]
@@ -305,15 +331,20 @@ class ReplayAnswer(Answer):
     def trace(self) -> Trace:
         return self.raw.trace
 
-    def _report(self) -> Report:
-        from distsim.output.text.replay_report import replay_report
+    def to_text(self) -> str:
+        from distsim.output.text.replay_report import replay_text
 
-        return replay_report(self.raw, self.file)
+        return replay_text(self.raw, self.file)
 
     def to_json(self) -> Json:
         from distsim.output.text.replay_report import replay_json
 
         return dict(replay_json(self.raw, self.file))
+
+    def _report(self) -> Report:
+        from distsim.output.text.replay_report import replay_report
+
+        return replay_report(self.raw, self.file)
 
     def _summary(self) -> str:
         return self.to_text().partition("\n")[0]
@@ -331,15 +362,20 @@ class ComparisonAnswer(Answer):
         """Whether calls, values and order agree, and times within the tolerance."""
         return self.raw.same
 
-    def _report(self) -> Report:
-        from distsim.output.text.comparison import compare_report
+    def to_text(self) -> str:
+        from distsim.output.text.comparison import compare_text
 
-        return compare_report(self.raw, self.names)
+        return compare_text(self.raw, self.names)
 
     def to_json(self) -> Json:
         from distsim.output.text.comparison import compare_json
 
         return dict(compare_json(self.raw, self.names))
+
+    def _report(self) -> Report:
+        from distsim.output.text.comparison import compare_report
+
+        return compare_report(self.raw, self.names)
 
     def _summary(self) -> str:
         first, second = self.names
@@ -356,9 +392,6 @@ class ShrinkAnswer(Answer):
     def text(self) -> str:
         """The scenario file."""
         return self.raw.text
-
-    def _report(self) -> Report:
-        return _verbatim_report(self.text)
 
     def to_text(self) -> str:
         return self.text
@@ -386,9 +419,6 @@ class FixAnswer(Answer):
     def texts(self) -> tuple[str, ...]:
         """The repaired scenario files."""
         return tuple(repair.text for repair in self.raw)
-
-    def _report(self) -> Report:
-        return _verbatim_report(self.to_text())
 
     def to_text(self) -> str:
         return "\n".join(self.patches) or "no repair found"
@@ -422,9 +452,6 @@ class CaptureAnswer(Answer):
     def verdict(self) -> str | None:
         verdict = self.raw.get("verdict")
         return None if verdict is None else str(verdict)
-
-    def _report(self) -> Report:
-        return _verbatim_report(self.to_text())
 
     def to_text(self) -> str:
         import json
@@ -491,13 +518,6 @@ class HtmlReport:
         # An iframe keeps the page's style and script apart from the notebook's.
         source = html.escape(self.html, quote=True)
         return f'<iframe srcdoc="{source}" width="100%" height="600"></iframe>'
-
-
-def _verbatim_report(text: str) -> Report:
-    """A text that is no report, for example a scenario file."""
-    from distsim.output.report_record import Report, Section, Verbatim
-
-    return Report([Section([Verbatim(text.splitlines())])])
 
 
 def _finding_rows(findings: Sequence[Finding]) -> list[Json]:

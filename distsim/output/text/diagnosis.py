@@ -40,6 +40,14 @@ _VARYING_NUMBER = re.compile(r"\b(rank|tag|call) \d+")
 _VARYING_PART = re.compile(r" to | from |,")
 
 
+class _Paragraph(NamedTuple):
+    """A text to wrap, with the indents of its first line and of the others."""
+
+    first_indent: str
+    indent: str
+    text: str
+
+
 class _RankLine(NamedTuple):
     """What some ranks are doing, and at which frame of their stacks."""
 
@@ -65,13 +73,17 @@ def doctor_report(diagnosis: Diagnosis) -> Report:
         _next_steps_section(diagnosis),
         _files_section(diagnosis),
     )
-    return Report([Section(list(section)) for section in sections])
+    return Report([_as_section(section) for section in sections])
+
+
+def _as_section(section: Iterator[_Paragraph]) -> Section:
+    return Section([Paragraph(p.text, p.first_indent, p.indent) for p in section])
 
 
 # --- causes ---
 
 
-def _main_cause_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _main_cause_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     main = diagnosis.main
     if main is not None:
         yield from _main_cause_paragraphs(main)
@@ -81,29 +93,29 @@ def _main_cause_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
         text = f"nobody waits in what I was given of {ranks_text(known)}"
     else:
         text = "nothing that I can read tells of a rank"
-    yield Paragraph(text, "", "  ")
+    yield _Paragraph("", "  ", text)
 
 
-def _main_cause_paragraphs(cause: HangCause) -> Iterator[Paragraph]:
-    yield Paragraph(f"{cause.title} [{GRADE_TEXT[cause.grade]}]", "", "  ")
+def _main_cause_paragraphs(cause: HangCause) -> Iterator[_Paragraph]:
+    yield _Paragraph("", "  ", f"{cause.title} [{GRADE_TEXT[cause.grade]}]")
     yield from _rank_paragraphs(cause, _MAX_RANKS)
     for detail in cause.details:
-        yield Paragraph(detail, "  ", "    ")
+        yield _Paragraph("  ", "    ", detail)
 
 
-def _other_causes_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _other_causes_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     for cause in diagnosis.causes[1 : 1 + _MAX_OTHER_CAUSES]:
-        yield Paragraph(f"{cause.title} [{GRADE_TEXT[cause.grade]}]", "also: ", "  ")
+        yield _Paragraph("also: ", "  ", f"{cause.title} [{GRADE_TEXT[cause.grade]}]")
         yield from _rank_paragraphs(cause, _MAX_RANKS_OF_OTHER_CAUSE)
     hidden = len(diagnosis.causes) - 1 - _MAX_OTHER_CAUSES
     if hidden > 0:
-        yield Paragraph(f"and {hidden} more in --format json", "", "")
+        yield _Paragraph("", "", f"and {hidden} more in --format json")
 
 
-def _rank_paragraphs(cause: HangCause, limit: int) -> Iterator[Paragraph]:
+def _rank_paragraphs(cause: HangCause, limit: int) -> Iterator[_Paragraph]:
     for line in _grouped_rank_lines(cause)[:limit]:
         text = f"{ranks_text(line.ranks)}: {line.activity}{_frame_text(line.frame)}"
-        yield Paragraph(text, "  ", "    ")
+        yield _Paragraph("  ", "    ", text)
 
 
 def _grouped_rank_lines(cause: HangCause) -> list[_RankLine]:
@@ -140,15 +152,15 @@ def _frame_text(frame: StackFrame | None) -> str:
 # --- who waits for whom ---
 
 
-def _wait_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _wait_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     lines = [*_wait_lines(diagnosis), *_not_waiting_lines(diagnosis)]
     if lines:
-        yield Paragraph("Who waits for whom", "", "")
+        yield _Paragraph("", "", "Who waits for whom")
     for line in lines[:_MAX_RANKS]:
-        yield Paragraph(line, "  ", "    ")
+        yield _Paragraph("  ", "    ", line)
     hidden = len(lines) - _MAX_RANKS
     if hidden > 0:
-        yield Paragraph(f"and {hidden} more calls, in --format json", "  ", "    ")
+        yield _Paragraph("  ", "    ", f"and {hidden} more calls, in --format json")
 
 
 class _Wait(NamedTuple):
@@ -201,30 +213,30 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
 # --- the rest ---
 
 
-def _last_common_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _last_common_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     for text in diagnosis.common:
-        yield Paragraph(text, "last ", "  ")
+        yield _Paragraph("last ", "  ", text)
 
 
-def _open_questions_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     evidence = diagnosis.evidence
     for text in evidence.disputes[:_MAX_NOTES]:
-        yield Paragraph(text, "these disagree: ", "  ")
+        yield _Paragraph("these disagree: ", "  ", text)
     if diagnosis.absent:
-        yield Paragraph(ranks_text(diagnosis.absent), "not given: ", "  ")
+        yield _Paragraph("not given: ", "  ", ranks_text(diagnosis.absent))
     for text in evidence.notes[:_MAX_NOTES]:
-        yield Paragraph(text, "note: ", "  ")
+        yield _Paragraph("note: ", "  ", text)
     if evidence.orphans:
         text = f"{len(evidence.orphans)} stacks do not say whose they are: name their files rank_N"
-        yield Paragraph(text, "note: ", "  ")
+        yield _Paragraph("note: ", "  ", text)
 
 
-def _next_steps_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _next_steps_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     for text in diagnosis.collect:
-        yield Paragraph(text, "next: ", "  ")
+        yield _Paragraph("next: ", "  ", text)
 
 
-def _files_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
+def _files_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     files = diagnosis.evidence.files
     by_kind: dict[str, list[InputFile]] = {}
     for file in files:
@@ -235,18 +247,18 @@ def _files_section(diagnosis: Diagnosis) -> Iterator[Paragraph]:
         ranks = {rank for file in files_of_kind for rank in file.ranks}
         if ranks:
             text += f" ({ranks_text(ranks)})"
-        yield Paragraph(text, "read: ", "  ")
+        yield _Paragraph("read: ", "  ", text)
 
     empty = [file for file in files if file.kind == "empty"]
     if empty:
-        yield Paragraph(_file_count(len(empty)), "empty: ", "  ")
+        yield _Paragraph("empty: ", "  ", _file_count(len(empty)))
 
     bad = [file for file in files if file.problem and file.kind != "empty"]
     for file in bad[:_MAX_FILES]:
         label = "in part: " if file.ranks else "not read: "
-        yield Paragraph(f"{file.path}: {file.problem}", label, "  ")
+        yield _Paragraph(label, "  ", f"{file.path}: {file.problem}")
     if len(bad) > _MAX_FILES:
-        yield Paragraph(f"and {len(bad) - _MAX_FILES} more files that were not read", "", "  ")
+        yield _Paragraph("", "  ", f"and {len(bad) - _MAX_FILES} more files that were not read")
 
 
 def _file_count(count: int) -> str:

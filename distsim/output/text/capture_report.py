@@ -7,8 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.output.json.simulation_result import simulation_json
-from distsim.output.text.simulation_report import simulation_report_text
-from distsim.output.text_layout import ranks_label, truncated, wrapped_lines
+from distsim.output.report_record import Block, Paragraph, Report, Section, Verbatim, paragraphs
+from distsim.output.report_text import write_text
+from distsim.output.text.simulation_report import simulation_report
+from distsim.output.text_layout import ranks_label, truncated
 from distsim.script_capture.result.evaluation import CaptureResult, has_mismatched_collective
 from distsim.script_capture.result.rank_status import CapturedRankStatus
 
@@ -18,41 +20,38 @@ _MAX_STATUS_GROUPS = 16
 
 
 def capture_text(judged: CaptureResult) -> str:
-    """The whole report."""
-    simulated = simulation_report_text(judged.simulation)
-    head, _, rest = simulated.partition("\n\n")
-    sections = [
-        head,
-        "\n".join(_capture_lines(judged)),
-        "\n".join(_rank_status_lines(judged)),
-        rest,
-    ]
-    return "\n\n".join(section for section in sections if section)
+    """The whole report as text."""
+    return write_text(capture_report(judged))
 
 
-def _capture_lines(judged: CaptureResult) -> list[str]:
+def capture_report(judged: CaptureResult) -> Report:
+    """The report of the simulation, with two sections about the script after its head."""
+    head, *rest = simulation_report(judged.simulation).sections
+    return Report([head, _capture_section(judged), _rank_status_section(judged), *rest])
+
+
+def _capture_section(judged: CaptureResult) -> Section:
     captured = judged.captured
     target = captured.capture_options.target
     command = " ".join((target.name, *target.args))
-    lines = wrapped_lines(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
+    notes = []
     if judged.worlds > 1:
         which = "the last" if judged.captured.past else "the first that does not come through"
-        lines += wrapped_lines(
+        notes.append(
             f"of {judged.worlds} worlds that the script started one after the other, "
-            f"this is {which}",
-            "  ",
+            f"this is {which}"
         )
     if judged.threaded and captured.ended == "ended":
-        lines += wrapped_lines(
+        notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "
-            "another order of theirs than this one was not judged",
-            "  ",
+            "another order of theirs than this one was not judged"
         )
     if captured.ended == "late":
-        lines += wrapped_lines(
-            "undecided: a process was still running, so nobody knows what it would have done", "  "
+        notes.append(
+            "undecided: a process was still running, so nobody knows what it would have done"
         )
-    return lines
+    head = Paragraph(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
+    return Section([head, *paragraphs(notes, "  ")])
 
 
 def _end_text(judged: CaptureResult) -> str:
@@ -69,37 +68,38 @@ def _end_text(judged: CaptureResult) -> str:
     return "then all had ended, not all at their last line"
 
 
-def _rank_status_lines(judged: CaptureResult) -> list[str]:
+def _rank_status_section(judged: CaptureResult) -> Section:
     """Where the ranks are, equal ones joined; nothing if all have ended."""
     if all(s.state == "ended" for s in judged.stands):
-        return []
+        return Section([])
     groups: dict[object, list[CapturedRankStatus]] = {}
     for status in judged.stands:
         groups.setdefault((status.state, status.what, status.place), []).append(status)
-    lines = ["Where ranks came to"]
+    blocks: list[Block] = []
     for equal in list(groups.values())[:_MAX_STATUS_GROUPS]:
-        lines += _one_status_lines(equal[0], [status.rank for status in equal])
+        blocks += _status_blocks(equal[0], [status.rank for status in equal])
     if len(groups) > _MAX_STATUS_GROUPS:
-        lines.append(f"  … and {len(groups) - _MAX_STATUS_GROUPS} more")
-    return lines
+        blocks.append(Paragraph(f"… and {len(groups) - _MAX_STATUS_GROUPS} more", "  "))
+    return Section(blocks, "Where ranks came to")
 
 
-def _one_status_lines(status: CapturedRankStatus, ranks: Sequence[int]) -> list[str]:
+def _status_blocks(status: CapturedRankStatus, ranks: Sequence[int]) -> list[Block]:
     words = {
         "waits": f"waits in {status.what}",
         "runs": f"runs {status.what}",
         "killed": f"was killed by {status.what}",
     }
     what = words.get(status.state, f"{status.state} {status.what}".strip())
-    lines = wrapped_lines(f"{ranks_label(ranks)}: {what}", "  ", "    ")
+    blocks: list[Block] = [Paragraph(f"{ranks_label(ranks)}: {what}", "  ", "    ")]
     file, line, function, via = status.place
-    if line:
-        lines += wrapped_lines(f"{file}:{line} in {function}", "    ", "      ")
-        if status.source:
-            lines.append(f"      {truncated(status.source, 72)}")
-        if via:
-            lines += wrapped_lines(f"via {via}", "      ")
-    return lines
+    if not line:
+        return blocks
+    blocks.append(Paragraph(f"{file}:{line} in {function}", "    ", "      "))
+    if status.source:
+        blocks.append(Verbatim([f"      {truncated(status.source, 72)}"]))
+    if via:
+        blocks.append(Paragraph(f"via {via}", "      "))
+    return blocks
 
 
 def capture_json(judged: CaptureResult) -> dict[str, object]:

@@ -1,13 +1,12 @@
 """The diagnosis of `distsim doctor` as text of any width.
 
-Each section is a generator of paragraphs; `doctor_text` wraps them and joins the sections. The JSON
-is in `distsim.output.json.diagnosis`, the picture in `distsim.output.pictures.hang_graph`.
+Each section is a generator of paragraphs. The JSON is in `distsim.output.json.diagnosis`, the
+picture in `distsim.output.pictures.hang_graph`.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -20,9 +19,10 @@ from distsim.hang_doctor.model.phrases import (
     short_file,
     source_line,
 )
+from distsim.output.report_record import Paragraph, Report, Section
+from distsim.output.report_text import write_text
+from distsim.output.text_layout import page_of_width
 
-#: The report is laid out for a width between these.
-MIN_WIDTH, MAX_WIDTH = 40, 200
 GRADE_TEXT = {
     "proved": "proved by the records",
     "suspected": "suspected, not proved",
@@ -56,8 +56,13 @@ class _RankLine(NamedTuple):
 
 
 def doctor_text(diagnosis: Diagnosis, width: int = 100) -> str:
-    """The report, main cause first, in ``width`` columns (40 to 200)."""
-    columns = min(max(width, MIN_WIDTH), MAX_WIDTH)
+    """The whole report as text in ``width`` columns (40 to 200)."""
+    with page_of_width(width):
+        return write_text(doctor_report(diagnosis))
+
+
+def doctor_report(diagnosis: Diagnosis) -> Report:
+    """The causes, the main one first, what waits for what, open questions, and the files."""
     sections = (
         _main_cause_section(diagnosis),
         _other_causes_section(diagnosis),
@@ -67,24 +72,11 @@ def doctor_text(diagnosis: Diagnosis, width: int = 100) -> str:
         _next_steps_section(diagnosis),
         _files_section(diagnosis),
     )
-    blocks = []
-    for section in sections:
-        lines = [line for paragraph in section for line in _wrapped_lines(paragraph, columns)]
-        if lines:
-            blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    return Report([_as_section(section) for section in sections])
 
 
-def _wrapped_lines(paragraph: _Paragraph, width: int) -> list[str]:
-    lines = textwrap.wrap(
-        paragraph.text,
-        width,
-        initial_indent=paragraph.first_indent,
-        subsequent_indent=paragraph.indent,
-        break_on_hyphens=False,
-    )
-    # textwrap gives no line for an empty text.
-    return lines or [paragraph.first_indent.rstrip()]
+def _as_section(section: Iterator[_Paragraph]) -> Section:
+    return Section([Paragraph(p.text, p.first_indent, p.indent) for p in section])
 
 
 # --- causes ---

@@ -1,5 +1,5 @@
-"""Keys of the store that nobody sets: the wait is named as the cause, one that is answered late is
-no hang. Calls that torch refuses.
+"""Keys of the store that no rank sets: the wait is reported as the cause. A wait that is answered
+late is no hang. Calls that torch refuses.
 """
 
 from __future__ import annotations
@@ -197,7 +197,7 @@ def has_a_store_and_no_world() -> None:
         store.set("word", "abc")
         with pytest.raises(TypeError):
             store.set("number", 5)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="word is no number"):
+        with pytest.raises(RuntimeError, match="word is not a number"):
             store.add("word", 1)
         store.set_timeout(timedelta(hours=1))
         with pytest.raises(
@@ -236,7 +236,7 @@ def no_store_is_the_server() -> None:
 @pytest.mark.parametrize(
     ("program", "ranks", "init", "words", "line"),
     [
-        (pops_once_too_often, 2, True, "jobs, which nobody sets", 'store.queue_pop("jobs")'),
+        (pops_once_too_often, 2, True, "jobs, which no rank sets", 'store.queue_pop("jobs")'),
         (
             one_does_not_come_to_the_store,
             3,
@@ -248,7 +248,7 @@ def no_store_is_the_server() -> None:
             no_store_is_the_server,
             2,
             False,
-            "ranks 0, 1 wait for the store's key the server of 127.0.0.1:29874",
+            "ranks 0, 1 wait for the server of 127.0.0.1:29874, which no rank starts",
             'dist.TCPStore("127.0.0.1", 29874, 2, is_master=False)',
         ),
     ],

@@ -1,5 +1,6 @@
-"""A captured run as text in 80 columns, and as JSON: what `simulate` says of its calls, and where
-in the script ranks came to.
+"""A captured run as text in 80 columns, and as JSON.
+
+The report is that of `simulate` for the captured calls, plus the line of each rank in the script.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from distsim.output.report_text import write_text
 from distsim.output.text.simulation_report import simulation_report
 from distsim.output.text_layout import ranks_label, truncated
 from distsim.script_capture.result.evaluation import CaptureResult, has_mismatched_collective
-from distsim.script_capture.result.rank_status import CapturedRankStatus
+from distsim.script_capture.result.rank_status import STORE_KEY, CapturedRankStatus
 
 SCHEMA_VERSION = 1
-#: Groups of ranks that stand alike which are shown.
+#: How many groups of ranks with equal status are shown.
 _MAX_STATUS_GROUPS = 16
 
 
@@ -36,21 +37,19 @@ def _capture_section(judged: CaptureResult) -> Section:
     command = " ".join((target.name, *target.args))
     notes = []
     if judged.worlds > 1:
-        which = "the last" if judged.captured.past else "the first that does not come through"
+        which = "the last" if judged.captured.past else "the first that does not complete"
         notes.append(
-            f"of {judged.worlds} worlds that the script started one after the other, "
+            f"the script called init_process_group for {judged.worlds} worlds one after the other; "
             f"this is {which}"
         )
     if judged.threaded and captured.ended == "ended":
         notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "
-            "another order of theirs than this one was not judged"
+            "other orders of their calls were not checked"
         )
     if captured.ended == "late":
-        notes.append(
-            "undecided: a process was still running, so nobody knows what it would have done"
-        )
-    head = Paragraph(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
+        notes.append("undecided: a process was still running, so its further calls are unknown")
+    head = Paragraph(f"captured {judged.calls} calls of {command}; {_end_text(judged)}")
     return Section([head, *paragraphs(notes, "  ")])
 
 
@@ -58,14 +57,14 @@ def _end_text(judged: CaptureResult) -> str:
     """How the run of the script ended."""
     captured = judged.captured
     if captured.ended == "late":
-        return "and it was still running when its time was over"
+        return "it was still running at the timeout"
     if captured.ended == "stalled":
         if has_mismatched_collective(captured):
-            return "then calls met that do not fit: no data to go on with"
-        return "then nothing could go on"
+            return "the calls of a collective do not match, so capture stopped there"
+        return "then no rank could proceed"
     if all(status.state == "ended" for status in judged.stands):
-        return "all ranks came to their end"
-    return "then all had ended, not all at their last line"
+        return "all ranks finished"
+    return "all processes ended, but not all of them normally"
 
 
 def _rank_status_section(judged: CaptureResult) -> Section:
@@ -80,14 +79,17 @@ def _rank_status_section(judged: CaptureResult) -> Section:
         blocks += _status_blocks(equal[0], [status.rank for status in equal])
     if len(groups) > _MAX_STATUS_GROUPS:
         blocks.append(Paragraph(f"… and {len(groups) - _MAX_STATUS_GROUPS} more", "  "))
-    return Section(blocks, "Where ranks came to")
+    return Section(blocks, "State of the ranks")
 
 
 def _status_blocks(status: CapturedRankStatus, ranks: Sequence[int]) -> list[Block]:
+    is_store_key = status.what.startswith(STORE_KEY)
     words = {
-        "waits": f"waits in {status.what}",
-        "runs": f"runs {status.what}",
-        "killed": f"was killed by {status.what}",
+        "waits": f"waiting for {status.what}" if is_store_key else f"blocked in {status.what}",
+        "runs": f"running {status.what}",
+        "killed": f"killed by {status.what}",
+        "ended": "finished",
+        "absent": status.what,
     }
     what = words.get(status.state, f"{status.state} {status.what}".strip())
     blocks: list[Block] = [Paragraph(f"{ranks_label(ranks)}: {what}", "  ", "    ")]

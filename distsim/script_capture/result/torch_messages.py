@@ -25,13 +25,13 @@ _REPLACEMENTS: Final = (
     ("write `as: h` and `wait: h`", "keep the Work and call wait() on it"),
     ("index the handle, `as: h@i`, and wait for each", "keep each Work and call wait() on it"),
     ("keep the request (`as: h`)", "keep the Work"),
-    ("no wait names its handle", "nobody calls wait() on its Work"),
-    ("its handle is bound again before", "its Work is gone before"),
+    ("no wait names its handle", "no code calls wait() on its Work"),
+    ("its handle is bound again before", "its Work is replaced before"),
     ("it has no handle", "its Work is not kept"),
     ("keeps no handle", "keeps no Work"),
     (" (`copies:`)", ""),
     (" by a fault of the file", ""),
-    ("stands under a selector that leaves out", "stands on a branch that leaves out"),
+    ("stands under a selector that leaves out", "is in a branch that skips"),
 )
 
 #: Findings about members of a group whose calls differ.
@@ -95,8 +95,8 @@ def _reduces_gradients(status: CapturedRankStatus) -> bool:
 
 def _backward_explanation(ranks: Sequence[int]) -> str:
     numbers = ", ".join(map(str, ranks))
-    who = f"ranks {numbers} reduce" if len(ranks) > 1 else f"rank {numbers} reduces"
+    subject = f"ranks {numbers} reduce" if len(ranks) > 1 else f"rank {numbers} reduces"
     return (
-        f"{who} gradients in backward() and the others do not: parameters that they did not use"
-        " (DDP: find_unused_parameters=True), no_sync() on some ranks only, or a batch less"
+        f"{subject} gradients in backward() and the others do not; check for unused parameters"
+        " (DDP: find_unused_parameters=True), no_sync() on some ranks only, or one batch fewer"
     )

@@ -173,7 +173,7 @@ def score(folder: Path) -> int:
                 rights, draws, wrongs = rights + found.right, draws + 1, wrongs + found.wrong
                 there += bool(faulty - left_out)
                 gone += not faulty - left_out
-                said += not faulty - left_out and "not in what I was given" in found.said
+                said += not faulty - left_out and "no file was given for" in found.said
                 if not found.right:
                     missing = f"without {sorted(left_out)}: " if left_out else ""
                     print(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from distsim.analysis.run_comparison import RunComparison
     from distsim.findings.finding_types import Finding
     from distsim.hang_doctor import Diagnosis
+    from distsim.output.report_record import Report
     from distsim.planning.ranking import LayoutPlan
     from distsim.planning.sweep.run_sweep import SweepResult
     from distsim.real.results.real_run import RealRun
@@ -53,7 +54,15 @@ class Answer:
         return f"<{type(self).__name__}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.to_text())}</pre>"
+        from distsim.output.report_html import write_html
+
+        return write_html(self._report())
+
+    def _report(self) -> Report:
+        """The report before its layout; by default the lines of the text."""
+        from distsim.output.report_record import Report, Section, Verbatim
+
+        return Report([Section([Verbatim(self.to_text().splitlines())])])
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,6 +118,11 @@ class SimulationAnswer(Answer):
         """One row per rank: compute, exposed communication, waiting, idle and finish, in ns."""
         return _data_frame([rank._asdict() for rank in self.raw.timeline.ranks])
 
+    def _report(self) -> Report:
+        from distsim.output.text.simulation_report import simulation_report
+
+        return simulation_report(self.raw)
+
     def _summary(self) -> str:
         from distsim.common.units import show_ns
 
@@ -157,6 +171,11 @@ class CheckAnswer(Answer):
         """One row per finding."""
         return _data_frame(_finding_rows(self.findings))
 
+    def _report(self) -> Report:
+        from distsim.output.text.check_results import check_report
+
+        return check_report([self.raw])
+
     def _summary(self) -> str:
         count = len(self.findings)
         findings = f"{count} finding{'' if count == 1 else 's'}"
@@ -182,6 +201,11 @@ class PlanAnswer(Answer):
     def to_pandas(self) -> pandas.DataFrame:
         """One row per layout that fits, the fastest first."""
         return _data_frame(self.to_json()["layouts"])
+
+    def _report(self) -> Report:
+        from distsim.output.text.layout_plan import layout_plan_report
+
+        return layout_plan_report(self.raw, 15)
 
     def best_scenario(self) -> str | None:
         """The fastest layout as the text of a scenario file; None if no layout fits."""
@@ -223,6 +247,11 @@ class SweepAnswer(Answer):
         """One row per grid point."""
         return _data_frame([dict(row) for row in self.rows])
 
+    def _report(self) -> Report:
+        from distsim.output.text.sweep_table import sweep_report
+
+        return sweep_report(self.raw, 15)
+
     def _summary(self) -> str:
         return f"{len(self.rows)} points"
 
@@ -246,6 +275,11 @@ class DoctorAnswer(Answer):
         from distsim.output.json.diagnosis import doctor_json
 
         return dict(doctor_json(self.raw))
+
+    def _report(self) -> Report:
+        from distsim.output.text.diagnosis import doctor_report
+
+        return doctor_report(self.raw)
 
     def _summary(self) -> str:
         count = len(self.causes)
@@ -272,6 +306,11 @@ class RealRunAnswer(Answer):
         from distsim.output.text.real_run import real_run_json
 
         return dict(real_run_json(self.raw))
+
+    def _report(self) -> Report:
+        from distsim.output.text.real_run import real_run_report
+
+        return real_run_report(self.raw)
 
     def _summary(self) -> str:
         return self.to_text().partition("\n")[0]
@@ -302,6 +341,11 @@ class ReplayAnswer(Answer):
 
         return dict(replay_json(self.raw, self.file))
 
+    def _report(self) -> Report:
+        from distsim.output.text.replay_report import replay_report
+
+        return replay_report(self.raw, self.file)
+
     def _summary(self) -> str:
         return self.to_text().partition("\n")[0]
 
@@ -327,6 +371,11 @@ class ComparisonAnswer(Answer):
         from distsim.output.text.comparison import compare_json
 
         return dict(compare_json(self.raw, self.names))
+
+    def _report(self) -> Report:
+        from distsim.output.text.comparison import compare_report
+
+        return compare_report(self.raw, self.names)
 
     def _summary(self) -> str:
         first, second = self.names

@@ -48,13 +48,13 @@ def minimal_scenario_text(found: Diagnosis) -> str:
     main = found.main
     if main is None or not any(found.standing.all_waits()):
         raise UsageError(
-            "nobody is seen waiting, so there is no standstill to write down",
+            "no rank is blocked in the given files, so there is no hang to reproduce",
             "give the dumps or stacks of more ranks",
         )
     ranks = _ranks_and_calls(found.standing, main)
     if len(ranks) < 2 or not any(rank.calls for rank in ranks):
         raise UsageError(
-            "what I was given shows the calls of one rank only: too little for a scenario",
+            "the given files show the calls of one rank only; a scenario needs at least two",
             "give the files of more ranks",
         )
     for backend in _backends_to_try(found, ranks):
@@ -62,8 +62,8 @@ def minimal_scenario_text(found: Diagnosis) -> str:
         if _hangs(text):
             return text
     raise UsageError(
-        "no small scenario of these calls hangs in simulation: the records do not hold what made "
-        "them hang",
+        "no small scenario of these calls hangs in simulation: the records do not contain the "
+        "cause of the hang",
         "take stacks of all ranks (`py-spy dump --locals`), or Flight Recorder dumps",
     )
 
@@ -99,7 +99,7 @@ def _ranks_and_calls(job: JobWaitState, main: HangCause) -> list[_ScenarioRank]:
     A rank makes the call that it is in, then the calls for which others wait for it. A rank about
     which nothing was given makes no call.
     """
-    calls = _calls_of_mismatch(job, main) if main.kind == "clash" else _calls_of_waits(job, main)
+    calls = _calls_of_mismatch(job, main) if main.kind == "mismatch" else _calls_of_waits(job, main)
     ranks = [_ScenarioRank(rank, tuple(own_calls)) for rank, own_calls in sorted(calls.items())]
     silent = [rank for wait in job.all_waits() for rank in wait.silent]
     absent = [rank for rank in silent if rank not in calls]
@@ -137,8 +137,8 @@ def _calls_of_waits(job: JobWaitState, main: HangCause) -> dict[int, list[Eviden
 def _add_calls_of_unknown_groups(
     job: JobWaitState, main: HangCause, chosen: list[int], calls: dict[int, list[EvidenceCall]]
 ) -> None:
-    """In a circle through a group with unknown members, any other rank may stand for them."""
-    if main.kind != "circle":
+    """In a cycle through a group with unknown members, any other rank may represent them."""
+    if main.kind != "wait_for_cycle":
         return
     for wait in _first_waits(job, chosen):
         another = next((rank for rank in calls if rank != wait.rank), None)
@@ -200,7 +200,7 @@ def _scenario_text(
     title = f"{main.title} ({mapping})" if mapping else main.title
     about = escape_control_characters(title, one_line=True)
     data: dict[str, object] = {
-        "name": "standstill",
+        "name": "hang",
         "about": about[:_MAX_ABOUT_LENGTH],
         "world": len(ranks),
         "backend": backend,
@@ -209,7 +209,7 @@ def _scenario_text(
         data["groups"] = {name: {"ranks": ranks} for name, ranks in writer.groups.items()}
     data["tensors"] = writer.tensors or {"x": {"shape": [1]}}
     data["program"] = program
-    return f"# Written by distsim doctor: the calls that stand, and no more.\n{dump_yaml(data)}"
+    return f"# Written by distsim doctor: only the calls that hang.\n{dump_yaml(data)}"
 
 
 class _StepWriter:

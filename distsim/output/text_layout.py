@@ -7,7 +7,8 @@ are columns of a terminal, not characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import pairwise
 from unicodedata import category, east_asian_width
@@ -27,6 +28,16 @@ def set_page_width(columns: int | None) -> None:
     _REQUESTED_WIDTH.set(
         DEFAULT_WIDTH if columns is None else max(MIN_WIDTH, min(MAX_WIDTH, columns))
     )
+
+
+@contextmanager
+def page_of_width(columns: int) -> Iterator[None]:
+    """Lay out the text of the block for this width, limited to 40 to 200 columns."""
+    token = _REQUESTED_WIDTH.set(max(MIN_WIDTH, min(MAX_WIDTH, columns)))
+    try:
+        yield
+    finally:
+        _REQUESTED_WIDTH.reset(token)
 
 
 def display_width(text: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from distsim.findings.finding_types import Finding, SourceLocation
-from distsim.output.text.finding_list import findings_lines
+from distsim.output.text.finding_list import findings_text
 from tests.support.harness import Cli
 
 
@@ -23,7 +23,7 @@ def _wait(first: int, line: int = 4) -> Finding:
 
 
 def test_the_first_of_many_alike_speaks_for_all_and_tells_on_which_ranks_they_are() -> None:
-    lines = findings_lines([_wait(rank) for rank in range(0, 256, 2)], "f.yaml")
+    lines = findings_text([_wait(rank) for rank in range(0, 256, 2)], "f.yaml").splitlines()
 
     assert sum("wait for each other" in line for line in lines) == 1
     assert lines[-1] == "  and 127 more like this, on ranks 2-255"
@@ -32,7 +32,7 @@ def test_the_first_of_many_alike_speaks_for_all_and_tells_on_which_ranks_they_ar
 def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None:
     other = Finding("DS305", "error", "rank 9 never comes", (9,))
     found = [_wait(0), other, _wait(2), _wait(4, line=9), _wait(6, line=9)]
-    lines = findings_lines(found, "f.yaml")
+    lines = findings_text(found, "f.yaml").splitlines()
 
     heads = [line for line in lines if line.startswith("error")]
     assert [head.split(":", 1)[0] for head in heads] == [

@@ -72,7 +72,7 @@ def test_a_stage_that_posts_no_batch_where_its_neighbours_do_is_named_by_both(
     assert found.main is not None
     assert (found.main.kind, found.culprits) == ("behind", (1,))
     assert (
-        "rank 0 is in send to rank 1, and rank 2 waits for a message of it too" in found.main.title
+        "rank 0 is in send to rank 1, and rank 2 also waits for a message of it" in found.main.title
     )
     assert [what for _, what, _ in found.main.lines] == ["send to rank 1", "recv from rank 1"]
 
@@ -95,7 +95,7 @@ def test_where_every_message_has_met_its_other_half_the_communication_hangs(tmp_
 
     assert found.main is not None
     assert (found.main.kind, found.main.grade, found.culprits) == ("communication", "proved", ())
-    assert "and so are 2 more" in found.main.title
+    assert "and 2 more such pairs" in found.main.title
 
 
 def test_a_batch_against_a_message_alone_is_told(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_messages_alone_of_two_ranks_run_one_after_the_other_without_any_timing(
     found = diagnosed(tmp_path, both)
 
     assert found.main is not None
-    assert found.main.kind == "circle"
+    assert found.main.kind == "wait_for_cycle"
     assert set(found.main.ranks) == {0, 1}
 
 
@@ -151,8 +151,8 @@ def test_a_collective_behind_a_batch_that_hangs_is_not_where_everybody_is(tmp_pa
     )
 
     assert found.main is not None
-    assert (found.main.kind, set(found.main.ranks)) == ("circle", {0, 1})
-    assert "messages and collectives come in different orders" in found.main.title
+    assert (found.main.kind, set(found.main.ranks)) == ("wait_for_cycle", {0, 1})
+    assert "messages and collectives in different orders" in found.main.title
 
 
 def test_a_message_that_one_side_finished_does_not_shift_the_others(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_collectives_of_a_batch_are_one_call_with_the_state_of_their_batch(tmp_p
     assert (found.main and found.main.kind, found.culprits) == ("behind", (3,))
     assert found.evidence.disputes == []
     assert found.common == [
-        "finished by all of ranks 0-3: all_reduce + reduce_scatter_tensor, call 1 of the default group"
+        "finished by all of ranks 0-3: all_reduce + reduce_scatter_tensor (default group, call 1)"
     ]
 
 
@@ -206,7 +206,7 @@ def test_a_batch_of_collectives_with_other_sizes_on_one_rank_names_it_with_its_o
         },
     )
 
-    assert (found.main and found.main.kind, found.culprits) == ("clash", (3,))
+    assert (found.main and found.main.kind, found.culprits) == ("mismatch", (3,))
 
 
 @pytest.mark.parametrize("missing", [(), (2,)], ids=["all there", "one behind"])
@@ -229,7 +229,7 @@ def test_before_torch_2_6_batches_of_messages_took_numbers_of_collectives(
     assert (found.main.kind, found.culprits) == (
         ("behind", missing) if missing else ("communication", ())
     )
-    assert "call 2 of" in found.main.title
+    assert "call 2)" in found.main.title
 
 
 def test_where_those_batches_are_partly_lost_nobody_is_accused_by_number(tmp_path: Path) -> None:
@@ -248,7 +248,7 @@ def test_where_those_batches_are_partly_lost_nobody_is_accused_by_number(tmp_pat
     )
 
     assert found.culprits == ()
-    assert any("batches of messages took numbers" in note for note in found.evidence.notes)
+    assert any("batches of messages share the numbers" in note for note in found.evidence.notes)
 
 
 def test_the_end_of_a_batch_whose_messages_are_lost_is_no_collective(tmp_path: Path) -> None:

@@ -69,9 +69,7 @@ def test_sizes_that_differed_in_calls_that_are_done_did_no_harm(tmp_path: Path) 
 
 
 def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path: Path) -> None:
-    """One makes a call that the other leaves out; which of them is wrong two lists of calls do not
-    tell.
-    """
+    """One makes a call that the other skips; two lists of calls do not show which is wrong."""
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
     more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [
         entry(5, "all_reduce", 12, "started")
@@ -82,8 +80,8 @@ def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path:
     assert [
         (cause.kind, cause.culprits, cause.ranks)
         for cause in found.causes
-        if cause.kind == "parted"
-    ] == [("parted", (), (0, 1))]
+        if cause.kind == "diverged"
+    ] == [("diverged", (), (0, 1))]
     assert found.culprits == ()
 
 
@@ -97,9 +95,9 @@ def test_a_call_that_one_rank_leaves_out_is_told_with_its_line_and_who_makes_it(
     found = diagnosed(tmp_path, {0: dump(usual), 1: dump(less), 2: dump(usual), 3: dump(usual)})
 
     assert found.main is not None
-    assert (found.main.kind, found.culprits, found.main.number) == ("parted", (1,), 2)
+    assert (found.main.kind, found.culprits, found.main.number) == ("diverged", (1,), 2)
     assert found.main.title.startswith(
-        "rank 1 leaves out the call that the others make: all_reduce at /job/train.py:15"
+        "rank 1 skips a call that the others make: all_reduce at /job/train.py:15"
     )
     assert [(ranks, frame.line) for ranks, _, frame in found.main.lines if frame][:1] == [
         ((0, 2, 3), 15)
@@ -127,7 +125,7 @@ def test_the_last_call_that_all_have_finished_is_that_of_the_slowest(tmp_path: P
 
 def test_groups_that_lines_name_by_their_guid_are_not_asked_for_again(tmp_path: Path) -> None:
     """Lines with local numbers alone prove nothing: then newer lines are asked for."""
-    words = "lines that name groups by GUID"
+    words = "use torch 2.5 or newer"
     named = said(folder(tmp_path / "named"), *watchdog())
     local = said(
         folder(tmp_path / "local"),

@@ -65,7 +65,7 @@ def test_the_report_begins_with_the_cause_and_ends_with_status_1(behind: Path) -
 
     assert result.exit_code == 1
     assert " ".join(result.output.split()).startswith(
-        "rank 2 is behind, at call 1: ranks 0, 1 and 3 wait for it in all_reduce, call 2 of the default group"
+        "rank 2 is behind (at call 1): ranks 0, 1 and 3 wait for it in all_reduce (default group, call 2)"
     )
     assert "ranks 0, 1 and 3: all_reduce at job/train.py:12 in train" in result.output
 
@@ -75,7 +75,7 @@ def test_dumps_of_a_job_in_which_nobody_waits_end_with_status_0(tmp_path: Path) 
 
     assert (result.exit_code, result.output.splitlines()[0]) == (
         0,
-        "nobody waits in what I was given of ranks 0-3",
+        "no blocked rank found in the files of ranks 0-3",
     )
 
 
@@ -174,9 +174,9 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
     ("words", "said"),
     [
         ((), "nothing was named"),
-        (("nowhere",), "there is no nowhere"),
-        (("--pid", "999999999"), "no process 999999999"),
-        (("--torchrun", "999999999"), "no process 999999999"),
+        (("nowhere",), "nowhere does not exist"),
+        (("--pid", "999999999"), "process 999999999 does not exist"),
+        (("--torchrun", "999999999"), "process 999999999 does not exist"),
     ],
 )
 def test_a_wrong_command_is_refused_with_its_remedy(words: tuple[str, ...], said: str) -> None:
@@ -206,7 +206,7 @@ def test_a_trace_that_was_cut_anywhere_is_read_up_to_its_last_whole_line(tmp_pat
 
     evidence = read_evidence([str(tmp_path / "t.jsonl")])
 
-    assert evidence.files[0].problem.startswith("cut: read up to line ")
+    assert evidence.files[0].problem.startswith("cut short: read up to line ")
     assert len(evidence.ranks[0].calls) > 5
 
 
@@ -218,7 +218,7 @@ def test_the_progress_board_of_a_rank_is_evidence(tmp_path: Path) -> None:
 
     found = diagnose_hang(read_evidence([str(tmp_path)]))
 
-    assert found.evidence.files[0].kind == "a distsim board"
+    assert found.evidence.files[0].kind == "distsim progress file"
     assert found.main is not None
     assert (found.main.title, found.culprits) == (
         "rank 1 raised ValueError: the batch is empty before the others hung",
@@ -274,13 +274,13 @@ def test_the_ranks_of_a_launcher_are_found_by_their_environment(
 def test_live_ranks_are_looked_at_and_live_on(live: list[subprocess.Popen[bytes]]) -> None:
     result = run("--torchrun", str(live[0].pid))
 
-    assert "rank 0 is in no call that was recorded at rank.py:5 in load" in result.output
+    assert "rank 0: in no recorded call at rank.py:5 in load" in result.output
     assert live[0].poll() is None
     assert all(os.path.exists(f"/proc/{pid}") for pid in rank_pids_of_launcher(live[0].pid))
 
 
 def test_where_nothing_of_any_rank_can_be_read_the_status_says_so(tmp_path: Path) -> None:
-    """A cut dump is no proof that nobody waits."""
+    """A cut dump does not prove that no rank waits."""
     cut = tmp_path / "fr_rank_0"
     cut.write_bytes(pickle.dumps(dump([entry(1, "all_reduce")]), protocol=2)[:300])
     done = run(cut)

@@ -70,7 +70,7 @@ def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(
     ],
 )
 def test_a_damaged_or_boundless_pickle_is_refused(tmp_path: Path, data: bytes) -> None:
-    assert problem(tmp_path, data).startswith("this pickle is")
+    assert problem(tmp_path, data).startswith(("unsafe or damaged pickle", "this pickle is not"))
 
 
 def test_plain_data_comes_back_as_pickle_reads_it() -> None:
@@ -91,7 +91,17 @@ def test_a_dump_that_holds_itself_ends(tmp_path: Path) -> None:
     looped["entries"][0]["frames"] = looped["entries"]
     looped["entries"].append(looped["entries"])
 
-    assert problem(tmp_path, pickle.dumps(looped, 2)) == "1 of its entries are damaged"
+    assert problem(tmp_path, pickle.dumps(looped, 2)) == "damaged entries: 1"
+
+
+def test_entries_without_a_group_name_are_counted_as_damaged_next_to_a_damaged_entry(
+    tmp_path: Path,
+) -> None:
+    nameless = {**entry(1, "all_reduce"), "process_group": None, "pg_id": None}
+    data: dict[str, Any] = dump([nameless, entry(2, "all_reduce")])
+    data["entries"].append("damaged")
+
+    assert problem(tmp_path, pickle.dumps(data, 2)) == "damaged entries: 2"
 
 
 def test_spoilt_dumps_are_read_in_part_or_refused_and_accuse_nobody_by_chance(
@@ -136,7 +146,8 @@ def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path: Path) -> None:
     files = read_evidence([str(tmp_path)]).files
 
     assert [
-        f.problem.startswith(f"2048 MiB are more than the {MAX_BYTES >> 20}") for f in files
+        f.problem.startswith(f"the file has 2048 MiB; the limit is {MAX_BYTES >> 20}")
+        for f in files
     ] == [True, True]
 
 
@@ -157,7 +168,7 @@ def test_a_json_of_too_many_parts_is_refused_before_it_is_parsed_and_a_log_that_
     entries = ",".join(['{"x": 1}'] * 200)
     line = "[rank0]:[W1122 10:00:00 socket.cpp:1] [c10d] a warning\n"
 
-    assert "its JSON has more than 100 objects" in problem(
+    assert "the JSON has more than 100 objects" in problem(
         tmp_path, f'{{"version": "2.10", "entries": [{entries}]}}'.encode()
     )
     assert "JSON" not in problem(tmp_path, (line * 100).encode(), "rank_0.log")
@@ -171,7 +182,7 @@ def test_of_a_dump_with_more_entries_than_a_ring_holds_the_latest_are_read(
 
     evidence = read_evidence([str(tmp_path)])
 
-    assert [f.problem for f in evidence.files] == ["only its latest 3 entries are read"]
+    assert [f.problem for f in evidence.files] == ["only the latest 3 entries are read"]
     assert sorted(c.number for c in evidence.ranks[0].calls) == [6, 7, 8]
 
 
@@ -199,10 +210,10 @@ def test_deep_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_evidence_is_said_to_be_none(tmp_path: Path) -> None:
-    assert "none that I know" in problem(tmp_path, json.dumps({"a": 1}).encode(), "rank_0.json")
-    assert "neither text nor a dump" in problem(tmp_path, bytes(range(256)) * 40, "rank_0")
-    assert "no line of torch" in problem(tmp_path, b"hello\nworld\n", "rank_0.log")
-    assert "its name has no rank" in problem(tmp_path, pickle.dumps(dump([]), 2), "dump.pkl")
+    assert "unrecognised JSON" in problem(tmp_path, json.dumps({"a": 1}).encode(), "rank_0.json")
+    assert "neither text nor a pickle" in problem(tmp_path, bytes(range(256)) * 40, "rank_0")
+    assert "no torch or NCCL line" in problem(tmp_path, b"hello\nworld\n", "rank_0.log")
+    assert "the file name has none" in problem(tmp_path, pickle.dumps(dump([]), 2), "dump.pkl")
 
 
 def test_control_characters_of_a_log_do_not_reach_the_report(tmp_path: Path) -> None:

@@ -272,7 +272,7 @@ def test_ras_as_json_with_its_missing_comma_names_who_does_not_answer_and_who_is
     titles = [cause.title for cause in found.causes]
     assert any("rank 4 is considered dead" in title for title in titles)
     assert any(
-        "rank 1 on group comm ab: at AllReduce 40 where others are at 41" in title
+        "rank 1 on group comm ab: at AllReduce 40 while others are at 41" in title
         for title in titles
     )
     assert found.culprits == ()

@@ -38,7 +38,7 @@ def test_a_rank_whose_record_ends_a_call_earlier_is_behind(tmp_path: Path, as_js
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
     assert 12 in lines(found)
-    assert found.common == ["finished by all of ranks 0-3: all_reduce, call 1 of the default group"]
+    assert found.common == ["finished by all of ranks 0-3: all_reduce (default group, call 1)"]
 
 
 def test_a_rank_that_is_not_given_is_never_accused(tmp_path: Path) -> None:
@@ -47,8 +47,8 @@ def test_a_rank_that_is_not_given_is_never_accused(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, {0: dump(waiting), 1: dump(waiting), 3: dump(waiting)})
 
     assert found.main is not None
-    assert found.main.kind == "silent"
-    assert "rank 2 is not in what I was given" in found.main.title
+    assert found.main.kind == "missing_files"
+    assert "no file was given for rank 2" in found.main.title
     assert (found.culprits, found.absent) == ((), (2,))
     assert any("rank 2" in text for text in found.collect)
 
@@ -77,7 +77,7 @@ def test_the_one_whose_call_does_not_fit_is_named_with_both_lines(
     found = diagnosed(tmp_path, {0: given(12), 1: given(12), 2: given(20, **odd), 3: given(12)})
 
     assert found.main is not None
-    assert found.main.kind == "clash"
+    assert found.main.kind == "mismatch"
     assert found.culprits == (2,)
     assert lines(found) == {12, 20}
 
@@ -94,7 +94,7 @@ def test_of_two_ranks_that_differ_neither_is_accused(tmp_path: Path) -> None:
     )
 
     assert found.main is not None
-    assert found.main.kind == "clash"
+    assert found.main.kind == "mismatch"
     assert (found.culprits, found.main.grade, lines(found)) == ((), "proved", {10, 20})
 
 
@@ -109,7 +109,7 @@ def test_an_extra_call_is_found_by_its_line_where_all_calls_have_one_kind_and_si
     found = diagnosed(tmp_path, {0: dump(usual), 1: dump(more), 2: dump(usual), 3: dump(usual)})
 
     assert found.main is not None
-    assert found.main.kind == "parted"
+    assert found.main.kind == "diverged"
     assert (found.culprits, found.main.number) == ((1,), 2)
     assert 15 in lines(found)
 
@@ -157,7 +157,7 @@ def test_groups_entered_in_other_orders_are_a_circle_whatever_their_local_number
     found = diagnosed(tmp_path, {0: a, 1: b})
 
     assert found.main is not None
-    assert found.main.kind == "circle"
+    assert found.main.kind == "wait_for_cycle"
     assert lines(found) == {10, 21}
     assert "different orders" in found.main.title
 
@@ -171,7 +171,7 @@ def test_messages_are_matched_by_peer_and_order(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, {0: a, 1: b})
 
     assert found.main is not None
-    assert found.main.kind == "circle"
+    assert found.main.kind == "wait_for_cycle"
     assert lines(found) == {10, 20}
 
 
@@ -182,7 +182,7 @@ def test_a_message_that_nobody_answers_names_the_peer_and_where_it_is(tmp_path: 
     found = diagnosed(tmp_path, {0: a, 1: rest, 2: rest, 3: rest})
 
     assert found.main is not None
-    assert found.main.title.startswith("rank 2 does not answer")
+    assert found.main.title.startswith("rank 2 does not make the matching call")
 
 
 def test_a_send_and_a_receive_of_other_sizes_are_said(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_send_and_a_receive_of_other_sizes_are_said(tmp_path: Path) -> None:
 
     assert found.main is not None
     assert found.main.title.startswith(
-        "a send of rank 0 and its receive on rank 1 differ: 8 Float against 16"
+        "a send of rank 0 does not match its receive on rank 1: 8 Float are sent, 16"
     )
 
 
@@ -232,7 +232,7 @@ def test_a_lapped_ring_buffer_that_says_nothing_of_a_group_proves_nothing(tmp_pa
 
     assert found.culprits == ()
     assert found.main is not None
-    assert found.main.kind == "silent"
+    assert found.main.kind == "missing_files"
 
 
 def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_them(
@@ -252,7 +252,7 @@ def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_
     found = diagnose_hang(read_evidence([str(tmp_path)]))
 
     assert len(found.evidence.disputes) == 1
-    assert "I cannot tell which is right" in found.evidence.disputes[0]
+    assert "it is unknown which file is right" in found.evidence.disputes[0]
     assert found.culprits == ()
 
 

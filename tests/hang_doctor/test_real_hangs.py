@@ -170,7 +170,7 @@ def test_of_the_sample_dumps_the_one_that_lacks_a_rank_is_told_and_the_good_one_
     missing = told("missing").main
     assert missing is not None
     assert missing.title.startswith(
-        "rank 3 is behind, at call 1: ranks 0-2 wait for it in all_reduce, call 2"
+        "rank 3 is behind (at call 1): ranks 0-2 wait for it in all_reduce (default group, call 2)"
     )
     assert told("ok").causes == []
     assert told("ring_recv_first").causes == []

@@ -62,6 +62,26 @@ def one_rank_alone_calls_in_its_callback() -> None:
     dist.all_reduce(torch.ones(4), async_op=True).get_future().then(then).wait()
 
 
+def waits_for_a_future_before_a_backward_pass() -> None:
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+    torch.ones(2, requires_grad=True).sum().backward()
+    future.wait()
+
+
+def test_only_futures_for_which_cpp_waits_are_events_of_a_backward_pass():
+    """The script reports its own waits, so a future of the script needs no event."""
+
+    def kinds(judged: CaptureResult) -> set[str]:
+        return {event.kind for event in judged.captured.ranks[0].events}
+
+    of_script = testing.run(waits_for_a_future_before_a_backward_pass, 2, timeout=20)
+    of_reducer = testing.run(compresses_with_power_sgd, 2, timeout=20)
+
+    assert (of_script.outcome, of_reducer.outcome) == ("completes", "completes")
+    assert {"wait"} == kinds(of_script) & {"wait", "future", "backward"}
+    assert {"future", "backward"} <= kinds(of_reducer)
+
+
 @pytest.mark.parametrize("program", [compresses_with_power_sgd, waits_in_a_callback])
 def test_a_callback_may_wait_for_what_other_ranks_are_yet_to_do(program):
     """Gloo has a second thread for it, and nccl's futures are done when they are launched."""

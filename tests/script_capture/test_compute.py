@@ -141,7 +141,7 @@ def test_with_sizes_alone_the_line_that_needs_a_number_is_named():
     (stand, _) = captured(asks_for_a_number, ChildOptions(fakes=True)).stands
 
     assert (stand.state, stand.source) == ("raised", "assert x.sum().item() == 8")
-    assert "--fake keeps the size alone" in stand.what
+    assert "--fake keeps only sizes" in stand.what
 
 
 def fails_early() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from distsim import testing
 from distsim.findings.finding_types import Finding
-from distsim.output.text.finding_list import findings_lines
+from distsim.output.text.finding_list import findings_text
 from distsim.script_capture.launch.preload import preload
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import BACKWARD_PREFIX, source_text
@@ -353,7 +353,7 @@ def test_a_file_of_the_script_s_name_in_another_folder_keeps_its_path():
         "DS302", "error", "waits\n  rank 0  /lib/muon.py:208\n  rank 1  muon.py:10", (0,), (0, 1)
     )
 
-    assert [line.split()[-1] for line in findings_lines([finding], "muon.py")[1:3]] == [
+    assert [line.split()[-1] for line in findings_text([finding], "muon.py").splitlines()[1:3]] == [
         "/lib/muon.py:208",
         "10",
     ]

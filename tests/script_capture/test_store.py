@@ -1,5 +1,5 @@
-"""Keys of the store that nobody sets: the wait is named as the cause, one that is answered late is
-no hang. Calls that torch refuses.
+"""Keys of the store that no rank sets: the wait is reported as the cause. A wait that is answered
+late is no hang. Calls that torch refuses.
 """
 
 from __future__ import annotations
@@ -84,6 +84,23 @@ def test_a_loop_that_asks_for_a_key_that_nobody_sets_is_a_hang_and_one_that_is_a
     assert ends.outcome == "completes"
 
 
+def test_a_rank_in_the_url_needs_none_in_the_environment(tmp_path: Path):
+    """As in torch, the URL comes before the environment."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, torch.distributed as dist\n"
+        "rank, size = os.environ.pop('RANK'), os.environ.pop('WORLD_SIZE')\n"
+        "url = f'tcp://127.0.0.1:29500?rank={rank}&world_size={size}'\n"
+        "dist.init_process_group('gloo', init_method=url)\n"
+        "assert (dist.get_rank(), dist.get_world_size()) == (int(rank), int(size))\n"
+    )
+
+    options = CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)
+    judged = evaluate_capture(run_capture(options))
+
+    assert (judged.outcome, judged.captured.world) == ("completes", 2)
+
+
 # --- calls that torch refuses ---
 def to_itself() -> None:
     dist.send(torch.ones(1), dist.get_rank())
@@ -99,6 +116,10 @@ def no_member() -> None:
     dist.all_reduce(torch.ones(1), group=dist.new_group([0]))
 
 
+def input_that_does_not_divide() -> None:
+    dist.reduce_scatter_tensor(torch.ones(2), torch.ones(5))
+
+
 def its_own_mistake() -> None:
     if dist.get_rank() == 0:
         raise ValueError("Invalid rank 7")
@@ -110,6 +131,7 @@ def its_own_mistake() -> None:
         (to_itself, 2, "DS102", (0, 1)),
         (root_of_another_group, 4, "DS103", (2, 3)),
         (no_member, 2, "DS104", (1,)),
+        (input_that_does_not_divide, 3, "DS110", (0, 1, 2)),
         (its_own_mistake, 2, None, ()),
     ],
 )
@@ -175,7 +197,7 @@ def has_a_store_and_no_world() -> None:
         store.set("word", "abc")
         with pytest.raises(TypeError):
             store.set("number", 5)  # type: ignore[arg-type]
-        with pytest.raises(RuntimeError, match="word is no number"):
+        with pytest.raises(RuntimeError, match="word is not a number"):
             store.add("word", 1)
         store.set_timeout(timedelta(hours=1))
         with pytest.raises(
@@ -214,7 +236,7 @@ def no_store_is_the_server() -> None:
 @pytest.mark.parametrize(
     ("program", "ranks", "init", "words", "line"),
     [
-        (pops_once_too_often, 2, True, "jobs, which nobody sets", 'store.queue_pop("jobs")'),
+        (pops_once_too_often, 2, True, "jobs, which no rank sets", 'store.queue_pop("jobs")'),
         (
             one_does_not_come_to_the_store,
             3,
@@ -226,7 +248,7 @@ def no_store_is_the_server() -> None:
             no_store_is_the_server,
             2,
             False,
-            "ranks 0, 1 wait for the store's key the server of 127.0.0.1:29874",
+            "ranks 0, 1 wait for the server of 127.0.0.1:29874, which no rank starts",
             'dist.TCPStore("127.0.0.1", 29874, 2, is_master=False)',
         ),
     ],

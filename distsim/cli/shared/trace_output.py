@@ -171,13 +171,13 @@ def _signals_ignored() -> Iterator[None]:
 def report_refused_run(refused: RealRunRefused, format: OutputFormat) -> None:
     """Print why a real run was not started: the findings of its simulation."""
     from distsim.output.json.simulation_result import simulation_json
-    from distsim.output.text.finding_list import findings_lines
+    from distsim.output.text.finding_list import findings_text
 
     simulation = refused.simulation
     if format is OutputFormat.json:
         console.out(console.to_json({"refused": True, **simulation_json(simulation)}))
     else:
-        lines = findings_lines(simulation.findings, simulation.scenario.file)
-        if lines:
-            console.out("\n".join(lines))
+        text = findings_text(simulation.findings, simulation.scenario.file)
+        if text:
+            console.out(text)
     console.note(str(refused))

@@ -13,6 +13,7 @@ from distsim.cli.shared.input_files import is_trace, read_scenario
 from distsim.cli.shared.simulate_arguments import SimulateArguments, WhatIfArguments
 
 if TYPE_CHECKING:
+    from distsim.output.report_record import Section
     from distsim.simulation.simulate_scenario import Simulation
 
 
@@ -38,21 +39,25 @@ def what_if_report(
     show_phase: Callable[[str], None],
 ) -> str:
     """The tables that were asked for, separated by empty lines."""
-    tables: list[list[str]] = []
+    from distsim.output.report_record import Paragraph, Report, Section
+    from distsim.output.report_text import write_text
+
+    sections: list[Section] = []
     if what_if.against is not None:
-        tables.append(_scenario_comparison(arguments, what_if.against, simulation))
+        sections += _scenario_comparison(arguments, what_if.against, simulation)
     if what_if.what_if:
-        tables += _speedup_tables(simulation, show_phase)
+        sections += _speedup_sections(simulation, show_phase)
     if what_if.draws is not None:
-        tables.append(_distribution_lines(arguments, what_if.draws, what_if.stragglers, show_phase))
-    return "\n\n".join("\n".join(lines) for lines in tables if lines)
+        text = _distribution_text(arguments, what_if.draws, what_if.stragglers, show_phase)
+        sections.append(Section([Paragraph(text)]))
+    return write_text(Report(sections))
 
 
 def _scenario_comparison(
     arguments: SimulateArguments, other: str, simulation: Simulation
-) -> list[str]:
+) -> list[Section]:
     """The table of differences between this scenario and another one."""
-    from distsim.output.text.whatif_tables import difference_lines
+    from distsim.output.text.whatif_tables import difference_sections
     from distsim.simulation.simulate_scenario import simulate
     from distsim.simulation.what_if import metric_differences
 
@@ -63,35 +68,35 @@ def _scenario_comparison(
     if arguments.cluster is not None:
         words.append(f"cluster={arguments.cluster}")
     differences = metric_differences(other_simulation, simulation)
-    return difference_lines(differences, (" ".join(words), other))
+    return difference_sections(differences, (" ".join(words), other))
 
 
-def _speedup_tables(simulation: Simulation, show_phase: Callable[[str], None]) -> list[list[str]]:
+def _speedup_sections(simulation: Simulation, show_phase: Callable[[str], None]) -> list[Section]:
     """The critical path by kind, and the gain of each faster resource; none if the run fails."""
-    from distsim.output.text.whatif_tables import path_kind_lines, speed_up_lines
+    from distsim.output.text.whatif_tables import path_kind_section, speedup_section
     from distsim.simulation.what_if import critical_path_by_kind, resource_speedups
 
     if not simulation.makespan_ns or simulation.outcome != "completes":
         return []
     speedups = list(resource_speedups(simulation, show_phase))
     return [
-        path_kind_lines(critical_path_by_kind(simulation)),
-        speed_up_lines(speedups, simulation.makespan_ns),
+        path_kind_section(critical_path_by_kind(simulation)),
+        speedup_section(speedups, simulation.makespan_ns),
     ]
 
 
-def _distribution_lines(
+def _distribution_text(
     arguments: SimulateArguments,
     count: int,
     stragglers_text: str | None,
     show_phase: Callable[[str], None],
-) -> list[str]:
+) -> str:
     """The distribution of the makespan over ``count`` seeds, with random stragglers if given.
 
     Raises UsageError if nothing is random.
     """
     from distsim.common.errors import UsageError
-    from distsim.output.text.whatif_tables import spread_lines
+    from distsim.output.text.whatif_tables import spread_text
     from distsim.simulation.simulate_scenario import simulate
     from distsim.simulation.what_if import makespan_distribution, parse_stragglers, random_scenarios
 
@@ -113,7 +118,7 @@ def _distribution_lines(
             with_values=False,
         )
         if simulation.outcome != "completes":
-            return [f"the draw with seed {draw.seed} {simulation.outcome}: there is no spread"]
+            return f"the draw with seed {draw.seed} {simulation.outcome}: there is no spread"
         makespans.append(simulation.makespan_ns)
     causes = []
     if scenario.jitter:
@@ -122,4 +127,4 @@ def _distribution_lines(
         causes.append(
             f"{100 * stragglers.share:g} % of the ranks {stragglers.factor:g} times as long"
         )
-    return spread_lines(makespan_distribution(makespans), f" ({', '.join(causes)})")
+    return spread_text(makespan_distribution(makespans), f" ({', '.join(causes)})")

@@ -47,13 +47,13 @@ def _collective_hangs(job: JobWaitState, group: EvidenceGroup, wait: EvidenceWai
     return HangCause(
         "communication",
         "proved",
-        f"all {len(members)} members are in {call_text(job.evidence, call)}, and their calls fit: "
-        "the communication itself hangs",
+        f"all {len(members)} required ranks are in {call_text(job.evidence, call)} and their calls "
+        "match, but it does not complete",
         ranks=members,
         lines=[CauseLine(members, call.op, wait.frame)],
         details=[
-            "no rank is to blame by these records: look at the network, at the errors of NCCL and "
-            "the driver (NCCL_DEBUG=WARN, dmesg), at a device kernel before the call"
+            "these records blame no rank: check the network, the errors of NCCL and the driver "
+            "(NCCL_DEBUG=WARN, dmesg), and device kernels that run before the call"
         ],
         group=call.group,
         number=call.number,
@@ -139,7 +139,7 @@ def _waits_on_one_of(pair: _MessagePair, blocked: set[int]) -> bool:
 
 def _messages_hang(pairs: list[_MessagePair]) -> HangCause:
     send, recv = pairs[0]
-    more = f", and so are {len(pairs) - 1} more" if len(pairs) > 1 else ""
+    more = f" (and {len(pairs) - 1} more such pairs)" if len(pairs) > 1 else ""
     ranks: set[int] = set()
     for pair in pairs:
         ranks |= pair.ranks
@@ -147,12 +147,12 @@ def _messages_hang(pairs: list[_MessagePair]) -> HangCause:
         "communication",
         "proved",
         f"the send of rank {send.rank} and its receive on rank {recv.rank} are both posted and "
-        f"fit{more}: the communication itself hangs",
+        f"match, but do not complete{more}",
         ranks=tuple(sorted(ranks)),
         lines=pairs[0].lines(),
         details=[
-            "no rank is to blame by these records: look at the network, at the errors of NCCL and "
-            "the driver (NCCL_DEBUG=WARN, dmesg)"
+            "these records blame no rank: check the network and the errors of NCCL and the driver "
+            "(NCCL_DEBUG=WARN, dmesg)"
         ],
         group=send.group,
     )
@@ -165,19 +165,19 @@ def _batched_against_single(pair: _MessagePair) -> HangCause:
     ranks, unless the group's communicator was created at the start (``device_id``).
     """
     send, recv = pair
-    sent = "in a batch" if send.batched else "alone"
-    received = "alone" if send.batched else "in a batch"
+    batched, single = "in a batch", "as a single message"
+    sent, received = (batched, single) if send.batched else (single, batched)
     return HangCause(
         "connection",
         "suspected",
-        f"rank {send.rank} sends to rank {recv.rank} {sent}, and rank {recv.rank} receives it "
-        f"{received}: on NCCL the two need not meet",
+        f"rank {send.rank} sends to rank {recv.rank} {sent}, but rank {recv.rank} receives it "
+        f"{received}: on NCCL the two may not match",
         ranks=(send.rank, recv.rank),
         lines=pair.lines(),
         details=[
-            "a batch runs on the communicator of the group, a message alone on one of the two "
-            "ranks, unless init_process_group was given a device_id: issue both sides with "
-            "batch_isend_irecv, or both without"
+            "NCCL runs a batch on the communicator of the group, but a single message on one of "
+            "the two ranks, unless init_process_group got a device_id",
+            "help: use batch_isend_irecv on both ranks, or on neither",
         ],
         group=send.group,
     )
@@ -201,16 +201,17 @@ def connection_mismatches(job: JobWaitState) -> list[HangCause]:
         HangCause(
             "connection",
             "suspected",
-            "two ranks connect different things in one call: NCCL says "
+            "two ranks set up different NCCL connections in one call: NCCL reports "
             f'"{reports[0].text}"{on_ranks}',
             ranks=ranks,
             lines=activity_lines(job, ranks),
             details=[
-                "the first message of a direction, and the first collective of a group, are "
-                "connected by both sides together: two sends first, or a batch of both directions "
-                "against single calls, do not mirror each other",
-                "post both directions in one batch_isend_irecv on both ranks, or let one of them "
-                "receive first; `distsim capture` of the script names the calls",
+                "NCCL connects two ranks at their first message in a direction, and a group at its "
+                "first collective; both sides must make matching calls there",
+                "these do not match: two sends first, or a batch of both directions against single "
+                "calls",
+                "help: post both directions in one batch_isend_irecv on both ranks, or let one of "
+                "them receive first; `distsim capture` of the script shows the calls",
             ],
         )
     ]

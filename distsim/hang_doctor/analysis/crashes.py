@@ -1,7 +1,7 @@
 """Causes that consist in the end of a process: a rank failed, and the others wait for it.
 
-An end counts as the cause only if it is the rank's own failure (not a consequence of another
-rank's end or of a wait), and if the rank does not go on afterwards.
+An end counts as the cause only if it is the rank's own failure, and if the rank does not continue
+afterwards. A consequence of another rank's end or of a wait is no failure of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def _crash_cause(job: JobWaitState, rank: int, end: ProcessEnd) -> HangCause:
     details = []
     if waiting:
         verb = verb_form(waiting, "waits", "wait")
-        details.append(f"{ranks_text(waiting)} {verb} for it, or lost the connection to it")
+        details.append(
+            f"{ranks_text(waiting)} {verb} for rank {rank}, or lost the connection to it"
+        )
     return HangCause(
         "crash",
         "proved",
@@ -78,11 +80,11 @@ def _caught_error_cause(rank: int, end: ProcessEnd) -> HangCause:
     return HangCause(
         "crash",
         "suspected",
-        f"rank {rank} {_end_text(end)}, and is in a call all the same, where nobody waits for it",
+        f"rank {rank} {_end_text(end)}, but is in a later call; no rank waits for it",
         ranks=(rank,),
         lines=_crash_lines(rank, end),
         details=[
-            "the error was caught, or is of another thread: it need not have to do with the hang"
+            "the error was caught, or another thread raised it: it may be unrelated to the hang"
         ],
     )
 
@@ -98,8 +100,8 @@ def _unexplained_end_cause(rank: int, end: ProcessEnd) -> HangCause:
         f"rank {rank} {_end_text(end)}",
         ranks=(rank,),
         details=[
-            f"why, only the log of rank {rank} tells: an error of its own, or a call that ran out "
-            "of time because another was missing"
+            f"the log of rank {rank} shows the reason: an error of its own, or a call that timed "
+            "out because another rank was missing"
         ],
     )
 
@@ -149,11 +151,11 @@ def _combined_crash(job: JobWaitState, crashes: list[HangCause]) -> HangCause:
     return HangCause(
         "crash",
         "proved",
-        f"{ranks_text(ranks)} failed, each in its own way: {listed}",
+        f"{ranks_text(ranks)} failed with different errors: {listed}",
         ranks=ranks,
         lines=lines,
         details=[
-            "which of them failed first, and whether another followed from it, nothing here "
-            "tells: compare the times of their logs"
+            "these files do not show which rank failed first, or whether one failure caused "
+            "another: compare the times in the logs"
         ],
     )

@@ -1,9 +1,13 @@
 """The diagnosis of a hang: what the evidence proves, what it suggests, and what to collect next.
 
-The analysis runs in fixed steps: build the wait state of all ranks (``wait_graph``), collect the
-causes of every kind (crashes, mismatches, circles, ranks that are behind, and, if nothing is
-proved, what is known nevertheless), order them so that a cause precedes its consequences, and drop
-the repetitions. It reads no files; ``readers`` do.
+The analysis has fixed steps:
+
+1. Build the wait state of all ranks (``wait_graph``).
+2. Collect the causes of every kind: crashes, mismatches, wait-for cycles, ranks that are behind. If
+   nothing is proved, also collect what is known nevertheless.
+3. Order them so that a cause precedes its consequences, and drop repetitions.
+
+It reads no files; ``readers`` do.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from distsim.hang_doctor.model.phrases import call_text, ranks_text
 #: At most this many ranks of a job are listed as not given.
 _MAX_LISTED_RANKS = 1 << 16
 #: Kinds of causes that only describe waits, so they are consequences of other kinds.
-_WAIT_KINDS = ("circle", "behind", "messages")
+_WAIT_KINDS = ("wait_for_cycle", "behind")
 
 
 @dataclass
@@ -97,7 +101,7 @@ def _ordered_causes(job: JobWaitState) -> list[HangCause]:
 
 
 def _recorded_causes(job: JobWaitState) -> list[HangCause]:
-    """Crashes, mismatches, circles and ranks that are behind."""
+    """Crashes, mismatches, wait-for cycles and ranks that are behind."""
     crashes = crash_causes(job)
     divergences = mismatch_causes.divergence_causes(job)
     mismatches = mismatch_causes.mismatch_causes(job, divergences)
@@ -149,15 +153,15 @@ def _is_repetition(cause: HangCause, kept: list[HangCause]) -> bool:
         return True
     if cause.kind in _WAIT_KINDS:
         return bool(kept) and _explains_waits(kept[0])
-    if cause.kind == "parted":
+    if cause.kind == "diverged":
         # The mismatch on that group has taken over the divergence.
-        return any(other.kind == "clash" and other.group == cause.group for other in kept)
+        return any(other.kind == "mismatch" and other.group == cause.group for other in kept)
     return False
 
 
 def _explains_waits(cause: HangCause) -> bool:
-    """Whether circles and ranks that are behind are consequences of this cause."""
-    return cause.grade == "proved" and cause.kind not in ("behind", "circle")
+    """Whether wait-for cycles and ranks that are behind are consequences of this cause."""
+    return cause.grade == "proved" and cause.kind not in ("behind", "wait_for_cycle")
 
 
 def _demote_disputed(evidence: Evidence, found: list[HangCause]) -> list[HangCause]:

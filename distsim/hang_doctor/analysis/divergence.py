@@ -76,7 +76,9 @@ def _kind_text(call: EvidenceCall) -> str:
 
 def _size_text(call: EvidenceCall) -> str:
     size = _agreed_elements(call)
-    return f"{size:,} elements" if size >= 0 and call.op != "barrier" else ""
+    if size < 0 or call.op == "barrier":
+        return ""
+    return "1 element" if size == 1 else f"{size:,} elements"
 
 
 def _dtype_text(call: EvidenceCall) -> str:

@@ -4,13 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from distsim.hang_doctor.model.evidence_records import (
     UNKNOWN_NUMBER,
     CauseGrade,
     StackFrame,
 )
+
+#: What kind of cause it is. ``behind``: ranks have not made a call that others wait in.
+#: ``diverged``: a rank makes a call that the others do not make, or skips one.
+#: ``communication``: all required ranks have arrived, but the call does not complete.
+#: ``connection``: two ranks set up different NCCL connections. ``finished_elsewhere``: a rank is
+#: in a call that another has finished. ``missing_files``: no file was given for awaited ranks.
+#: ``unknown_members``: the group of the call, or its members, are unknown. ``consequence``: ranks
+#: failed because of another rank. ``tool_report``: the conclusion of another tool.
+CauseKind = Literal[
+    "crash",
+    "mismatch",
+    "diverged",
+    "wait_for_cycle",
+    "tag_mismatch",
+    "behind",
+    "communication",
+    "connection",
+    "finished_elsewhere",
+    "missing_files",
+    "unknown_members",
+    "consequence",
+    "tool_report",
+    "stacks_only",
+]
 
 
 class CauseLine(NamedTuple):
@@ -23,15 +47,15 @@ class CauseLine(NamedTuple):
 
 @dataclass
 class HangCause:
-    """Why nothing moves.
+    """Why the job hangs.
 
     ``culprits`` are the ranks that the records prove responsible; often there are none. They are
     empty unless ``grade`` is "proved". ``ranks`` are all ranks that the cause concerns. ``group``
     and ``number`` identify the call that it concerns, if any. ``of_library``: for a crash, the
-    error was raised in a library.
+    error was raised in a library. ``details`` are the evidence and the remedy, as sentences.
     """
 
-    kind: str
+    kind: CauseKind
     grade: CauseGrade
     title: str
     culprits: tuple[int, ...] = ()

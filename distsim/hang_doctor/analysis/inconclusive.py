@@ -1,7 +1,7 @@
 """Hangs in which the records show no rank to be behind: what is known nevertheless.
 
-Each function describes one kind of incomplete evidence. None of them names culprits, except where
-another tool (monitored_barrier) has proved them.
+Each function describes one kind of incomplete evidence. None of them blames a rank, except where
+another tool (monitored_barrier) has proved which one is missing.
 """
 
 from __future__ import annotations
@@ -65,16 +65,16 @@ def _finished_elsewhere_cause(
     call = wait.call
     have = verb_form(finished, "has", "have")
     return HangCause(
-        "passed",
+        "finished_elsewhere",
         "suspected",
         f"rank {wait.rank} is still in {call_text(job.evidence, call)}, which "
         f"{ranks_text(finished)} {have} finished",
         ranks=(wait.rank, *finished),
         lines=[CauseLine((wait.rank,), call.op or "a call", wait.frame)],
         details=[
-            "a call that needs everybody can't end on one and not on another, unless their calls "
-            "were others (other order, size or group), or the connection broke between them; who "
-            "is wrong, this does not tell"
+            "a collective that needs all members cannot end on some of them only, unless their "
+            "calls differed (order, size or group) or the connection broke",
+            "these records do not show which rank is wrong",
         ],
         group=call.group,
         number=call.number,
@@ -103,19 +103,19 @@ def _missing_evidence_cause(
     call = waits[0].call
     inside = tuple(sorted({wait.rank for wait in waits}))
     wait_verb = verb_form(inside, "waits", "wait")
-    are = verb_form(silent, "is", "are")
     they_are = verb_form(silent, "it is", "they are")
+    have = verb_form(silent, "has", "have")
     their = verb_form(silent, "its", "their")
     return HangCause(
-        "silent",
+        "missing_files",
         "unknown",
         f"{ranks_text(inside)} {wait_verb} in {call_text(job.evidence, call)}; "
-        f"{ranks_text(silent)} {are} not in what I was given",
+        f"no file was given for {ranks_text(silent)}",
         ranks=inside,
         lines=[CauseLine(inside, call.op, waits[0].frame)],
         details=[
-            f"whether {they_are} behind, gone, or only {their} files are missing, nothing here "
-            "tells"
+            f"these files do not show whether {they_are} behind, {have} exited, or only {their} "
+            "files are missing"
         ],
         group=call.group,
         number=call.number,
@@ -145,16 +145,18 @@ def waits_of_unknown_members(job: JobWaitState) -> list[HangCause]:
     title = "; ".join(texts[:_MAX_CALLS_IN_TITLE])
     if len(texts) > _MAX_CALLS_IN_TITLE:
         title += f"; and {len(texts) - _MAX_CALLS_IN_TITLE} more"
-    details = ["who else belongs to it, and how far they are, these files do not say"]
+    details = ["these files do not show the other members of the group or their progress"]
     has_unsure_group = any(not job.evidence.groups[key].sure for key, _, _ in waits_by_call)
     if has_unsure_group and not job.evidence.disputes:
         details.append(
-            "the lines name no group, or a number that differs between processes: calls of two "
-            "ranks may be of two groups"
+            "the log names no group, or a number that differs between processes, so the calls of "
+            "two ranks may be on two groups"
         )
     ranks_of_cause = tuple(sorted(all_ranks))
     return [
-        HangCause("waits", "unknown", title, ranks=ranks_of_cause, lines=lines, details=details)
+        HangCause(
+            "unknown_members", "unknown", title, ranks=ranks_of_cause, lines=lines, details=details
+        )
     ]
 
 
@@ -177,12 +179,14 @@ def consequence_errors(job: JobWaitState) -> list[HangCause]:
     error = _first_sentence(errors[ranks[0]])
     return [
         HangCause(
-            "follows",
+            "consequence",
             "unknown",
             f"{ranks_text(ranks)} failed because of another rank: {error}",
             ranks=ranks,
             lines=activity_lines(job, ranks),
-            details=["the cause is with a rank that ended, or never came, before: see its log"],
+            details=[
+                "the cause is another rank, which exited earlier or never arrived: see its log"
+            ],
         )
     ]
 
@@ -217,7 +221,7 @@ def _monitored_barrier_cause(job: JobWaitState, report: ToolReport) -> HangCause
     return HangCause(
         "behind",
         "proved",
-        f"{ranks_text(report.ranks)} did not come to a monitored_barrier in its time",
+        f"{ranks_text(report.ranks)} did not arrive at a monitored_barrier before its timeout",
         culprits=() if is_blocked else report.ranks,
         ranks=report.ranks,
         lines=activity_lines(job, report.ranks),
@@ -226,9 +230,9 @@ def _monitored_barrier_cause(job: JobWaitState, report: ToolReport) -> HangCause
 
 def _reported_cause(job: JobWaitState, report: ToolReport) -> HangCause:
     return HangCause(
-        "reported",
+        "tool_report",
         "suspected",
-        f"{report.tool} says: {ranks_text(report.ranks)} {report.text}",
+        f"{report.tool} reports: {ranks_text(report.ranks)} {report.text}",
         ranks=report.ranks,
         lines=activity_lines(job, report.ranks),
         details=[_reliability_of(report)],
@@ -239,14 +243,14 @@ def _reliability_of(report: ToolReport) -> str:
     """How far a conclusion of a tool can be trusted."""
     if "does not answer" in report.text or "dead" in report.text:
         return (
-            "a process that does not answer has ended, is stopped, or its machine is gone: look "
-            "there first"
+            "a process that does not answer has exited, is stopped, or its node failed: check it "
+            "first"
         )
     if "desync" in report.tool:
-        return "its numbers mix the groups of a job, so I do not take it for proof"
+        return "its numbers mix the groups of a job, so this is no proof"
     return (
-        "it lists the smaller party and counts each communicator by itself: a hint, no proof of "
-        "who is wrong"
+        "it lists the smaller set of ranks and counts each communicator separately, so this is a "
+        "hint and no proof"
     )
 
 
@@ -302,13 +306,13 @@ def _some_ranks_elsewhere(
     others = tuple(state.rank for state in outside)
     grade: CauseGrade = "suspected" if len(others) <= len(communicating) else "unknown"
     return HangCause(
-        "stacks",
+        "stacks_only",
         grade,
-        f"{ranks_text(communicating)} {verb_form(communicating, 'is', 'are')} in communication, "
-        f"{ranks_text(others)} {verb_form(others, 'is', 'are')} not",
+        f"{ranks_text(communicating)} {verb_form(communicating, 'is', 'are')} in communication "
+        f"calls, {ranks_text(others)} {verb_form(others, 'is', 'are')} not",
         ranks=others,
         lines=lines,
-        details=["stacks do not tell groups and call numbers: no proof"],
+        details=["stacks contain no groups and no call numbers, so this is no proof"],
     )
 
 
@@ -319,12 +323,12 @@ def _different_calls(
         f"{ranks_text(ranks)} in {call.op} at {call.place}" for call, ranks in inside.items()
     )
     return HangCause(
-        "stacks",
+        "stacks_only",
         "suspected",
-        f"ranks stand in different calls: {calls}",
+        f"ranks are in different calls: {calls}",
         ranks=tuple(job.ranks),
         lines=lines,
-        details=["if they are of one group, they do not fit; stacks do not tell groups"],
+        details=["if these calls are on one group, they do not match; stacks contain no groups"],
     )
 
 
@@ -334,9 +338,9 @@ def _all_ranks_at_one_call(
     call, ranks = next(iter(inside.items()))
     are = verb_form(ranks, "is", "are")
     return HangCause(
-        "stacks",
+        "stacks_only",
         "unknown",
-        f"{ranks_text(ranks)} {are} in {call.op} at {call.place}; nobody I was given is elsewhere",
+        f"{ranks_text(ranks)} {are} in {call.op} at {call.place}; no known rank is elsewhere",
         ranks=tuple(ranks),
         lines=lines,
     )

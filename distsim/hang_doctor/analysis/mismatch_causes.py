@@ -65,23 +65,27 @@ def _has_calls_on(job: JobWaitState, rank: int, group: str) -> bool:
 def _divergence_of_one_rank(job: JobWaitState, divergence: RankDivergence) -> HangCause:
     """A cause that blames the one rank that differs from all others."""
     rank = divergence.rank
-    count = f"{divergence.call_count} calls" if divergence.call_count > 1 else "the call"
+    is_one_call = divergence.call_count == 1
+    count = "a call" if is_one_call else f"{divergence.call_count} calls"
+    shift = "one call" if is_one_call else f"{divergence.call_count} calls"
     if divergence.extra:
         action = f"makes {count} that the others do not make"
-        met_calls = "previous"
     else:
-        action = f"leaves out {count} that the others make"
-        met_calls = "next"
+        action = f"skips {count} that the others make"
     group = job.evidence.groups[divergence.group].label
     place = _call_place_text(divergence)
     return HangCause(
-        "parted",
+        "diverged",
         "proved",
-        f"rank {rank} {action}: {place} (call {divergence.number} of {group})",
+        f"rank {rank} {action}: {'' if is_one_call else 'first '}{place} "
+        f"(call {divergence.number} of {group})",
         culprits=(rank,),
         ranks=(rank,),
         lines=_divergence_lines(job, divergence),
-        details=[f"from there on its calls on {group} meet the others' {met_calls} ones"],
+        details=[
+            f"from there on, its calls on {group} are shifted by {shift} against those of the "
+            "others"
+        ],
         group=divergence.group,
         number=divergence.number,
     )
@@ -95,18 +99,18 @@ def _divergence_between_two(job: JobWaitState, divergence: RankDivergence) -> Ha
         caller, omitter = other, divergence.rank
     group = job.evidence.groups[divergence.group].label
     title = (
-        f"{ranks_text((caller, omitter))} part at call {divergence.number} of {group}: "
-        f"rank {caller} makes {_call_place_text(divergence)}, rank {omitter} does not"
+        f"{ranks_text((caller, omitter))} diverge at call {divergence.number} of {group}: "
+        f"rank {caller} calls {_call_place_text(divergence)}, rank {omitter} does not"
     )
     return HangCause(
-        "parted",
+        "diverged",
         "proved",
         title,
         ranks=tuple(sorted((divergence.rank, other))),
         lines=_divergence_lines(job, divergence),
         details=[
-            "of these two I cannot tell which is meant: it makes a call too many, or the other one "
-            "too few"
+            f"either rank {caller} makes a call too many, or rank {omitter} skips one; two ranks "
+            "are not enough to decide"
         ],
         group=divergence.group,
         number=divergence.number,
@@ -126,7 +130,7 @@ def _divergence_lines(job: JobWaitState, divergence: RankDivergence) -> list[Cau
     lines = [CauseLine(callers, call.op, user_frame(call.frames))]
     state = job.ranks.get(rank)
     if not divergence.extra and state is not None and state.frame is not None:
-        lines.append(CauseLine((rank,), "stands", state.frame))
+        lines.append(CauseLine((rank,), "now", state.frame))
     return lines
 
 
@@ -148,7 +152,7 @@ def mismatch_causes(job: JobWaitState, divergences: list[HangCause]) -> list[Han
     """The first mismatch on each group, unless it did no harm.
 
     If the calls were shifted before, the mismatch is a consequence: its cause then takes over the
-    title, the culprits and the lines of the divergence.
+    title, the blamed ranks and the lines of the divergence.
     """
     found = []
     for group, known in job.evidence.groups.items():
@@ -202,15 +206,15 @@ def _mismatch_cause(job: JobWaitState, mismatch: RecordedMismatch, sure: bool) -
     details = []
     if not sure:
         details.append(
-            "the lines do not name the group by what is equal in all processes: these may be two "
-            "groups"
+            "the log identifies this group by a number that differs between processes, so these "
+            "may be two groups"
         )
     elif not culprits:
-        details.append("neither is clearly the odd one: I cannot tell which is meant")
+        details.append("there is no clear majority, so no rank is blamed")
     return HangCause(
-        "clash",
+        "mismatch",
         "proved" if sure else "suspected",
-        f"{difference} meet in call {mismatch.number} of {group}: {sides}",
+        f"call {mismatch.number} of {group} does not match ({difference}): {sides}",
         culprits=culprits,
         ranks=tuple(sorted(rank for side in mismatch.sides for rank in side.ranks)),
         lines=[_side_line(side, mismatch.what) for side in mismatch.sides],
@@ -248,13 +252,14 @@ def mismatch_reported_by_torch(job: JobWaitState) -> list[HangCause]:
     ranks = tuple(sorted(set().union(*ranks_by_call.values())))
     return [
         HangCause(
-            "clash",
+            "mismatch",
             "proved",
-            f"torch found calls that do not fit: {sides}",
+            f"torch reports a mismatch: {sides}",
             ranks=ranks,
             lines=_error_lines(job, ranks),
             details=[
-                "torch compared these two; which of them is meant, their lines tell, not this text"
+                "torch compares two ranks only: look at their source lines to see which one is "
+                "wrong"
             ],
         )
     ]
@@ -266,7 +271,7 @@ def _error_lines(job: JobWaitState, ranks: tuple[int, ...]) -> list[CauseLine]:
     for rank in ranks:
         end = job.ranks[rank].end if rank in job.ranks else None
         if end is not None and end.frames:
-            lines.append(CauseLine((rank,), "raised it", user_frame(end.frames)))
+            lines.append(CauseLine((rank,), "raised the error", user_frame(end.frames)))
     return lines
 
 
@@ -282,12 +287,12 @@ def message_mismatch_causes(job: JobWaitState) -> list[HangCause]:
     sent = f"{max(send.elements_in, 0):,} {send.dtype}"
     received = f"{max(recv.elements_out, recv.elements_in, 0):,} {recv.dtype}"
     title = (
-        f"a send of rank {send.rank} and its receive on rank {recv.rank} differ: "
-        f"{sent} against {received}"
+        f"a send of rank {send.rank} does not match its receive on rank {recv.rank}: "
+        f"{sent} are sent, {received} are expected"
     )
     return [
         HangCause(
-            "clash",
+            "mismatch",
             "proved",
             title,
             ranks=(send.rank, recv.rank),

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.wait_state import JobWaitState, RankWaitState
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.phrases import ranges_text, ranks_text, verb_form
+from distsim.hang_doctor.model.phrases import ranges_text, ranks_text
 
-#: Kinds of causes that are settled once proved, even without culprits.
-_KINDS_WITHOUT_CULPRITS = ("clash", "tags", "communication", "parted")
+#: Kinds of causes that are settled once proved, even if no rank is blamed.
+_KINDS_WITHOUT_BLAME = ("mismatch", "tag_mismatch", "communication", "diverged")
 
 
 def what_to_collect(
@@ -23,10 +23,8 @@ def what_to_collect(
     """Suggestions as sentences. ``absent``: ranks of the job about which nothing was given."""
     suggestions: list[str] = []
     if absent:
-        it = verb_form(absent, "it", "them")
         suggestions.append(
-            f"the files of {ranks_text(absent)}: nothing of {it} was given "
-            "(lost, or never written?)"
+            f"collect the files of {ranks_text(absent)}: none was given (lost, or never written?)"
         )
     if not _is_settled(main):
         suggestions += _open_suggestions(job, main)
@@ -36,7 +34,7 @@ def what_to_collect(
 def _is_settled(main: HangCause | None) -> bool:
     if main is None or main.grade != "proved":
         return False
-    return bool(main.culprits) or main.kind in _KINDS_WITHOUT_CULPRITS
+    return bool(main.culprits) or main.kind in _KINDS_WITHOUT_BLAME
 
 
 def _open_suggestions(job: JobWaitState, main: HangCause | None) -> Iterator[str]:
@@ -44,23 +42,27 @@ def _open_suggestions(job: JobWaitState, main: HangCause | None) -> Iterator[str
     wanted = _ranks_whose_stacks_help(job, main)
     if wanted:
         yield (
-            f"while it hangs, the stack of {ranks_text(wanted)}: `distsim doctor --pid PID` there, "
-            f"or `py-spy dump --locals --pid PID > rank_{ranges_text(wanted[:1])}.txt`"
+            f"while the job hangs, take the stack of {ranks_text(wanted)}: `distsim doctor --pid "
+            "PID` on its node, or `py-spy dump --locals --pid PID > "
+            f"rank_{ranges_text(wanted[:1])}.txt`"
         )
     if not any(records.recorded for records in evidence.ranks.values()):
         yield (
-            "Flight Recorder dumps of all ranks, from the next run: TORCH_FR_BUFFER_SIZE=20000 "
+            "in the next run, write Flight Recorder dumps of all ranks: TORCH_FR_BUFFER_SIZE=20000 "
             "TORCH_NCCL_DUMP_ON_TIMEOUT=1 TORCH_FR_DUMP_TEMP_FILE=/shared/fr_rank_ (older "
-            "versions: TORCH_NCCL_TRACE_BUFFER_SIZE, TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then "
+            "versions: TORCH_NCCL_TRACE_BUFFER_SIZE, TORCH_NCCL_DEBUG_INFO_TEMP_FILE); then run "
             "`distsim doctor /shared`"
         )
     elif not any(records.records_messages for records in evidence.ranks.values()):
         yield (
-            "Gloo records no messages: the stacks of all ranks with locals (`py-spy dump "
-            "--locals`) tell who sends to whom"
+            "take the stacks of all ranks with local variables (`py-spy dump --locals`): they show "
+            "which rank sends to which; Gloo records no messages"
         )
     if _has_local_group_names(evidence) and not evidence.disputes:
-        yield "lines that name groups by GUID: torch 2.5 or newer, or Flight Recorder dumps"
+        yield (
+            "use torch 2.5 or newer, whose log lines name groups by GUID, or collect Flight "
+            "Recorder dumps"
+        )
 
 
 def _ranks_whose_stacks_help(job: JobWaitState, main: HangCause | None) -> Sequence[int]:

@@ -1,8 +1,8 @@
 """Follow waits to their ends: which ranks are waited for, but wait for no other rank.
 
 Such a rank is *behind*: it has not made a call that others are in. It is blamed only if it is
-certain that it is the end of the chain and not in a wait that nothing recorded. Circles of waits
-are the subject of ``wait_cycles``.
+certain that it is the end of the chain and not in a wait that nothing recorded. Wait-for
+cycles are the subject of ``wait_cycles``.
 """
 
 from __future__ import annotations
@@ -178,7 +178,9 @@ def _behind_title(job: JobWaitState, lag: _Lag) -> str:
     call = lag.wait.call
     last_calls = {job.last_call(rank, call.group) for rank in lag.behind}
     last = next(iter(last_calls)) if len(last_calls) == 1 else None
-    position = f", at call {last}" if last is not None and call.number >= 0 else ""
+    position = ""
+    if last is not None and call.number >= 0:
+        position = f" (at call {last})" if last else " (no call made)"
     are = verb_form(lag.behind, "is", "are")
     wait = verb_form(lag.waiting, "waits", "wait")
     them = verb_form(lag.behind, "it", "them")
@@ -191,13 +193,14 @@ def _behind_title(job: JobWaitState, lag: _Lag) -> str:
 def _unanswered_title(job: JobWaitState, lag: _Lag) -> str:
     do = verb_form(lag.behind, "does", "do")
     text = call_text(job.evidence, lag.wait.call)
-    title = f"{ranks_text(lag.behind)} {do} not answer: rank {lag.wait.rank} is in {text}"
+    behind = ranks_text(lag.behind)
+    title = f"{behind} {do} not make the matching call: rank {lag.wait.rank} is in {text}"
     others = [rank for rank in lag.waiting if rank != lag.wait.rank]
     if not others:
         return title
     wait = verb_form(others, "waits", "wait")
     them = verb_form(lag.behind, "it", "them")
-    return f"{title}, and {ranks_text(others)} {wait} for a message of {them} too"
+    return f"{title}, and {ranks_text(others)} also {wait} for a message of {them}"
 
 
 def _is_to_blame(job: JobWaitState, lag: _Lag) -> bool:
@@ -266,8 +269,8 @@ def _explanations(job: JobWaitState, lag: _Lag, has_culprits: bool) -> Iterator[
         yield _explanation(job, state)
     if not has_culprits and not lag.is_minority:
         yield (
-            "as many ranks are behind as wait: they may leave out a call, or the others make one "
-            "too many; I cannot tell which"
+            "as many ranks are behind as wait, so it is open which side is wrong: those behind may "
+            "skip a call, or the others make one too many"
         )
 
 
@@ -275,13 +278,12 @@ def _explanation(job: JobWaitState, state: RankWaitState) -> str:
     rank = state.rank
     if state.end is not None and state.end.clean:
         return (
-            f"rank {rank} came to the end of its program: it makes a call fewer, or the others "
-            "make one more"
+            f"rank {rank} reached the end of its program: it skips a call, or the others make one "
+            "too many"
         )
     if state.position is None:
         return (
-            f"rank {rank}'s record says that it has not come there; what keeps it is not in what "
-            "I was given: take its stack"
+            f"the records show that rank {rank} has not made this call, but not why: take its stack"
         )
     text = source_line(state.frame)
     code = f": {text}" if text else ""
@@ -290,10 +292,10 @@ def _explanation(job: JobWaitState, state: RankWaitState) -> str:
     has_messages = job.evidence.ranks[rank].records_messages
     if may_hide_a_wait(state.position.frame) and not has_messages:
         return (
-            f"rank {rank} is in host code, or in a wait that neither its stack nor its recording "
+            f"rank {rank} runs host code, or is in a wait that neither its stack nor its recording "
             f"shows{code}"
         )
     return (
-        f"rank {rank} is in host code, in no communication: it is the code there that hangs or "
-        f"takes its time{code}"
+        f"rank {rank} runs host code outside any communication call, and that code hangs or is "
+        f"slow{code}"
     )

@@ -1,10 +1,10 @@
-"""Ranks that wait for each other in a circle.
+"""Wait-for cycles: ranks that wait for each other.
 
-The shortest circle through each rank is searched in the graph of waits, first in the proved waits
+The shortest cycle through each rank is searched in the graph of waits, first in the proved waits
 alone. Two special cases get a text of their own: one rank against many in the same call, and a send
-and a receive with different tags. Where the graph is incomplete, two arguments still prove a
-circle: all other ranks wait for a rank in a group with unknown members, and all ranks are in
-receives (or all in sends).
+and a receive with different tags. If the graph is incomplete, two observations still prove a cycle:
+all other ranks wait for a rank in a group with unknown members, or all ranks are in receives (or
+all in sends).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MAX_LINES = 8
 
 
 def wait_cycles(job: JobWaitState) -> list[HangCause]:
-    """The circles of proved waits, or, if there are none, those that include doubtful waits."""
+    """The cycles of proved waits, or, if there are none, those that include doubtful waits."""
     proved = _cycles_in(job, wait_edges(job, doubtful=False))
     return proved or _cycles_in(job, wait_edges(job))
 
@@ -44,7 +44,7 @@ def _cycles_in(job: JobWaitState, graph: WaitEdges) -> list[HangCause]:
 
 
 def _shortest_cycles(graph: WaitEdges) -> list[list[int]]:
-    """The shortest circle through each rank that is not in a circle found before."""
+    """The shortest cycle through each rank that is not in a cycle found before."""
     cycles: list[list[int]] = []
     covered: set[int] = set()
     for start in sorted(graph):
@@ -79,7 +79,7 @@ def _path_to(rank: int, start: int, predecessor: dict[int, int]) -> list[int]:
     return path
 
 
-# --- circles of known waits ---
+# --- cycles of known waits ---
 
 
 class _Opposition(NamedTuple):
@@ -90,7 +90,7 @@ class _Opposition(NamedTuple):
 
 
 def _one_against_many(graph: WaitEdges, cycles: list[list[int]]) -> _Opposition | None:
-    """Whether all circles consist of the same rank and one of the others each."""
+    """Whether all cycles consist of the same rank and one of the others each."""
     if len(cycles) < 2 or any(len(cycle) != 2 for cycle in cycles):
         return None
     common = set(cycles[0]).intersection(*cycles[1:])
@@ -117,7 +117,7 @@ def _one_against_many_cause(
     ranks = tuple(sorted([one, *many]))
     grade, culprits = verdict_of_waits((own_wait, their_wait), ranks)
     return HangCause(
-        "circle",
+        "wait_for_cycle",
         grade,
         f"rank {one} and {ranks_text(many)} wait for each other: rank {one} is in {own_call}, "
         f"the others in {their_call}",
@@ -139,17 +139,21 @@ def _cycle_cause(job: JobWaitState, graph: WaitEdges, cycle: list[int]) -> HangC
         for rank, wait in zip(cycle, waits, strict=True)
     ]
     if _have_different_tags(calls):
-        return HangCause("tags", "proved", _tags_title(calls), ranks=tuple(cycle), lines=lines)
+        return HangCause(
+            "tag_mismatch", "proved", _tags_title(calls), ranks=tuple(cycle), lines=lines
+        )
 
     ranks = tuple(sorted(cycle))
     if len(cycle) == 1:
-        title = f"rank {cycle[0]} waits for itself, in {call_text(job.evidence, calls[0])}"
-        return HangCause("circle", "proved", title, culprits=ranks, ranks=ranks, lines=lines)
+        title = f"rank {cycle[0]} waits for itself in {call_text(job.evidence, calls[0])}"
+        return HangCause(
+            "wait_for_cycle", "proved", title, culprits=ranks, ranks=ranks, lines=lines
+        )
 
     path = " -> ".join(str(rank) for rank in [*cycle[:_MAX_RANKS_IN_TITLE], cycle[0]])
-    title = f"{ranks_text(cycle)} wait for each other in a circle ({path}): {_kind_text(calls)}"
+    title = f"{ranks_text(cycle)} are in a wait-for cycle ({path}): {_kind_text(calls)}"
     grade, culprits = verdict_of_waits(waits, ranks)
-    return HangCause("circle", grade, title, culprits=culprits, ranks=ranks, lines=lines)
+    return HangCause("wait_for_cycle", grade, title, culprits=culprits, ranks=ranks, lines=lines)
 
 
 def _have_different_tags(calls: list[EvidenceCall]) -> bool:
@@ -163,29 +167,29 @@ def _have_different_tags(calls: list[EvidenceCall]) -> bool:
 def _tags_title(calls: list[EvidenceCall]) -> str:
     first, second = calls
     return (
-        f"a send and a receive do not meet: {first.op} of rank {first.rank} has tag {first.tag}, "
-        f"{second.op} of rank {second.rank} tag {second.tag}"
+        f"a send and a receive have different tags: {first.op} of rank {first.rank} has tag "
+        f"{first.tag}, {second.op} of rank {second.rank} has tag {second.tag}"
     )
 
 
 def _kind_text(calls: list[EvidenceCall]) -> str:
-    """What the ranks of a circle did in different orders."""
+    """What the ranks of a cycle did in different orders."""
     if all(call.p2p for call in calls):
-        return "each is in a message that meets another only later"
+        return "each waits for a message that its peer would post only later"
     if any(call.p2p for call in calls):
-        return "messages and collectives come in different orders"
+        return "they issue messages and collectives in different orders"
     if len({call.group for call in calls}) > 1:
-        return "they enter calls of several groups in different orders"
-    return "their calls cross"
+        return "they use several groups in different orders"
+    return "each waits in a call that the next one has not made"
 
 
-# --- circles that incomplete records still prove ---
+# --- cycles that incomplete records still prove ---
 
 
 def _cycle_through_unknown_group(job: JobWaitState, graph: WaitEdges) -> list[HangCause]:
     """A rank is in a call of a group with unknown members, while all other ranks wait for it.
 
-    Whichever members that group has, they wait for the rank, so there is a circle.
+    Whichever members that group has, they wait for the rank, so there is a cycle.
     """
     all_ranks = set(job.ranks)
     if len(all_ranks) < max(job.evidence.world, 2):
@@ -215,16 +219,16 @@ def _unknown_group_cause(
     own_call = call_text(job.evidence, wait.call)
     their_call = call_text(job.evidence, their_wait.call)
     return HangCause(
-        "circle",
+        "wait_for_cycle",
         "proved",
-        f"rank {wait.rank} is in {own_call}, and all whom it may wait for there wait for it in "
-        f"{their_call}: a circle, of groups entered in different orders",
+        f"wait-for cycle: rank {wait.rank} is in {own_call}, and all other ranks wait for it in "
+        f"{their_call}; they use the groups in different orders",
         ranks=(wait.rank, *others),
         lines=[
             CauseLine((wait.rank,), own_call, wait.frame),
             CauseLine(tuple(others), their_call, their_wait.frame),
         ],
-        details=["the dumps do not name the members of that group"],
+        details=["the dumps do not list the members of the first group"],
     )
 
 
@@ -245,9 +249,10 @@ def _all_in_same_direction(job: JobWaitState) -> list[HangCause]:
     ranks = tuple(sorted(job.ranks))
     return [
         HangCause(
-            "circle",
+            "wait_for_cycle",
             "proved",
-            f"every rank is in a {op}, so nobody {'sends' if op == 'recv' else 'receives'}",
+            f"every rank is blocked in a {op}, so no rank {'sends' if op == 'recv' else 'receives'}"
+            "",
             culprits=ranks,
             ranks=ranks,
             lines=[CauseLine((state.rank,), op, state.frame) for state in states[:_MAX_LINES]],

@@ -1,16 +1,16 @@
 """The records that evidence consists of: calls, stacks, process ends, groups and input files.
 
-Every record says which file it comes from. Values that a file does not contain have an explicit
-"unknown" (``UNKNOWN_NUMBER``, None or an empty text), because files are usually incomplete and the
-analysis must not mistake a missing value for a value. This module draws no conclusions and knows
-no file format.
+Every record says which file it comes from. A value that a file does not contain is explicitly
+unknown (``UNKNOWN_NUMBER``, None or an empty text). Files are usually incomplete, and the analysis
+must not mistake a missing value for a value. This module draws no conclusions and knows no file
+format.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 #: The progress of a call. ``over``: it ended, either normally or by a timeout, and the record does
 #: not say which (Gloo).
@@ -20,6 +20,8 @@ CallState = Literal["waiting", "done", "over", "unknown"]
 CauseGrade = Literal["proved", "suspected", "unknown"]
 
 UNKNOWN_NUMBER = -1
+#: How messages name a group that the log does not identify.
+UNKNOWN_GROUP: Final = "an unknown group"
 #: Larger counters were never written: older watchdogs print uninitialised memory.
 MAX_CALL_NUMBER = 1 << 48
 
@@ -164,11 +166,11 @@ class EvidenceGroup:
     def label(self) -> str:
         """The group as messages name it."""
         if not self.name:
-            return "a group that the lines do not name"
+            return UNKNOWN_GROUP
         if self.is_default:
             return "the default group"
         has_own_desc = self.desc not in ("", "undefined", self.name)
-        desc = f" ({self.desc})" if has_own_desc else ""
+        desc = f' "{self.desc}"' if has_own_desc else ""
         # Groups of one name are told apart by their lowest rank.
         members = f" with rank {min(self.members)}" if self.shares_name and self.members else ""
         return f"group {self.name}{desc}{members}"

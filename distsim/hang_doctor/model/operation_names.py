@@ -82,6 +82,7 @@ def operation_family(name: str) -> str:
 
 
 def is_known_operation(name: str) -> bool:
+    """Whether the name belongs to one of the known families."""
     return _plain_name(name) in _FAMILY
 
 

@@ -1,4 +1,4 @@
-"""Phrases for ranks, calls and source lines, so that every sentence of a report names them alike.
+"""Phrases for ranks, calls and source lines, so that a report always uses the same words.
 
 Everything here returns text (or judges the text of a source line) and changes nothing.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.evidence_records import EvidenceCall, StackFrame
+from distsim.hang_doctor.model.evidence_records import UNKNOWN_GROUP, EvidenceCall, StackFrame
 from distsim.hang_doctor.model.operation_names import P2P_OPS
 
 #: More ranges are not listed one by one.
@@ -71,21 +71,22 @@ def verb_form(ranks: Sequence[int], one: str, many: str) -> str:
 
 
 def call_text(evidence: Evidence, call: EvidenceCall) -> str:
-    """``all_reduce, call 7 of the default group``; ``recv from rank 3``."""
+    """``all_reduce (default group, call 7)``; ``recv from rank 3``."""
     if call.op in P2P_OPS:
         return _message_text(call)
     op = call.op or "a call"
     if call.number < 0:
         return op
-    group = "a group that the lines do not name"
+    group = UNKNOWN_GROUP
     if call.group in evidence.groups:
         group = evidence.groups[call.group].label
-    return f"{op}, call {call.number} of {group}"
+    name = group.removeprefix("the ").removeprefix("an ")
+    return f"{op} ({name}, call {call.number})"
 
 
 def _message_text(call: EvidenceCall) -> str:
     towards = "to" if call.op == "send" else "from"
-    peer = f"rank {call.peer}" if call.peer is not None else "a rank that is not told"
+    peer = f"rank {call.peer}" if call.peer is not None else "an unknown rank"
     tag = f", tag {call.tag}" if call.tag else ""
     return f"{call.op} {towards} {peer}{tag}"
 

@@ -47,9 +47,8 @@ def _separate_namesakes(evidence: Evidence) -> None:
         if group.may_share_name and group.members is None and group.sure:
             group.sure = False
             evidence.add_note(
-                f"{group.label}: older versions of torch give all groups that one split makes this "
-                "name; which ranks are in one of them, a log does not tell, and a Flight Recorder "
-                "dump does"
+                f"{group.label}: older versions of torch give this name to all groups that one "
+                "split creates; a log does not list their ranks, but a Flight Recorder dump does"
             )
 
 
@@ -94,8 +93,8 @@ def _drop_counters(evidence: Evidence, key: str) -> None:
     behind.
     """
     evidence.add_note(
-        f"on {evidence.groups[key].label} the counters of the log are of messages and of "
-        "collectives in turn: they don't tell who is behind"
+        f"on {evidence.groups[key].label} the log's counters mix messages and collectives, so they "
+        "do not show which rank is behind"
     )
     for records in evidence.ranks.values():
         records.status.pop(key, None)
@@ -137,8 +136,8 @@ def _record_contradiction(evidence: Evidence, one: EvidenceCall, other: Evidence
     group = evidence.groups[one.group].label
     evidence.disputes.append(
         f"call {one.number} of rank {one.rank} on {group} is {one.op} in {one.source} and "
-        f"{other.op} in {other.source}: two jobs, or two ranks with one number; I cannot tell "
-        "which is right"
+        f"{other.op} in {other.source}: the files are of two jobs, or two ranks have the same "
+        "number; it is unknown which file is right"
     )
 
 

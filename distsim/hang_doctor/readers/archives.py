@@ -21,17 +21,19 @@ class ArchiveRefused(Exception):
 
 
 def is_archive(data: bytes) -> bool:
+    """Whether these are the bytes of a zip or tar archive."""
     return data[:4] == b"PK\x03\x04" or data[257:262] == b"ustar"
 
 
 def archive_members(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and bytes of each file in it. Raises ArchiveRefused for an archive that is
-    damaged or too large.
+    """Name and bytes of each file in an archive.
+
+    Raises ArchiveRefused for an archive that is damaged or too large.
     """
     try:
         yield from _zip_members(data) if data[:2] == b"PK" else _tar_members(data)
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):
-        raise ArchiveRefused("it is a damaged archive, or one with a password") from None
+        raise ArchiveRefused("the archive is damaged or has a password") from None
 
 
 def _zip_members(data: bytes) -> Iterator[tuple[str, bytes]]:
@@ -42,15 +44,15 @@ def _zip_members(data: bytes) -> Iterator[tuple[str, bytes]]:
             _MAX_BYTES, max(len(data) * _MAX_GROWTH, 1 << 20)
         ):
             raise ArchiveRefused(
-                f"it unpacks to {total >> 20} MiB in {len(entries)} files, more than I read: "
-                "unpack it and name the folder"
+                f"the archive unpacks to {total >> 20} MiB in {len(entries)} files, which is too "
+                "much: unpack it and name the folder"
             )
         left = _MAX_BYTES
         for entry in entries:
             with archive.open(entry) as file:
                 part = file.read(min(entry.file_size, left) + 1)
             if len(part) > min(entry.file_size, left):
-                raise ArchiveRefused("it unpacks to more than it says")
+                raise ArchiveRefused("the archive unpacks to more than the size in its header")
             left -= len(part)
             yield entry.filename, part
 
@@ -60,7 +62,7 @@ def _tar_members(data: bytes) -> Iterator[tuple[str, bytes]]:
         for number, entry in enumerate(archive):
             if number > _MAX_MEMBERS:
                 raise ArchiveRefused(
-                    f"more than {_MAX_MEMBERS} files are in it: unpack it and name the folder"
+                    f"the archive has more than {_MAX_MEMBERS} files: unpack it and name the folder"
                 )
             file = archive.extractfile(entry) if entry.isreg() and entry.size <= len(data) else None
             if file is not None and not entry.name.rsplit("/", 1)[-1].startswith("._"):

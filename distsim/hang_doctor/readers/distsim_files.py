@@ -130,11 +130,13 @@ def read_progress_file(evidence: Evidence, snapshot: ProgressSnapshot, source: s
     if end is not None:
         evidence.add_end(rank, end)
     elif snapshot.phase == RankPhase.IN_CALL:
-        evidence.notes.append(f"rank {rank}'s board: in call {snapshot.position} of its program")
+        evidence.notes.append(
+            f"rank {rank}'s progress file: in call {snapshot.position} of its program"
+        )
     elif snapshot.phase == RankPhase.RUNNING:
         evidence.notes.append(
-            f"rank {rank}'s board: between calls {snapshot.position - 1} and {snapshot.position} "
-            "of its program"
+            f"rank {rank}'s progress file: between calls {snapshot.position - 1} and "
+            f"{snapshot.position} of its program"
         )
 
 
@@ -146,6 +148,6 @@ def _end_in_phase(snapshot: ProgressSnapshot, source: str) -> ProcessEnd | None:
         return ProcessEnd("killed", "killed by a fault of the scenario", False, source=source)
     if snapshot.phase in (RankPhase.WRITING, RankPhase.ENDED):
         return ProcessEnd(
-            "exited", "came to the end of its program", False, source=source, clean=True
+            "exited", "reached the end of its program", False, source=source, clean=True
         )
     return None

@@ -61,8 +61,8 @@ def list_files(paths: Sequence[str]) -> list[str]:
     for path in paths:
         if not os.path.exists(path):
             raise UsageError(
-                f"there is no {escaped(path)}",
-                "name dumps, logs and stacks, or the folder that holds them",
+                f"{escaped(path)} does not exist",
+                "name dumps, logs and stacks, or the folder that contains them",
             )
         if os.path.isdir(path):
             found |= dict.fromkeys(_files_in_folder(path))
@@ -70,12 +70,13 @@ def list_files(paths: Sequence[str]) -> list[str]:
             found[path] = None
     if not found:
         raise UsageError(
-            f"nothing to read in {', '.join(escaped(path) for path in paths)}",
+            f"no files in {', '.join(escaped(path) for path in paths)}",
             "name dumps, logs and stacks",
         )
     if len(found) > _MAX_FILES:
         raise UsageError(
-            f"{len(found)} files are more than {_MAX_FILES}", "name the folder of one job's dumps"
+            f"{len(found)} files are too many (at most {_MAX_FILES})",
+            "name the folder of one job's dumps",
         )
     return list(found)
 
@@ -111,8 +112,8 @@ def files_of_last_attempts(evidence: Evidence, files: list[str]) -> list[str]:
     earlier = {attempt for attempt in attempts.values() if attempt.number < last[attempt.folder]}
     for attempt in sorted(earlier):
         evidence.add_note(
-            f"{escaped(attempt.folder)}attempt_{attempt.number} is of an earlier start of the job, "
-            "and left out: name it alone to look at it"
+            f"skipped {escaped(attempt.folder)}attempt_{attempt.number}, an earlier start of the "
+            "job; to read it, name it alone"
         )
     return [path for path in files if attempts.get(path) not in earlier]
 
@@ -124,21 +125,21 @@ def file_bytes(path: str) -> bytes:
     """The content of a file, unpacked. Raises FileRefused if it is too large or no file."""
     status = os.stat(path)
     if not _is_readable_kind(status.st_mode):
-        raise FileRefused("it is no file")
+        raise FileRefused("not a regular file")
     if status.st_size > MAX_BYTES:
         raise FileRefused(
-            f"{status.st_size >> 20} MiB are more than the {MAX_BYTES >> 20} that a dump or a log "
-            "may have; cut it: `grep -aE 'NCCL|Rank|rank[0-9]' LOG > short.log`"
+            f"the file has {status.st_size >> 20} MiB; the limit is {MAX_BYTES >> 20} MiB. Shorten "
+            "it: `grep -aE 'NCCL|Rank|rank[0-9]' LOG > short.log`"
         )
     with open(path, "rb") as file:
         data = file.read(MAX_BYTES + 1)
     # A pipe does not state its size.
     if len(data) > MAX_BYTES:
-        raise FileRefused(f"more than {MAX_BYTES >> 20} MiB came from it")
+        raise FileRefused(f"the pipe delivered more than {MAX_BYTES >> 20} MiB")
     if data[:2] == b"\x1f\x8b":
         return _gunzip(data)
     if data[:4] in (b"BZh9", b"\xfd7zX", b"\x28\xb5\x2f\xfd"):
-        raise FileRefused("it is packed in a way that I do not read: unpack it")
+        raise FileRefused("unsupported compression (only gzip is supported): unpack it")
     return data
 
 
@@ -161,7 +162,9 @@ def _gunzip(data: bytes) -> bytes:
             parts.append(decompressor.decompress(data[start:end], bound - size + 1))
             size += len(parts[-1])
             if size > bound:
-                raise FileRefused(f"it unpacks to more than {bound >> 20} MiB from {end >> 10} KiB")
+                raise FileRefused(
+                    f"the gzip unpacks to more than {bound >> 20} MiB from {end >> 10} KiB"
+                )
     except zlib.error:
-        raise FileRefused("it is damaged gzip") from None
+        raise FileRefused("damaged gzip data") from None
     return b"".join(parts)

@@ -1,9 +1,9 @@
 """Read dumps of PyTorch's Flight Recorder (NCCL and Gloo, format version 2.0 to today's).
 
-A dump holds the latest calls of one rank, the members of its groups (``pg_config``) and counters of
-their calls (``pg_status``). Keys and quirks are those of PyTorch's FlightRecorder: Gloo leaves
+A dump contains the latest calls of one rank, the members of its groups (``pg_config``) and counters
+of their calls (``pg_status``). Keys and quirks are those of PyTorch's FlightRecorder: Gloo leaves
 ``state`` at "scheduled" for ever, and its ``pg_config`` is wrong with two groups. A dump does not
-say which rank it is of; that is read from the file's name and checked here.
+contain its rank; the rank is read from the file's name and checked here.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read_flight_recorder(
     """Enter the dump of a rank; return what could not be read of it, or an empty text."""
     all_entries = data.get("entries") or []
     if not isinstance(all_entries, list):
-        return "its entries are no list"
+        return "the entries are not a list"
     is_cut = len(all_entries) > _MAX_ENTRIES
     entries = _drop_destroyed_groups(all_entries[-_MAX_ENTRIES:])
     # The recorder numbers its entries from 0.
@@ -64,13 +64,13 @@ def read_flight_recorder(
 
     problems = []
     if is_cut:
-        problems.append(f"only its latest {_MAX_ENTRIES} entries are read")
+        problems.append(f"only the latest {_MAX_ENTRIES} entries are read")
     if unread_count:
-        problems.append(f"{unread_count} of its entries are damaged")
+        problems.append(f"damaged entries: {unread_count}")
     if dump.is_recorder_off:
         problems.append(
-            "no call is in it: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or was asked for no "
-            "calls"
+            "the dump contains no calls: the recorder was off (TORCH_FR_BUFFER_SIZE=0), or the "
+            "dump was requested without calls"
         )
     return "; ".join(problems)
 
@@ -102,7 +102,7 @@ class _Dump:
         self.groups = _DumpGroups(evidence, _members_by_group_name(evidence, data, self.entries))
 
     def describe_rank(self) -> None:
-        """Enter what the dump says about its rank as a whole."""
+        """Enter what the dump contains about its rank as a whole."""
         records = self.evidence.records_of(self.rank, self.source)
         records.recorded |= not self.is_recorder_off
         records.lost_oldest_calls |= self.lost_oldest_calls
@@ -127,9 +127,9 @@ class _Dump:
         for name in recording.uneven:
             self.evidence.add_group(name, members=self.groups.named.get(name), sure=False)
             self.evidence.add_note(
-                f"on group {name} batches of messages took numbers of collectives (torch before "
-                "2.6), and the first of them are no longer recorded: its calls can't be told by "
-                "number"
+                f"group {name}: batches of messages share the numbers of collectives (torch before "
+                "2.6), and the first batches are no longer recorded, so calls cannot be compared "
+                "by number"
             )
         calls = [
             _evidence_call(self.groups, operation, self.rank, self.source, idle_groups, order)
@@ -184,7 +184,7 @@ def _is_idle(counters: object) -> bool:
 
 
 def _drop_destroyed_groups(entries: list[object]) -> list[object]:
-    """The entries without calls on groups that were destroyed and created anew.
+    """The entries without calls on groups that were destroyed and created again.
 
     A new group counts from the start again, under another local number.
     """
@@ -192,7 +192,8 @@ def _drop_destroyed_groups(entries: list[object]) -> list[object]:
     latest_number = dict(local_groups)
     kept = []
     for entry, (name, number) in zip(entries, local_groups, strict=True):
-        if not isinstance(entry, dict) or latest_number[name] == number:
+        # Entries without a group name are of unknown groups, which must not be compared.
+        if not name or latest_number[name] == number:
             kept.append(entry)
     return kept
 
@@ -301,7 +302,7 @@ def _check_rank(
         return
     groups.evidence.disputed_ranks.add(rank)
     groups.evidence.disputes.append(
-        f"{source} is of rank {rank} by its name, and {reason}: it is of another rank, or of "
+        f"{source} is of rank {rank} by its name, but {reason}: it belongs to another rank or to "
         "another job"
     )
 
@@ -311,7 +312,7 @@ def _contradiction_of_rank(
 ) -> str | None:
     for name, members in groups.named.items():
         if rank not in members:
-            return f"its group {name} has ranks {list(members)[:8]}"
+            return f"its group {name} has only ranks {list(members)[:8]}"
     ranks_in_messages = (_rank_in_message(groups, operation) for operation in operations)
     others = {other for other in ranks_in_messages if other is not None} - {rank}
     if others:

@@ -101,7 +101,7 @@ def _read_path(evidence: Evidence, path: str) -> None:
     except (FileRefused, ArchiveRefused) as refusal:
         evidence.files.append(InputFile(escaped(path), "not read", (), str(refusal)))
     except OSError as fault:
-        problem = f"the system says: {fault.strerror}"
+        problem = f"the system reports: {fault.strerror}"
         evidence.files.append(InputFile(escaped(path), "not read", (), problem))
     else:
         for part in parts:
@@ -124,14 +124,14 @@ def _read_part(evidence: Evidence, part: _Part) -> None:
     except FileRefused as refusal:
         kind, ranks, problem = _Result("not read", set(), str(refusal))
     except RecursionError:
-        kind, ranks, problem = _Result("not read", set(), "it is nested too deeply")
+        kind, ranks, problem = _Result("not read", set(), "its data are nested too deeply")
     evidence.files.append(InputFile(part.shown, kind, tuple(sorted(ranks)), problem))
 
 
 def rank_of_file_name(path: str) -> int | None:
     """The rank in the name of a file: ``nccl_trace_rank_3``, ``rank3.log``, ``stack.3.txt``.
 
-    Torchrun names its logs alike; there the folder has the rank.
+    Torchrun gives all its logs the same name; there the folder has the rank.
     """
     name = os.path.basename(path)
     found = _RANK.search(name) or _LAST_NUMBER.search(_SUFFIXES.sub("", name))
@@ -150,12 +150,12 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
     data = part.data
     rank = rank_of_file_name(part.name)
     if not data.strip():
-        return _Result("empty", set(), "nothing is in it")
+        return _Result("empty", set(), "the file is empty")
     if len(data) == PROGRESS_FILE_BYTES and rank is not None:
         snapshot = distsim_files.progress_snapshot(data, rank)
         if snapshot is not None:
             distsim_files.read_progress_file(evidence, snapshot, part.shown)
-            return _Result("a distsim board", {snapshot.rank})
+            return _Result("distsim progress file", {snapshot.rank})
     if data[:1] == b"\x80" and data[1:2] in b"\x00\x01\x02\x03\x04\x05":
         return _read_pickle(evidence, data, rank, part.shown)
     if data.lstrip()[:1] in (b"{", b"["):
@@ -168,7 +168,7 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
     if unrelated:
         return _Result(unrelated, set())
     if data.count(b"\0", 0, 4096) > _MAX_ZERO_BYTES:
-        raise FileRefused("it is neither text nor a dump of plain data")
+        raise FileRefused("neither text nor a pickle of plain data")
     return _read_text(evidence, data, rank, part.shown)
 
 
@@ -179,9 +179,9 @@ def _read_pickle(evidence: Evidence, data: bytes, rank: int | None, shown: str) 
     try:
         found = safe_pickle.loads_plain(data)
     except safe_pickle.UnsafePickle as fault:
-        raise FileRefused(f"this pickle is refused: {fault}") from None
+        raise FileRefused(f"unsafe or damaged pickle: {fault}") from None
     if not is_flight_recorder(found):
-        raise FileRefused("this pickle is no Flight Recorder dump")
+        raise FileRefused("this pickle is not a Flight Recorder dump")
     return _read_flight_recorder(evidence, found, rank, shown)
 
 
@@ -190,8 +190,8 @@ def _read_flight_recorder(
 ) -> _Result:
     if rank is None:
         raise FileRefused(
-            "a Flight Recorder dump does not say whose it is, and its name has no rank: "
-            "call it `…_rank_N`"
+            "a Flight Recorder dump does not contain its rank, and the file name has none: rename "
+            "it to `…_rank_N`"
         )
     problem = read_flight_recorder(evidence, found, rank, shown)
     version = escaped(str(found["version"])[:12])
@@ -229,8 +229,8 @@ def _refuse_large_json(data: bytes) -> None:
         if fault.pos < 16:
             return
     raise FileRefused(
-        f"its JSON has more than {_MAX_OBJECTS} objects and lists, or {_MAX_ITEMS} items: "
-        "keep the latest entries"
+        f"the JSON has more than {_MAX_OBJECTS} objects and lists, or {_MAX_ITEMS} items: keep "
+        "only the latest entries"
     )
 
 
@@ -242,15 +242,17 @@ def _read_json(evidence: Evidence, parsed: Any, rank: int | None, part: _Part) -
         for stack in read_pyspy_json(parsed, shown):
             evidence.add_stack(rank, stack)
         if rank is None:
-            return _Result("py-spy stacks", set(), "its name has no rank")
+            return _Result(
+                "py-spy stacks", set(), "the file name has no rank: rename it to `…_rank_N`"
+            )
         return _Result("py-spy stacks", {rank})
     if is_ras_json(parsed):
         return _Result("NCCL RAS", read_ras_json(evidence, parsed, shown))
     if is_kineto(parsed):
         rank_of_trace = read_kineto(evidence, parsed, rank, shown)
         if rank_of_trace is None:
-            return _Result("a Kineto trace", set(), "it does not say which rank it is from")
-        return _Result("a Kineto trace", {rank_of_trace})
+            return _Result("Kineto trace", set(), "neither the trace nor the file name has a rank")
+        return _Result("Kineto trace", {rank_of_trace})
     if isinstance(parsed, dict) and parsed.get("format") == "distsim-trace":
         return _read_distsim_trace(evidence, part)
     return _read_dumps_of_ranks(evidence, parsed, shown)
@@ -271,7 +273,7 @@ def _read_dumps_of_ranks(evidence: Evidence, parsed: Any, shown: str) -> _Result
             ranks.add(int(number[1]))
     if not ranks:
         raise FileRefused(
-            "it is JSON, and none that I know: no Flight Recorder dump, py-spy, RAS or Kineto"
+            "unrecognised JSON (expected a Flight Recorder, py-spy, NCCL RAS or Kineto file)"
         )
     return _Result("Flight Recorder", ranks)
 
@@ -286,9 +288,9 @@ def _read_distsim_trace(evidence: Evidence, part: _Part) -> _Result:
     problem = ""
     cut = trace.header.get("cut")  # the writer was killed while it wrote
     if cut:
-        problem = f"cut: read up to line {cut['read'] + 1}, its last whole one"
+        problem = f"cut short: read up to line {cut['read'] + 1}, the last complete one"
     ranks = distsim_files.read_distsim_trace(evidence, trace, part.shown)
-    return _Result("a distsim trace", ranks, problem)
+    return _Result("distsim trace", ranks, problem)
 
 
 # --- texts ---
@@ -301,13 +303,13 @@ def _read_text(evidence: Evidence, data: bytes, rank: int | None, shown: str) ->
     reader.read(line[:_MAX_LINE] for line in lines)
     if is_ras_text(text):
         reader.ranks.update(read_ras_text(evidence, lines, shown))
-        reader.found.add("an NCCL RAS report")
+        reader.found.add("NCCL RAS report")
     if reader.found:
         return _Result(", ".join(sorted(reader.found)), reader.ranks)
     unrelated = unrelated_text(text)
     if unrelated:
         return _Result(unrelated, set())
-    problem = "no line of torch or NCCL, no stack and no error is in it"
+    problem = "no torch or NCCL line, no stack and no error found"
     return _Result("text", reader.ranks, problem)
 
 
@@ -318,7 +320,7 @@ def _lines_after_restart(evidence: Evidence, lines: list[str], shown: str) -> li
         return lines
     start = restarts[-1] + 1
     evidence.add_note(
-        f"{shown} has several starts of the job: read from line {start + 1} on, "
-        "after the last restart"
+        f"{shown} contains several starts of the job: only the last one is read, from line "
+        f"{start + 1}"
     )
     return lines[start:]

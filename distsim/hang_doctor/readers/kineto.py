@@ -21,6 +21,7 @@ _MAX_EVENTS = 2_000_000
 
 
 def is_kineto(data: object) -> bool:
+    """Whether this looks like a trace of PyTorch's profiler."""
     return isinstance(data, dict) and isinstance(data.get("traceEvents"), list)
 
 

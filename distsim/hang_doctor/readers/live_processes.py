@@ -1,4 +1,4 @@
-"""Take the stacks of live ranks on this machine by py-spy.
+"""Take the stacks of live ranks on this node by py-spy.
 
 The rank of a process is read from its environment. No process is ended, stopped or changed.
 """
@@ -35,8 +35,8 @@ def add_live_processes(evidence: Evidence, pids: Sequence[int], torchrun: int | 
     for pid in wanted:
         if not os.path.isdir(f"/proc/{pid}"):
             raise UsageError(
-                f"there is no process {pid} here",
-                "`pgrep -f train.py` lists them; a rank elsewhere is looked at there",
+                f"process {pid} does not exist on this node",
+                "list them with `pgrep -f train.py`; run doctor on the node of the rank",
             )
     tool = _py_spy_path()
     for pid in wanted:
@@ -44,13 +44,14 @@ def add_live_processes(evidence: Evidence, pids: Sequence[int], torchrun: int | 
 
 
 def rank_pids_of_launcher(launcher: int) -> list[int]:
-    """The ranks that a launcher started, by their environment: its children, or theirs. Raises
-    UsageError where there are none.
+    """The processes of ranks among the descendants of a launcher, found by their environment.
+
+    Raises UsageError if there are none.
     """
     if not os.path.isdir(f"/proc/{launcher}"):
         raise UsageError(
-            f"there is no process {launcher} here",
-            "give the PID of torchrun on this machine: `pgrep -f torchrun`",
+            f"process {launcher} does not exist on this node",
+            "give the PID of torchrun on this node: `pgrep -f torchrun`",
         )
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
@@ -65,7 +66,7 @@ def rank_pids_of_launcher(launcher: int) -> list[int]:
         at += 1
     if not found:
         raise UsageError(
-            f"process {launcher} has no children with a RANK in their environment",
+            f"no child of process {launcher} has RANK in its environment",
             "name the ranks: --pid PID --pid PID",
         )
     return found
@@ -99,7 +100,7 @@ def _py_spy_path() -> str:
     found = str(here) if here.is_file() else shutil.which("py-spy")
     if found is None:
         raise EnvironmentFault(
-            "py-spy is not installed: it takes the stacks of live processes",
+            "py-spy is not installed; distsim needs it for the stacks of live processes",
             f"{install_command('doctor')}, or pip install py-spy",
         )
     return found
@@ -120,13 +121,13 @@ def _add_process(evidence: Evidence, tool: str, pid: int) -> None:
     except subprocess.TimeoutExpired:
         evidence.files.append(
             InputFile(
-                shown, "a live process", (), f"py-spy gave no stack in {_PY_SPY_TIMEOUT_S:.0f} s"
+                shown, "live process", (), f"py-spy gave no stack in {_PY_SPY_TIMEOUT_S:.0f} s"
             )
         )
         return
     except OSError as fault:
         raise EnvironmentFault(
-            f"{tool} can't be run: {fault.strerror}", "`pip install py-spy`"
+            f"cannot run {tool}: {fault.strerror}", "`pip install py-spy`"
         ) from None
     if done.returncode:
         _report_refusal(evidence, shown, done.stderr)
@@ -136,9 +137,9 @@ def _add_process(evidence: Evidence, tool: str, pid: int) -> None:
     evidence.files.append(
         InputFile(
             shown,
-            "a live process",
+            "live process",
             tuple(sorted(reader.ranks)),
-            "" if reader.ranks else "it says nowhere which rank it is: no RANK in its environment",
+            "" if reader.ranks else "unknown rank: its environment has no RANK",
         )
     )
 
@@ -147,8 +148,8 @@ def _report_refusal(evidence: Evidence, shown: str, said: str) -> None:
     text = " ".join(said.split())[:200]
     if "ermission" in text or "ptrace" in text:
         raise EnvironmentFault(
-            f"the system lets nobody look at {shown}: {text}",
+            f"the system does not permit access to {shown}: {text}",
             "run it as the user of the ranks, or as root; in a "
             "container add --cap-add SYS_PTRACE; on macOS use sudo",
         )
-    evidence.files.append(InputFile(shown, "a live process", (), f"py-spy says: {text}"))
+    evidence.files.append(InputFile(shown, "live process", (), f"py-spy reports: {text}"))

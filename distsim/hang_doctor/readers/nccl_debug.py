@@ -129,7 +129,7 @@ class NcclDebugReader:
     def _note_warning(self, text: str, rank: int | None) -> None:
         subject = f"rank {rank}: " if rank is not None else ""
         if len(self.evidence.notes) < _MAX_NOTES:
-            self.evidence.add_note(f"{subject}NCCL warns: {text[:_MAX_WARNING_LENGTH]}")
+            self.evidence.add_note(f"{subject}NCCL warning: {text[:_MAX_WARNING_LENGTH]}")
 
     def done(self) -> None:
         """Enter all calls, now that every communicator is known."""
@@ -209,8 +209,8 @@ class NcclDebugReader:
             return
         group.sure = False
         self.evidence.add_note(
-            f"{group.label} carries messages, of which each rank makes another number: its "
-            "operation counts don't tell who is behind"
+            f"{group.label} carries messages, and their number differs between ranks, so its "
+            "operation counts do not show which rank is behind"
         )
 
 

@@ -110,16 +110,15 @@ class TracebackReader:
         if trace.harmless:
             process = "a process" if rank is None else f"rank {rank}"
             self._log.evidence.add_note(
-                f"{process} raised {error[:_MAX_NOTE_LENGTH]} where it ends a thread at most, and "
-                "no process"
+                f"{process} raised {error[:_MAX_NOTE_LENGTH]}; this ends at most a thread, not the "
+                "process"
             )
             return
         is_consequence = any(text in error for text in _CONSEQUENCE_TEXTS)
         if rank is None or rank >= MAX_RANKS:
             if not is_consequence:
                 self._log.evidence.add_note(
-                    f"a process raised {error[:_MAX_NOTE_LENGTH]}, and its lines do not say which "
-                    "rank it was"
+                    f"a process of unknown rank raised {error[:_MAX_NOTE_LENGTH]}"
                 )
             return
         self._log.found.add("tracebacks")
@@ -186,7 +185,7 @@ class TorchrunSummaryReader:
         """``exit_code``: negative for a signal, as in Python's subprocess."""
         if exit_code < 0:
             is_consequence = -exit_code in _CONSEQUENCE_SIGNALS
-            text = f"ended first of all by torchrun's count, by signal {-exit_code}"
+            text = f"ended first, by signal {-exit_code} (torchrun's summary)"
             return ProcessEnd("killed", text, is_consequence, at=time, source=self._log.source)
-        text = f"ended first of all by torchrun's count, with exit status {exit_code}"
+        text = f"ended first, with exit status {exit_code} (torchrun's summary)"
         return ProcessEnd("raised", text, False, at=time, source=self._log.source, unexplained=True)

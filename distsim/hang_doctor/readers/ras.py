@@ -1,8 +1,8 @@
 """Reports of NCCL's RAS subsystem, as text and as JSON: how many calls each rank has launched.
 
 Only conclusions in the name of RAS result from it (``ToolReport``), because its counts have two
-weaknesses: the text lists the smaller party only, which may be ahead as well as behind, and each
-communicator counts by itself. Numbers of ranks are those in the communicator, so the JSON is read
+weaknesses: the text lists only the smaller set of ranks, which may be ahead or behind, and each
+communicator has its own count. Numbers of ranks are those in the communicator, so the JSON is read
 for the largest communicator only.
 """
 
@@ -31,7 +31,7 @@ _KIND = re.compile(r"different (\w+) operation counts")
 
 
 class _Count(NamedTuple):
-    """So many ranks have launched up to this operation."""
+    """The number of ranks that have launched all operations up to this one."""
 
     ranks: int
     operation: int
@@ -98,8 +98,8 @@ def _end_block(evidence: Evidence, block: _CountBlock, source: str) -> None:
     group = evidence.groups.get(block.group)
     label = group.label if group is not None else "a communicator"
     is_behind = _operation_of_listed(block) == min(operations)
-    position = "behind" if is_behind else "ahead, and those behind are not listed"
-    text = f"on {label}: {counts}; those it lists are {position}"
+    position = "behind" if is_behind else "ahead (the ranks behind are not listed)"
+    text = f"on {label}: {counts}; the listed ranks are {position}"
     evidence.tool_reports.append(ToolReport(_TOOL, tuple(sorted(block.listed)), text, source))
 
 
@@ -115,6 +115,7 @@ def _operation_of_listed(block: _CountBlock) -> int:
 
 
 def is_ras_json(data: object) -> bool:
+    """Whether this looks like the JSON report of RAS."""
     if not isinstance(data, dict) or not isinstance(data.get("communicators"), list):
         return False
     return "nccl_version" in data or "ras" in data
@@ -188,5 +189,5 @@ def _report_count_difference(
         return
     behind = tuple(sorted(rank for rank, count in counts.items() if count < high))
     label = evidence.groups[key].label
-    text = f"on {label}: at {kind} {low} where others are at {high}"
+    text = f"on {label}: at {kind} {low} while others are at {high}"
     evidence.tool_reports.append(ToolReport(_TOOL, behind, text, source))

@@ -22,7 +22,7 @@ _U32: Final = struct.Struct("<I").unpack_from
 
 
 class UnsafePickle(ValueError):
-    """The pickle is cut, damaged, too large, or builds something that is no plain data."""
+    """The pickle is cut, damaged, too large, or contains something other than plain data."""
 
 
 def loads_plain(data: bytes) -> Any:
@@ -92,7 +92,7 @@ class _PickleMachine:
                     step(self)
                     at, stack = self.at, self.stack
             if len(stack) + len(below) > _MAX_PENDING:
-                raise UnsafePickle("it piles up more values than any dump")
+                raise UnsafePickle("it builds more values than any dump contains")
         raise UnsafePickle(f"it takes more than {MAX_OPCODES:,} steps")
 
     def pop(self) -> object:
@@ -161,10 +161,10 @@ def _refusal(code: int) -> str:
     }
     if code in names:
         return (
-            f"it would load or call Python code ({names[code]}); a Flight Recorder dump holds "
+            f"it would load or call Python code ({names[code]}); a Flight Recorder dump contains "
             "plain data only"
         )
-    return f"it holds what no Flight Recorder dump does (opcode 0x{code:02x})"
+    return f"it has an opcode that no Flight Recorder dump contains (0x{code:02x})"
 
 
 def _push_text(m: _PickleMachine, length: int) -> None:

@@ -147,6 +147,7 @@ def _take_pyspy_frame(thread: _OpenThread, line: str) -> bool:
 
 
 def is_pyspy_json(data: object) -> bool:
+    """Whether this looks like the output of ``py-spy dump --json``."""
     if not isinstance(data, list) or not data:
         return False
     return all(_is_pyspy_thread(thread) for thread in data[:4])

@@ -2,8 +2,8 @@
 
 A rank that writes no dump in this run leaves its old one there. The clocks show it. A call that
 needs all members ends nowhere before all have made it, and a rank that waits longer than its
-timeout ends. So two ranks that finished the same call made it within that time, or they belong to
-different runs, or the clock of a machine is wrong, which looks the same.
+timeout ends. So two ranks that finished the same call made it within that time. Otherwise the files
+belong to different runs, or the clock of a node is wrong, which looks the same.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _MAX_LISTED_RANKS = 6
 def drop_stale_ranks(evidence: Evidence) -> None:
     """Remove ranks whose files are of another time than those of the majority.
 
-    Without a majority it is unknown which files belong together. Then no group is sure any more, so
-    that no rank is blamed.
+    Without a majority it is unknown which files belong together. Then no group is sure any more,
+    and no rank is blamed.
     """
     if len(evidence.ranks) < 2:
         return
@@ -43,15 +43,15 @@ def drop_stale_ranks(evidence: Evidence) -> None:
     timed_ranks = sum(_has_times(records) for records in evidence.ranks.values())
     if len(stale) * 2 >= timed_ranks:
         evidence.disputes.append(
-            f"the same calls were made at different times ({text}): files of different runs, or "
-            "clocks that are wrong; I cannot tell which belong together"
+            f"the same calls have different times ({text}): these are files of different runs, or "
+            "clocks are wrong; it is unknown which files belong together"
         )
         for group in evidence.groups.values():
             group.sure = False
         return
     evidence.disputes.append(
-        f"the same calls were made at different times ({text}): a file of another run, or a clock "
-        f"that is wrong; the records of {ranks_text(stale)} are left out"
+        f"the same calls have different times ({text}): a file is of another run, or a clock is "
+        f"wrong; the records of {ranks_text(stale)} are ignored"
     )
     for rank in stale:
         del evidence.ranks[rank]
@@ -59,7 +59,7 @@ def drop_stale_ranks(evidence: Evidence) -> None:
 
 def _offset_text(rank: int, offset_ns: int) -> str:
     relation = "before" if offset_ns < 0 else "after"
-    return f"{ranks_text([rank])}'s {_duration_text(abs(offset_ns))} {relation} the others'"
+    return f"{ranks_text([rank])} {_duration_text(abs(offset_ns))} {relation} the others"
 
 
 def _time_offsets(evidence: Evidence, timeout_ns: int) -> dict[int, int]:

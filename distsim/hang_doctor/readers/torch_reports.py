@@ -36,7 +36,7 @@ def read_torch_report(log: LogContext, text: str) -> None:
         log.add_report("torch's desync report", ranks, "never joined any collective")
     barrier = _MONITORED_BARRIER.search(text)
     if barrier is not None:
-        log.add_report("monitored_barrier", _numbers(barrier[1]), "did not come to it")
+        log.add_report("monitored_barrier", _numbers(barrier[1]), "did not arrive")
     _read_mismatch(log, text)
 
 

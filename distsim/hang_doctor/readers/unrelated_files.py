@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+#: The end of each description.
+_NOTHING_ABOUT_HANGS: Final = " (contains no information about hangs)"
 #: How much of a text is searched.
 _HEAD_LENGTH: Final = 4096
 
@@ -20,24 +22,24 @@ class _TextKind(NamedTuple):
 
 
 _TEXT_KINDS: Final = (
-    _TextKind(re.compile(r"^# +nThreads? |^# nccl-tests", re.MULTILINE), "results of nccl-tests"),
-    _TextKind(re.compile(r"\A\s*<algo [^>]*\bcoll="), "an algorithm of MSCCL"),
-    _TextKind(re.compile(r"\A\S+ +model_parallel_NPU_group: *\d"), "a workload of SimAI"),
-    _TextKind(re.compile(r"\Atest\s*\n\w+:\s*\nallreduce,:", re.MULTILINE), "bandwidths of SimAI"),
+    _TextKind(re.compile(r"^# +nThreads? |^# nccl-tests", re.MULTILINE), "nccl-tests results"),
+    _TextKind(re.compile(r"\A\s*<algo [^>]*\bcoll="), "MSCCL algorithm"),
+    _TextKind(re.compile(r"\A\S+ +model_parallel_NPU_group: *\d"), "SimAI workload"),
+    _TextKind(re.compile(r"\Atest\s*\n\w+:\s*\nallreduce,:", re.MULTILINE), "SimAI bandwidths"),
     _TextKind(
         re.compile(r"\A(?=(?s:.*)^npus_count:)(?=(?s:.*)^topology:)", re.MULTILINE),
-        "a network of ASTRA-sim",
+        "ASTRA-sim network file",
     ),
     _TextKind(
         re.compile(r"\A(?=(?s:.*)^world:)(?=(?s:.*)^program:)", re.MULTILINE),
-        "a scenario of distsim",
+        "distsim scenario",
     ),
     _TextKind(
         re.compile(
             r"\A(,*\d+(F|B|I|W|BW|SEND_\w|RECV_\w|UNSHARD|RESHARD)\d*)"
             r"(,(\d+[A-Z_]+\d*|\([^)]*\)\w+)?){3}"
         ),
-        "a schedule of a pipeline",
+        "pipeline schedule",
     ),
 )
 #: Chakra's traces are protobuf: a message's length, then its `version` or first attribute.
@@ -51,14 +53,14 @@ def unrelated_text(text: str) -> str:
     head = text[:_HEAD_LENGTH]
     for kind in _TEXT_KINDS:
         if kind.pattern.search(head):
-            return f"{kind.description}, which tells nothing of a hang"
+            return f"{kind.description}{_NOTHING_ABOUT_HANGS}"
     return ""
 
 
 def unrelated_bytes(data: bytes) -> str:
     """The same for a binary file."""
     if _CHAKRA.match(data[:96]):
-        return "an execution trace of Chakra, which tells nothing of a hang"
+        return f"Chakra execution trace{_NOTHING_ABOUT_HANGS}"
     return ""
 
 
@@ -67,9 +69,9 @@ def unrelated_json(parsed: object) -> str:
     if not isinstance(parsed, Mapping):
         return ""
     if isinstance(parsed.get("nodes"), list) and "schema" in parsed:
-        return "a PyTorch execution trace, which tells nothing of a hang"
+        return f"PyTorch execution trace{_NOTHING_ABOUT_HANGS}"
     if "scheduling-policy" in parsed and "all-reduce-implementation" in parsed:
-        return "a system of ASTRA-sim, which tells nothing of a hang"
+        return f"ASTRA-sim system file{_NOTHING_ABOUT_HANGS}"
     if any(str(key).startswith("pytorch.wait_counter") for key in parsed):
-        return "torch's wait counters, which name no call"
+        return "torch wait counters (they name no calls)"
     return ""

@@ -86,15 +86,15 @@ class WatchdogReader:
         if work is None and counters is None:
             if "watchdog got stuck" in line and rank is not None:
                 self._evidence.add_note(
-                    f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL holds "
-                    "it"
+                    f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL "
+                    "blocks it"
                 )
             return
         group = _GROUP.search(line)
         label = rank if rank is not None else _rank_of_label(line)
         owner = self._owner(label, group, line, possible_rank)
         if owner is None or owner >= MAX_RANKS:
-            self._evidence.add_note("lines of a watchdog name no rank")
+            self._evidence.add_note("some watchdog lines do not name a rank")
             return
         self._log.found.add("watchdog lines")
         self._log.ranks.add(owner)
@@ -146,10 +146,10 @@ class WatchdogReader:
         enqueued, completed = int(counters["enqueued"]), int(counters["completed"])
         label = self._evidence.groups[key].label if key else "its group"
         if enqueued < 0:
-            self._evidence.add_note(f"rank {rank} had enqueued no collective on {label}")
+            self._evidence.add_note(f"rank {rank} has enqueued no collective on {label}")
         if 0 <= enqueued == completed and "from this local rank" in line:
             self._evidence.add_note(
-                f"rank {rank} ran out of time on another group: on {label} it has finished all "
+                f"rank {rank} timed out on another group: on {label} it has finished all "
                 f"{completed} calls"
             )
         # More completed than enqueued: the two counters do not count the same calls.

@@ -1,4 +1,4 @@
-"""What the tensors hold at the end of a run: a few lines of text, and plain data for JSON."""
+"""What the tensors hold at the end of a run, as plain data for JSON."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.output.text_layout import page_width, ranks_label, truncated
 from distsim.trace.packed_values import (
     HeaderValues,
     RankTensorValue,
@@ -21,41 +20,13 @@ if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
     from distsim.values.buffer_values import BufferValues
 
-#: Lines of text, and elements of one tensor in JSON; a longer tensor that is not uniform is null
-#: there.
-MAX_VALUE_LINES = 24
+#: Elements of one tensor; a longer tensor that is not uniform is null.
 MAX_ELEMENTS = 64
-
-
-def values_lines(values: BufferValues | None) -> list[str]:
-    """A line for each tensor and each set of ranks with equal values.
-
-    Tensors whose numbers are unknown on all ranks are omitted.
-    """
-    if values is None:
-        return []
-    by_label: dict[str, dict[str, list[int]]] = {}
-    for (rank, label), text in values.final.items():
-        by_label.setdefault(label, {}).setdefault(text, []).append(rank)
-    known = {label: texts for label, texts in by_label.items() if set(texts) != {"?"}}
-    width = min(24, max(map(len, known), default=0))
-    lines = []
-    for label, texts in known.items():
-        # The label is printed once, on the first line of its tensor.
-        cell = truncated(label, width).ljust(width)
-        for text, ranks in texts.items():
-            lines.append(truncated(f"  {cell}  {text}  ({ranks_label(ranks)})", page_width()))
-            cell = " " * width
-    if len(lines) > MAX_VALUE_LINES:
-        lines[MAX_VALUE_LINES:] = [
-            f"  … and {len(lines) - MAX_VALUE_LINES} more; --format json has all"
-        ]
-    return lines
 
 
 def values_json(values: BufferValues | None) -> Mapping[str, object] | None:
     """tensor -> rank -> a number (uniform), a nested list, or null (unknown, or longer than
-    MOST_ELEMENTS).
+    MAX_ELEMENTS).
     """
     if values is None:
         return None

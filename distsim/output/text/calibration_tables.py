@@ -12,12 +12,27 @@ from itertools import groupby
 from distsim.common.units import bandwidth_text, show_bytes, show_ns
 from distsim.hardware.cluster import Cluster
 from distsim.operations.registry import OPERATIONS
-from distsim.output.text_layout import table_lines, wrapped_lines
-from distsim.real.bench.measurement import BenchResult
+from distsim.output.report_record import (
+    Column,
+    Paragraph,
+    Report,
+    Section,
+    paragraphs,
+    table_of,
+    text_column,
+)
+from distsim.output.report_text import write_text
+from distsim.real.bench.measurement import BenchResult, BenchRow
 from distsim.real.calibrate import CalibrationResult
 from distsim.real.calibrate.fit_cluster import CostResidual
 
 SCHEMA_VERSION = 1
+
+
+_BENCH_COLUMNS = [
+    text_column("operation"),
+    *map(Column, ("ranks", "bytes", "median", "25 %", "75 %", "busbw")),
+]
 
 
 def bench_text(found: BenchResult) -> str:
@@ -28,43 +43,56 @@ def bench_text(found: BenchResult) -> str:
         f"{value} {key}" if key == "cores" else f"{key} {value}"
         for key, value in found.machine.items()
     )
-    rows = []
-    for r in found.rows:
-        busbw = (
-            r.nbytes / r.median_ns * OPERATIONS[r.op].busbw_factor(r.group) if r.median_ns else 0.0
-        )
-        ranks = str(r.ranks) if r.group == r.ranks else f"{r.group} of {r.ranks}"
-        shown = (
-            f"{busbw:.3g} GB/s" if busbw >= 0.1 else f"{1000 * busbw:.3g} MB/s" if busbw else "-"
-        )
-        size = show_bytes(r.nbytes) if r.nbytes else "-"
-        rows.append(
-            (r.op, ranks, size, *(show_ns(ns) for ns in (r.median_ns, r.low_ns, r.high_ns)), shown)
-        )
     samples = found.rows[0].samples if found.rows else 0
-    head = wrapped_lines(
-        f"Measured here in {found.seconds:.0f} s ({machine}); medians of {samples} samples"
-    )
-    return "\n".join(
-        [
-            *head,
-            "",
-            *table_lines(("operation", "ranks", "bytes", "median", "25 %", "75 %", "busbw"), rows),
-        ]
-    )
+    head = f"Measured here in {found.seconds:.0f} s ({machine}); medians of {samples} samples"
+    table = table_of(_BENCH_COLUMNS, map(_bench_cells, found.rows))
+    return write_text(Report([Section([Paragraph(head)]), Section([table])]))
+
+
+def _bench_cells(row: BenchRow) -> tuple[str, ...]:
+    ranks = str(row.ranks) if row.group == row.ranks else f"{row.group} of {row.ranks}"
+    size = show_bytes(row.nbytes) if row.nbytes else "-"
+    times = (show_ns(row.median_ns), show_ns(row.low_ns), show_ns(row.high_ns))
+    return (row.op, ranks, size, *times, _bus_bandwidth_text(row))
+
+
+def _bus_bandwidth_text(row: BenchRow) -> str:
+    busbw = 0.0
+    if row.median_ns:
+        busbw = row.nbytes / row.median_ns * OPERATIONS[row.op].busbw_factor(row.group)
+    if busbw >= 0.1:
+        return f"{busbw:.3g} GB/s"
+    return f"{1000 * busbw:.3g} MB/s" if busbw else "-"
+
+
+_ERROR_COLUMNS = [
+    text_column("operation"),
+    text_column("sizes"),
+    Column("points"),
+    Column("median"),
+    Column("worst"),
+    Column("model median", "alone"),
+    Column("model worst", "worst"),
+]
 
 
 def calibration_text(found: CalibrationResult) -> str:
+    """The whole report as text."""
+    return write_text(calibration_report(found))
+
+
+def calibration_report(found: CalibrationResult) -> Report:
     """The fitted parameters, and the errors of every operation by class of sizes."""
     c = found.cluster
-    lines = [
+    in_node = (
         f"a call {show_ns(c.call_overhead_ns)}, a hop {show_ns(c.intra.latency_ns)}, "
         f"{_rate_text(c.intra.attained)} in a node"
-    ]
+    )
     if c.reduce_bytes_per_ns is not None:
-        lines[0] += f", combining {_rate_text(c.reduce_bytes_per_ns)}"
+        in_node += f", combining {_rate_text(c.reduce_bytes_per_ns)}"
+    between_nodes = ""
     if any(curve.nodes > 1 for curve in c.measured):
-        lines.append(
+        between_nodes = (
             f"between nodes a hop {show_ns(c.inter_latency_ns)}, "
             f"{_rate_text(c.rank_inter_bytes_per_ns)} a rank"
         )
@@ -81,13 +109,16 @@ def calibration_text(found: CalibrationResult) -> str:
         for m in found.errors
     ]
     title = "Errors: each size predicted from the others; by the parameters alone"
-    header = ("operation", "sizes", "points", "median", "worst", "alone", "worst")
     end = (
         f"All: {c.error_band}; by the parameters alone {_percent_text(found.model_median)} median."
     )
-    head = [f"{c.name}: {found.points} points", *("  " + line for line in lines)]
-    return "\n".join(
-        [*head, "", title, *table_lines(header, rows, left=(0, 1)), "", *wrapped_lines(end)]
+    head = Paragraph(f"{c.name}: {found.points} points")
+    return Report(
+        [
+            Section([head, *paragraphs((in_node, between_nodes), "  ")]),
+            Section([table_of(_ERROR_COLUMNS, rows)], title),
+            Section([Paragraph(end)]),
+        ]
     )
 
 
@@ -114,6 +145,11 @@ def calibration_json(found: CalibrationResult) -> dict[str, object]:
 
 
 # --- clusters ---
+_CLUSTER_COLUMNS = [
+    text_column(key) for key in ("cluster", "device", "inside a node", "between nodes", "net")
+]
+
+
 def cluster_table(clusters: Sequence[Cluster]) -> str:
     """One line each: the device, the way inside a node, the way between nodes (all cards of a node
     together).
@@ -128,14 +164,8 @@ def cluster_table(clusters: Sequence[Cluster]) -> str:
         )
         for c in clusters
     ]
-    return "\n".join(
-        table_lines(
-            ("cluster", "device", "inside a node", "between nodes", "net"),
-            rows,
-            left=(0, 1, 2, 3, 4),
-            indent="",
-        )
-    )
+    table = table_of(_CLUSTER_COLUMNS, rows)._replace(indent="")
+    return write_text(Report([Section([table])]))
 
 
 def cluster_yaml(cluster: Cluster) -> str:
@@ -158,7 +188,19 @@ def _yaml_lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
 # --- a cluster compared with measured times ---
 
 
+_RESIDUAL_COLUMNS = [
+    text_column("operation"),
+    *map(Column, ("ranks", "nodes", "bytes", "measured", "priced", "ratio")),
+    text_column("band"),
+]
+
+
 def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str:
+    """The whole report as text."""
+    return write_text(residuals_report(found, cluster, log))
+
+
+def residuals_report(found: Sequence[CostResidual], cluster: str, log: str) -> Report:
     """The median error, the operations outside the range, and a table of all measured times."""
     error = statistics.median(abs(1 / residual.ratio - 1) for residual in found)
     has_outside = any(residual.is_outside_range for residual in found)
@@ -174,12 +216,11 @@ def residuals_text(found: Sequence[CostResidual], cluster: str, log: str) -> str
         outside = _outside_text(list(same))
         if outside:
             summary.append(f"{op} of {group} ranks on {nodes} node{'s' * (nodes > 1)}: {outside}")
-    lines = [line for text in summary for line in wrapped_lines(text)]
-    header = ("operation", "ranks", "nodes", "bytes", "measured", "priced", "ratio", "band")
-    lines += ["", *table_lines(header, [_residual_cells(r) for r in found], left=(0, 7))]
+    table = table_of(_RESIDUAL_COLUMNS, map(_residual_cells, found))
+    legend = ""
     if has_outside:
-        lines.append("* outside the band: nine of ten are inside where the cluster is right.")
-    return "\n".join(lines)
+        legend = "* outside the band: nine of ten are inside where the cluster is right."
+    return Report([Section(paragraphs(summary)), Section([table, Paragraph(legend)])])
 
 
 def _operation_of(residual: CostResidual) -> tuple[str, int, int]:

@@ -1,5 +1,6 @@
-"""A captured run as text in 80 columns, and as JSON: what `simulate` says of its calls, and where
-in the script ranks came to.
+"""A captured run as text in 80 columns, and as JSON.
+
+The report is that of `simulate` for the captured calls, plus the line of each rank in the script.
 """
 
 from __future__ import annotations
@@ -7,99 +8,100 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.output.json.simulation_result import simulation_json
-from distsim.output.text.simulation_report import simulation_report_text
-from distsim.output.text_layout import ranks_label, truncated, wrapped_lines
+from distsim.output.report_record import Block, Paragraph, Report, Section, Verbatim, paragraphs
+from distsim.output.report_text import write_text
+from distsim.output.text.simulation_report import simulation_report
+from distsim.output.text_layout import ranks_label, truncated
 from distsim.script_capture.result.evaluation import CaptureResult, has_mismatched_collective
-from distsim.script_capture.result.rank_status import CapturedRankStatus
+from distsim.script_capture.result.rank_status import STORE_KEY, CapturedRankStatus
 
 SCHEMA_VERSION = 1
-#: Groups of ranks that stand alike which are shown.
+#: How many groups of ranks with equal status are shown.
 _MAX_STATUS_GROUPS = 16
 
 
 def capture_text(judged: CaptureResult) -> str:
-    """The whole report."""
-    simulated = simulation_report_text(judged.simulation)
-    head, _, rest = simulated.partition("\n\n")
-    sections = [
-        head,
-        "\n".join(_capture_lines(judged)),
-        "\n".join(_rank_status_lines(judged)),
-        rest,
-    ]
-    return "\n\n".join(section for section in sections if section)
+    """The whole report as text."""
+    return write_text(capture_report(judged))
 
 
-def _capture_lines(judged: CaptureResult) -> list[str]:
+def capture_report(judged: CaptureResult) -> Report:
+    """The report of the simulation, with two sections about the script after its head."""
+    head, *rest = simulation_report(judged.simulation).sections
+    return Report([head, _capture_section(judged), _rank_status_section(judged), *rest])
+
+
+def _capture_section(judged: CaptureResult) -> Section:
     captured = judged.captured
     target = captured.capture_options.target
     command = " ".join((target.name, *target.args))
-    lines = wrapped_lines(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
+    notes = []
     if judged.worlds > 1:
-        which = "the last" if judged.captured.past else "the first that does not come through"
-        lines += wrapped_lines(
-            f"of {judged.worlds} worlds that the script started one after the other, "
-            f"this is {which}",
-            "  ",
+        which = "the last" if judged.captured.past else "the first that does not complete"
+        notes.append(
+            f"the script called init_process_group for {judged.worlds} worlds one after the other; "
+            f"this is {which}"
         )
     if judged.threaded and captured.ended == "ended":
-        lines += wrapped_lines(
+        notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "
-            "another order of theirs than this one was not judged",
-            "  ",
+            "other orders of their calls were not checked"
         )
     if captured.ended == "late":
-        lines += wrapped_lines(
-            "undecided: a process was still running, so nobody knows what it would have done", "  "
-        )
-    return lines
+        notes.append("undecided: a process was still running, so its further calls are unknown")
+    head = Paragraph(f"captured {judged.calls} calls of {command}; {_end_text(judged)}")
+    return Section([head, *paragraphs(notes, "  ")])
 
 
 def _end_text(judged: CaptureResult) -> str:
     """How the run of the script ended."""
     captured = judged.captured
     if captured.ended == "late":
-        return "and it was still running when its time was over"
+        return "it was still running at the timeout"
     if captured.ended == "stalled":
         if has_mismatched_collective(captured):
-            return "then calls met that do not fit: no data to go on with"
-        return "then nothing could go on"
+            return "the calls of a collective do not match, so capture stopped there"
+        return "then no rank could proceed"
     if all(status.state == "ended" for status in judged.stands):
-        return "all ranks came to their end"
-    return "then all had ended, not all at their last line"
+        return "all ranks finished"
+    return "all processes ended, but not all of them normally"
 
 
-def _rank_status_lines(judged: CaptureResult) -> list[str]:
+def _rank_status_section(judged: CaptureResult) -> Section:
     """Where the ranks are, equal ones joined; nothing if all have ended."""
     if all(s.state == "ended" for s in judged.stands):
-        return []
+        return Section([])
     groups: dict[object, list[CapturedRankStatus]] = {}
     for status in judged.stands:
         groups.setdefault((status.state, status.what, status.place), []).append(status)
-    lines = ["Where ranks came to"]
+    blocks: list[Block] = []
     for equal in list(groups.values())[:_MAX_STATUS_GROUPS]:
-        lines += _one_status_lines(equal[0], [status.rank for status in equal])
+        blocks += _status_blocks(equal[0], [status.rank for status in equal])
     if len(groups) > _MAX_STATUS_GROUPS:
-        lines.append(f"  … and {len(groups) - _MAX_STATUS_GROUPS} more")
-    return lines
+        blocks.append(Paragraph(f"… and {len(groups) - _MAX_STATUS_GROUPS} more", "  "))
+    return Section(blocks, "State of the ranks")
 
 
-def _one_status_lines(status: CapturedRankStatus, ranks: Sequence[int]) -> list[str]:
+def _status_blocks(status: CapturedRankStatus, ranks: Sequence[int]) -> list[Block]:
+    is_store_key = status.what.startswith(STORE_KEY)
     words = {
-        "waits": f"waits in {status.what}",
-        "runs": f"runs {status.what}",
-        "killed": f"was killed by {status.what}",
+        "waits": f"waiting for {status.what}" if is_store_key else f"blocked in {status.what}",
+        "runs": f"running {status.what}",
+        "killed": f"killed by {status.what}",
+        "ended": "finished",
+        "absent": status.what,
     }
     what = words.get(status.state, f"{status.state} {status.what}".strip())
-    lines = wrapped_lines(f"{ranks_label(ranks)}: {what}", "  ", "    ")
+    blocks: list[Block] = [Paragraph(f"{ranks_label(ranks)}: {what}", "  ", "    ")]
     file, line, function, via = status.place
-    if line:
-        lines += wrapped_lines(f"{file}:{line} in {function}", "    ", "      ")
-        if status.source:
-            lines.append(f"      {truncated(status.source, 72)}")
-        if via:
-            lines += wrapped_lines(f"via {via}", "      ")
-    return lines
+    if not line:
+        return blocks
+    blocks.append(Paragraph(f"{file}:{line} in {function}", "    ", "      "))
+    if status.source:
+        blocks.append(Verbatim([f"      {truncated(status.source, 72)}"]))
+    if via:
+        blocks.append(Paragraph(f"via {via}", "      "))
+    return blocks
 
 
 def capture_json(judged: CaptureResult) -> dict[str, object]:

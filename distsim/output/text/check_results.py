@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING
 
 from distsim.common.units import show_bytes, show_ns
 from distsim.output.json.simulation_result import SCHEMA_VERSION, finding_json
-from distsim.output.text.finding_list import findings_lines, verdict_conflict_lines, verdict_text
+from distsim.output.report_record import (
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    paragraphs,
+    table_of,
+    text_column,
+)
+from distsim.output.report_text import write_text
+from distsim.output.text.finding_list import finding_sections, verdict_conflict_text, verdict_text
 from distsim.output.text_layout import ranks_label, table_lines, truncated, wrapped_lines
 
 if TYPE_CHECKING:
@@ -24,48 +34,48 @@ if TYPE_CHECKING:
 
 
 def check_text(results: Sequence[CheckResult], not_covered: Sequence[str] = ()) -> str:
-    """A section per file, then what no check covers, if at least one file was checked."""
-    text = ""
-    was_one_line = False
-    for result in results:
-        lines = _file_section(result)
-        is_one_line = len(lines) == 1
-        if text:
-            # Files that need one line are listed without empty lines between them.
-            text += "\n" if is_one_line and was_one_line else "\n\n"
-        text += "\n".join(lines)
-        was_one_line = is_one_line
+    """The whole report as text."""
+    return write_text(check_report(results, not_covered))
+
+
+def check_report(results: Sequence[CheckResult], not_covered: Sequence[str] = ()) -> Report:
+    """Sections for each file, then what no check covers, if at least one file was checked."""
+    sections = [section for result in results for section in _file_sections(result)]
     if not_covered and not all(result.errors for result in results):
-        note = wrapped_lines(f"Not covered: {'; '.join(not_covered)}.")
-        text += "\n\n" + "\n".join(note)
-    return text
+        sections.append(Section([Paragraph(f"Not covered: {'; '.join(not_covered)}.")]))
+    return Report(sections)
 
 
-def _file_section(result: CheckResult) -> list[str]:
+def _file_sections(result: CheckResult) -> list[Section]:
+    """A line if nothing needs attention; else readings and backends, and the findings."""
     if result.verdict is None:
         problems = "1 problem" if len(result.errors) == 1 else f"{len(result.errors)} problems"
-        return wrapped_lines(f"{result.file}: can't be read ({problems})", "", "  ")
+        return [_list_item(f"{result.file}: can't be read ({problems})")]
     head = f"{result.file}: {_verdict_line(result.verdict)}"
     outcomes = {outcome.outcome for outcome in result.profiles.values()}
     if outcomes == {"completes"} and not result.findings and result.verdict.verdict == "ok":
-        return wrapped_lines(f"{head}; completes on {', '.join(result.profiles)}", "", "  ")
+        return [_list_item(f"{head}; completes on {', '.join(result.profiles)}")]
 
-    lines = wrapped_lines(head, "", "  ")
     doubt = result.inconclusive_reason()
     if doubt:
-        note = f"Not a success: {doubt}: raise it (--max-states), or name the sources"
-        lines += wrapped_lines(note, "", "  ")
+        doubt = f"Not a success: {doubt}: raise it (--max-states), or name the sources"
     own = result.profiles.get(result.backend)
+    conflict = ""
     if own is not None:
-        lines += verdict_conflict_lines(
+        conflict = verdict_conflict_text(
             result.verdict, own.outcome, result.backend, result.findings
         )
-    lines += _reading_lines(result.verdict)
-    lines += _backend_table(result)
-    finding_lines = findings_lines(result.findings, result.file)
-    if finding_lines:
-        lines += ["", *finding_lines]
-    return lines
+    blocks = [
+        *paragraphs((head, doubt), further="  "),
+        Paragraph(conflict),
+        Paragraph(_readings_text(result.verdict), "  "),
+        _backend_table(result),
+    ]
+    return [Section(blocks, is_list_item=True), *finding_sections(result.findings, result.file)]
+
+
+def _list_item(text: str) -> Section:
+    return Section([Paragraph(text, further="  ")], is_list_item=True)
 
 
 def _verdict_line(verdict: Verdict) -> str:
@@ -77,19 +87,21 @@ def _verdict_line(verdict: Verdict) -> str:
     return text
 
 
-def _reading_lines(verdict: Verdict) -> list[str]:
+def _readings_text(verdict: Verdict) -> str:
     """The result under each reading of the contract, unless all are equal."""
     if len(set(verdict.readings.values())) < 2:
-        return []
-    results = [f"{reading}: {result}" for reading, result in verdict.readings.items()]
-    return wrapped_lines("; ".join(results), "  ", "  ")
+        return ""
+    return "; ".join(f"{reading}: {result}" for reading, result in verdict.readings.items())
 
 
-def _backend_table(result: CheckResult) -> list[str]:
+_BACKEND_COLUMNS = [text_column(key) for key in ("backend", "outcome", "details")]
+
+
+def _backend_table(result: CheckResult) -> Table:
     rows = [
         (name, o.outcome, truncated(_outcome_details(o), 56)) for name, o in result.profiles.items()
     ]
-    return table_lines(("", "", ""), rows, left=(0, 1, 2))[1:]
+    return table_of(_BACKEND_COLUMNS, rows)._replace(has_header=False)
 
 
 def _outcome_details(outcome: BackendOutcome) -> str:

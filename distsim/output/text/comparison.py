@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 
 from distsim.analysis.run_comparison import (
     CriticalPathDelta,
+    OperationTimes,
     RankTimeShares,
     RunComparison,
     RunDivergence,
 )
 from distsim.common.units import show_bytes, show_ns
-from distsim.output.text_layout import page_width, table_lines, truncated, wrapped_lines
+from distsim.output.report_record import (
+    Block,
+    Column,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    TableLayout,
+    paragraphs,
+    table_of,
+    text_column,
+)
+from distsim.output.report_text import write_text
+from distsim.output.text_layout import truncated
 from distsim.output.trace_data.partial_run import (
     partial_run_json,
     partial_run_text,
@@ -38,33 +51,40 @@ _REASON_TEXT = {"compute": "computing", "transfer": "moving", "sleep": "asleep",
 
 
 def compare_text(comparison: RunComparison, names: tuple[str, str]) -> str:
-    """The report. ``names``: the names of the two runs."""
+    """The whole report as text."""
+    return write_text(compare_report(comparison, names))
+
+
+def compare_report(comparison: RunComparison, names: tuple[str, str]) -> Report:
+    """Makespans, values, divergences and causes. ``names``: the names of the two runs."""
     head = [
-        *_stop_lines(comparison),
-        *_header_lines(comparison, names),
-        *_values_lines(comparison),
+        Paragraph(_stop_text(comparison), further="  "),
+        *_run_paragraphs(comparison, names),
+        Paragraph(_summary_text(comparison)),
+        Paragraph(_values_text(comparison)),
     ]
-    sections = [
-        head,
-        _divergence_lines(comparison),
-        _cause_lines(comparison),
-        _operation_lines(comparison),
-        _rank_lines(comparison),
-    ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    return Report(
+        [
+            Section(head),
+            _divergence_section(comparison),
+            _cause_section(comparison),
+            _operation_section(comparison),
+            _rank_section(comparison),
+        ]
+    )
 
 
 # --- the head: where a run stopped, makespans, verdict, values ---
 
 
-def _stop_lines(comparison: RunComparison) -> list[str]:
+def _stop_text(comparison: RunComparison) -> str:
     """Where one run stopped while the other went on, and which ranks stopped there as well."""
     if not comparison.stopped:
-        return []
+        return ""
     trace = _stopped_trace(comparison)
     stops = comparison.stops
     if not stops:
-        return wrapped_lines(f"{comparison.stopped} is {partial_run_text(trace)}")
+        return f"{comparison.stopped} is {partial_run_text(trace)}"
     first = stops[0]
     first_position = stop_position_text(trace, first)
     at_first_position = [s for s in stops if stop_position_text(trace, s) == first_position]
@@ -81,9 +101,7 @@ def _stop_lines(comparison: RunComparison) -> list[str]:
         where = where.replace(f", {iteration}", "", 1)
     text += f": {where}"
     later_lines = stopped_rank_lines(trace, later)
-    if later_lines:
-        text += f"; since then {'; '.join(later_lines)}"
-    return wrapped_lines(text, further="  ")
+    return f"{text}; since then {'; '.join(later_lines)}" if later_lines else text
 
 
 def _stopped_trace(comparison: RunComparison) -> Trace:
@@ -94,17 +112,19 @@ def _has_iterations(trace: Trace) -> bool:
     return bool(trace["iteration"].max() > 0)
 
 
-def _header_lines(comparison: RunComparison, names: tuple[str, str]) -> list[str]:
-    a_ns, b_ns = comparison.makespans_ns
+def _run_paragraphs(comparison: RunComparison, names: tuple[str, str]) -> list[Block]:
+    """The outcome and the makespan of each run."""
     traces = (comparison.a, comparison.b)
-    lines = []
-    for label, name, trace, outcome, makespan_ns in zip(
-        "AB", names, traces, comparison.outcomes, (a_ns, b_ns), strict=True
-    ):
-        text = f"{truncated(name, 44)}, {_outcome_text(trace, outcome)} {show_ns(makespan_ns)}"
-        lines += wrapped_lines(f"{label}: {text}", further="   ")
-    verdict = _verdict_text(comparison)
-    return [*lines, *wrapped_lines(f"{_makespan_difference(a_ns, b_ns)}; {verdict}")]
+    runs = zip("AB", names, traces, comparison.outcomes, comparison.makespans_ns, strict=True)
+    texts = []
+    for label, name, trace, outcome, makespan_ns in runs:
+        end = f"{_outcome_text(trace, outcome)} {show_ns(makespan_ns)}"
+        texts.append(f"{label}: {truncated(name, 44)}, {end}")
+    return paragraphs(texts, further="   ")
+
+
+def _summary_text(comparison: RunComparison) -> str:
+    return f"{_makespan_difference(*comparison.makespans_ns)}; {_verdict_text(comparison)}"
 
 
 def _verdict_text(comparison: RunComparison) -> str:
@@ -134,13 +154,13 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _values_lines(comparison: RunComparison) -> list[str]:
+def _values_text(comparison: RunComparison) -> str:
     """How many values are equal, or which run has none."""
     values = comparison.values
     if values.lacking:
         both_lack = len(values.lacking) > 1
         lacking = "neither has any" if both_lack else f"{values.lacking} has none"
-        return wrapped_lines(f"values are not compared: {lacking} recorded")
+        return f"values are not compared: {lacking} recorded"
     counts = {
         "equal": values.equal,
         "equal but for the order of addition": values.close,
@@ -148,33 +168,35 @@ def _values_lines(comparison: RunComparison) -> list[str]:
         "known in one run alone": values.one_sided,
     }
     parts = [f"{count} {meaning}" for meaning, count in counts.items() if count]
-    return wrapped_lines(f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}")
+    return f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}"
 
 
 # --- divergences ---
 
 
-def _divergence_lines(comparison: RunComparison) -> list[str]:
-    if not comparison.divergences:
-        return []
+def _divergence_section(comparison: RunComparison) -> Section:
     independent = comparison.told
-    hidden = len(comparison.divergences) - len(independent)
-    hidden_lines: list[str] = []
-    if hidden:
-        hidden_lines = wrapped_lines(
-            f"{hidden} differences that follow from where {comparison.stopped} stopped "
-            "are not listed"
-        )
+    hidden_text = _hidden_text(comparison, len(comparison.divergences) - len(independent))
     if not independent:
-        return hidden_lines
+        return Section([Paragraph(hidden_text)])
     counts = Counter(divergence.kind for divergence in independent)
     summary = ", ".join(f"{n} {_DIVERGENCE_KINDS[kind]}" for kind, n in counts.items())
-    lines = wrapped_lines(f"Where they part ({summary})")
     shown = _shown_divergences(independent)
-    for divergence in shown:
-        text = _divergence_text(comparison, divergence)
-        lines += wrapped_lines(text, indent="  ", further="    ")
-    return [*lines, *_more_lines(len(independent) - len(shown)), *hidden_lines]
+    texts = [_divergence_text(comparison, divergence) for divergence in shown]
+    blocks = [
+        *paragraphs(texts, "  ", "    "),
+        _more_paragraph(len(independent) - len(shown)),
+        Paragraph(hidden_text),
+    ]
+    return Section(blocks, f"Where they part ({summary})")
+
+
+def _hidden_text(comparison: RunComparison, hidden: int) -> str:
+    if not hidden:
+        return ""
+    return (
+        f"{hidden} differences that follow from where {comparison.stopped} stopped are not listed"
+    )
 
 
 def _shown_divergences(divergences: tuple[RunDivergence, ...]) -> list[RunDivergence]:
@@ -222,31 +244,38 @@ def _location_text(comparison: RunComparison, divergence: RunDivergence) -> str:
 # --- tables ---
 
 
-def _cause_lines(comparison: RunComparison) -> list[str]:
+_CAUSE_COLUMNS = [
+    Column("B - A"),
+    Column("A"),
+    Column("B"),
+    *map(text_column, ("time", "what", "group", "because")),
+]
+_CAUSE_LAYOUT = TableLayout(
+    [column.key for column in _CAUSE_COLUMNS],
+    {"what": 22, "group": 10},
+    flexible={"what": _MIN_COLUMN_WIDTH, "group": _MIN_COLUMN_WIDTH},
+)
+
+
+def _cause_section(comparison: RunComparison) -> Section:
     """The kinds of segments of the critical paths that make one run longer."""
     causes = [cause for cause in comparison.causes if cause.delta_ns]
-    if not causes:
-        return []
-    rows = [
-        (
-            _signed_duration(cause.delta_ns),
-            show_ns(cause.a_ns),
-            show_ns(cause.b_ns),
-            _REASON_TEXT[cause.why],
-            truncated(_cause_subject(cause), 22),
-            truncated(cause.group, 10),
-            _cause_reason(cause),
-        )
-        for cause in causes[:MAX_CAUSES]
-    ]
-    lines = _table_that_fits(
-        ("B - A", "A", "B", "time", "what", "group", "because"),
-        rows,
-        left=(3, 4, 5, 6),
-        shrinkable=(4, 5),
-    )
-    title = "What makes the difference, along the critical paths"
-    return [title, *lines, *_more_lines(len(causes) - len(rows))]
+    rows = [_cause_cells(cause) for cause in causes[:MAX_CAUSES]]
+    table = Table(_CAUSE_COLUMNS, rows, (_CAUSE_LAYOUT,))
+    more = _more_paragraph(len(causes) - len(rows))
+    return Section([table, more], "What makes the difference, along the critical paths")
+
+
+def _cause_cells(cause: CriticalPathDelta) -> dict[str, str]:
+    return {
+        "B - A": _signed_duration(cause.delta_ns),
+        "A": show_ns(cause.a_ns),
+        "B": show_ns(cause.b_ns),
+        "time": _REASON_TEXT[cause.why],
+        "what": _cause_subject(cause),
+        "group": cause.group,
+        "because": _cause_reason(cause),
+    }
 
 
 def _cause_subject(cause: CriticalPathDelta) -> str:
@@ -264,67 +293,55 @@ def _cause_reason(cause: CriticalPathDelta) -> str:
     return f"× {cause.b_ns / cause.a_ns:.2f}" if cause.a_ns else ""
 
 
-def _operation_lines(comparison: RunComparison) -> list[str]:
+_OPERATION_COLUMNS = [
+    text_column("operation"),
+    *map(Column, ("bytes", "calls", "A", "B", "B/A", "A waits", "B waits")),
+]
+_OPERATION_LAYOUT = TableLayout(
+    [column.key for column in _OPERATION_COLUMNS],
+    {"operation": 20},
+    flexible={"operation": _MIN_COLUMN_WIDTH},
+)
+
+
+def _operation_section(comparison: RunComparison) -> Section:
     """The calls whose mean duration or waiting time differs."""
     changed = [o for o in comparison.ops if (o.a_ns, o.a_waiting_ns) != (o.b_ns, o.b_waiting_ns)]
-    if not changed:
-        return []
-    rows = [
-        (
-            truncated(o.name or o.op, 20),
-            show_bytes(o.nbytes) if o.nbytes else "",
-            str(o.calls),
-            show_ns(o.a_ns),
-            show_ns(o.b_ns),
-            f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-",
-            show_ns(o.a_waiting_ns),
-            show_ns(o.b_waiting_ns),
-        )
-        for o in changed[:MAX_OPS]
-    ]
-    lines = _table_that_fits(
-        ("operation", "bytes", "calls", "A", "B", "B/A", "A waits", "B waits"),
-        rows,
-        left=(0,),
-        shrinkable=(0,),
-    )
-    title = "Calls, means of those that both runs have"
-    return [title, *lines, *_more_lines(len(changed) - len(rows))]
+    rows = [_operation_cells(operation) for operation in changed[:MAX_OPS]]
+    table = Table(_OPERATION_COLUMNS, rows, (_OPERATION_LAYOUT,))
+    more = _more_paragraph(len(changed) - len(rows))
+    return Section([table, more], "Calls, means of those that both runs have")
 
 
-def _rank_lines(comparison: RunComparison) -> list[str]:
+def _operation_cells(o: OperationTimes) -> dict[str, str]:
+    return {
+        "operation": o.name or o.op,
+        "bytes": show_bytes(o.nbytes) if o.nbytes else "",
+        "calls": str(o.calls),
+        "A": show_ns(o.a_ns),
+        "B": show_ns(o.b_ns),
+        "B/A": f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-",
+        "A waits": show_ns(o.a_waiting_ns),
+        "B waits": show_ns(o.b_waiting_ns),
+    }
+
+
+_RANK_COLUMNS = [text_column("rank"), *map(Column, ("compute", "exposed", "waiting", "idle"))]
+
+
+def _rank_section(comparison: RunComparison) -> Section:
     """The ranks whose time shares differ."""
     rows = []
     for rank, *shares in comparison.ranks:
         cells = [_signed_duration(b_ns - a_ns) if a_ns != b_ns else "-" for a_ns, b_ns in shares]
         if any(cell != "-" for cell in cells):
             rows.append((str(rank), *cells))
-    if not rows:
-        return []
-    lines = table_lines(("rank", "compute", "exposed", "waiting", "idle"), rows[:MAX_RANKS])
-    return ["Ranks, B - A", *lines, *_more_lines(len(rows) - MAX_RANKS)]
+    table = table_of(_RANK_COLUMNS, rows[:MAX_RANKS])
+    return Section([table, _more_paragraph(len(rows) - MAX_RANKS)], "Ranks, B - A")
 
 
-def _table_that_fits(
-    header: Sequence[str],
-    rows: Sequence[tuple[str, ...]],
-    left: Sequence[int],
-    shrinkable: Sequence[int],
-) -> list[str]:
-    """A table as wide as the page; the columns ``shrinkable`` are cut, the first one first."""
-    excess = max(map(len, table_lines(header, rows, left))) - page_width()
-    for column in shrinkable:
-        if excess <= 0:
-            break
-        present = max(len(row[column]) for row in rows)
-        width = max(present - excess, len(header[column]), _MIN_COLUMN_WIDTH)
-        rows = [(*row[:column], truncated(row[column], width), *row[column + 1 :]) for row in rows]
-        excess -= present - width
-    return [truncated(line, page_width()) for line in table_lines(header, rows, left)]
-
-
-def _more_lines(count: int) -> list[str]:
-    return [f"  … {count} more"] if count > 0 else []
+def _more_paragraph(hidden: int) -> Paragraph:
+    return Paragraph(f"… {hidden} more" if hidden > 0 else "", "  ")
 
 
 def _signed_duration(ns: int) -> str:

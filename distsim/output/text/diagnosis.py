@@ -1,13 +1,12 @@
 """The diagnosis of `distsim doctor` as text of any width.
 
-Each section is a generator of paragraphs; `doctor_text` wraps them and joins the sections. The JSON
-is in `distsim.output.json.diagnosis`, the picture in `distsim.output.pictures.hang_graph`.
+Each section is a generator of paragraphs. The JSON is in `distsim.output.json.diagnosis`, the
+picture in `distsim.output.pictures.hang_graph`.
 """
 
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -19,15 +18,15 @@ from distsim.hang_doctor.model.phrases import (
     ranks_text,
     short_file,
     source_line,
-    verb_form,
 )
+from distsim.output.report_record import Paragraph, Report, Section
+from distsim.output.report_text import write_text
+from distsim.output.text_layout import page_of_width
 
-#: The report is laid out for a width between these.
-MIN_WIDTH, MAX_WIDTH = 40, 200
 GRADE_TEXT = {
     "proved": "proved by the records",
     "suspected": "suspected, not proved",
-    "unknown": "open",
+    "unknown": "cause unknown",
 }
 _MAX_RANKS = 16
 _MAX_FILES = 8
@@ -37,7 +36,7 @@ _MAX_NOTES = 6
 #: Numbers that differ from rank to rank in otherwise equal descriptions of calls.
 _VARYING_NUMBER = re.compile(r"\b(rank|tag|call) \d+")
 #: Where the part of a description begins that may differ from rank to rank.
-_VARYING_PART = re.compile(r" to | from |,")
+_VARYING_PART = re.compile(r" to | from | \(|,")
 
 
 class _Paragraph(NamedTuple):
@@ -57,8 +56,13 @@ class _RankLine(NamedTuple):
 
 
 def doctor_text(diagnosis: Diagnosis, width: int = 100) -> str:
-    """The report, main cause first, in ``width`` columns (40 to 200)."""
-    columns = min(max(width, MIN_WIDTH), MAX_WIDTH)
+    """The whole report as text in ``width`` columns (40 to 200)."""
+    with page_of_width(width):
+        return write_text(doctor_report(diagnosis))
+
+
+def doctor_report(diagnosis: Diagnosis) -> Report:
+    """The causes, the main one first, what waits for what, open questions, and the files."""
     sections = (
         _main_cause_section(diagnosis),
         _other_causes_section(diagnosis),
@@ -68,24 +72,11 @@ def doctor_text(diagnosis: Diagnosis, width: int = 100) -> str:
         _next_steps_section(diagnosis),
         _files_section(diagnosis),
     )
-    blocks = []
-    for section in sections:
-        lines = [line for paragraph in section for line in _wrapped_lines(paragraph, columns)]
-        if lines:
-            blocks.append("\n".join(lines))
-    return "\n\n".join(blocks)
+    return Report([_as_section(section) for section in sections])
 
 
-def _wrapped_lines(paragraph: _Paragraph, width: int) -> list[str]:
-    lines = textwrap.wrap(
-        paragraph.text,
-        width,
-        initial_indent=paragraph.first_indent,
-        subsequent_indent=paragraph.indent,
-        break_on_hyphens=False,
-    )
-    # textwrap gives no line for an empty text.
-    return lines or [paragraph.first_indent.rstrip()]
+def _as_section(section: Iterator[_Paragraph]) -> Section:
+    return Section([Paragraph(p.text, p.first_indent, p.indent) for p in section])
 
 
 # --- causes ---
@@ -98,9 +89,9 @@ def _main_cause_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         return
     known = diagnosis.evidence.ranks
     if known:
-        text = f"nobody waits in what I was given of {ranks_text(known)}"
+        text = f"no blocked rank found in the files of {ranks_text(known)}"
     else:
-        text = "nothing that I can read tells of a rank"
+        text = "no file contains information about a rank"
     yield _Paragraph("", "  ", text)
 
 
@@ -157,13 +148,13 @@ def _frame_text(frame: StackFrame | None) -> str:
     return text
 
 
-# --- who waits for whom ---
+# --- the state of the ranks ---
 
 
 def _wait_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     lines = [*_wait_lines(diagnosis), *_not_waiting_lines(diagnosis)]
     if lines:
-        yield _Paragraph("", "", "Who waits for whom")
+        yield _Paragraph("", "", "State of the ranks")
     for line in lines[:_MAX_RANKS]:
         yield _Paragraph("  ", "    ", line)
     hidden = len(lines) - _MAX_RANKS
@@ -189,8 +180,7 @@ def _wait_lines(diagnosis: Diagnosis) -> Iterator[str]:
             key = _Wait(call, wait.missing, wait.silent, wait.open_ended)
             ranks_by_wait.setdefault(key, []).append(rank)
     for wait_key, ranks in ranks_by_wait.items():
-        verb = verb_form(ranks, "is", "are")
-        yield f"{ranks_text(ranks)} {verb} in {wait_key.call}, {_awaited_text(wait_key)}"
+        yield f"{ranks_text(ranks)}: blocked in {wait_key.call}; {_awaited_text(wait_key)}"
 
 
 def _awaited_text(wait: _Wait) -> str:
@@ -198,12 +188,12 @@ def _awaited_text(wait: _Wait) -> str:
     if wait.missing:
         parts.append(f"for {ranks_text(wait.missing)}")
     if wait.not_given:
-        parts.append(f"for {ranks_text(wait.not_given)}, of whom nothing was given")
+        parts.append(f"for {ranks_text(wait.not_given)} (no file given)")
     if parts:
-        return " and ".join(parts)
-    return (
-        "for whom, the records do not say" if wait.open_ended else "and all whom it needs are there"
-    )
+        return f"waiting {' and '.join(parts)}"
+    if wait.open_ended:
+        return "the records do not show which ranks are missing"
+    return "all required ranks have arrived"
 
 
 def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -215,7 +205,7 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
         if status.end is not None:
             yield f"rank {rank}: {status.end.text}"
         elif status.frame is not None:
-            yield f"rank {rank} is in no call that was recorded{_frame_text(status.frame)}"
+            yield f"rank {rank}: in no recorded call{_frame_text(status.frame)}"
 
 
 # --- the rest ---
@@ -223,19 +213,19 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
 
 def _last_common_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     for text in diagnosis.common:
-        yield _Paragraph("last ", "  ", text)
+        yield _Paragraph("last call ", "  ", text)
 
 
 def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     evidence = diagnosis.evidence
     for text in evidence.disputes[:_MAX_NOTES]:
-        yield _Paragraph("these disagree: ", "  ", text)
+        yield _Paragraph("contradiction: ", "  ", text)
     if diagnosis.absent:
-        yield _Paragraph("not given: ", "  ", ranks_text(diagnosis.absent))
+        yield _Paragraph("no file given: ", "  ", ranks_text(diagnosis.absent))
     for text in evidence.notes[:_MAX_NOTES]:
         yield _Paragraph("note: ", "  ", text)
     if evidence.orphans:
-        text = f"{len(evidence.orphans)} stacks do not say whose they are: name their files rank_N"
+        text = f"stacks of unknown ranks: {len(evidence.orphans)}; name their files rank_N"
         yield _Paragraph("note: ", "  ", text)
 
 
@@ -263,10 +253,10 @@ def _files_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
 
     bad = [file for file in files if file.problem and file.kind != "empty"]
     for file in bad[:_MAX_FILES]:
-        label = "in part: " if file.ranks else "not read: "
+        label = "read in part: " if file.ranks else "skipped "
         yield _Paragraph(label, "  ", f"{file.path}: {file.problem}")
     if len(bad) > _MAX_FILES:
-        yield _Paragraph("", "  ", f"and {len(bad) - _MAX_FILES} more files that were not read")
+        yield _Paragraph("", "  ", f"and {len(bad) - _MAX_FILES} more skipped files")
 
 
 def _file_count(count: int) -> str:

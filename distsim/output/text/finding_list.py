@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 from distsim.checker.verdict import Verdict
 from distsim.findings.finding_types import Finding, SourceLocation
-from distsim.output.text_layout import page_width, rank_list, ranks_label, wrapped_lines
+from distsim.output.report_record import Block, Paragraph, Report, Section, paragraphs
+from distsim.output.report_text import write_text
+from distsim.output.text_layout import rank_list, ranks_label
 
 #: Findings, and places of one finding, that are shown; the others are counted.
 MAX_FINDINGS = 20
@@ -21,21 +23,27 @@ _MIN_SIMILAR = 3
 _SEVERITY_ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
-def findings_lines(findings: Sequence[Finding], file: str) -> list[str]:
-    """All findings, errors first; empty if there is none.
+def findings_text(findings: Sequence[Finding], file: str) -> str:
+    """All findings as text, errors first; empty if there is none."""
+    return write_text(Report(finding_sections(findings, file)))
+
+
+def finding_sections(findings: Sequence[Finding], file: str) -> list[Section]:
+    """A section for each finding, errors first.
 
     In messages, places in ``file`` are shortened to their line.
     """
-    lines: list[str] = []
     groups = _similar_findings(sorted(findings, key=lambda f: _SEVERITY_ORDER[f.severity]))
-    for first, *others in groups[:MAX_FINDINGS]:
-        if lines:
-            lines.append("")
-        lines += [*_finding_lines(first, file), *_more_lines(others)]
+    sections = [
+        Section([*_finding_blocks(first, file), Paragraph(_more_text(others), "  ", "    ")])
+        for first, *others in groups[:MAX_FINDINGS]
+    ]
     hidden = sum(map(len, groups[MAX_FINDINGS:]))
     if hidden:
-        lines += ["", f"… and {hidden} more findings; --format json has all"]
-    return lines
+        sections.append(
+            Section([Paragraph(f"… and {hidden} more findings; --format json has all")])
+        )
+    return sections
 
 
 def _similar_findings(findings: Sequence[Finding]) -> list[list[Finding]]:
@@ -57,15 +65,13 @@ def _similar_findings(findings: Sequence[Finding]) -> list[list[Finding]]:
     return [[findings[index] for index in group] for group in sorted(groups)]
 
 
-def _more_lines(others: Sequence[Finding]) -> list[str]:
+def _more_text(others: Sequence[Finding]) -> str:
     """The number of findings like the one that is shown, and their ranks."""
     if not others:
-        return []
+        return ""
     text = f"and {len(others)} more like this"
     ranks = sorted({rank for finding in others for rank in finding.ranks})
-    if ranks:
-        text += f", on {ranks_label(ranks)}"
-    return wrapped_lines(text, "  ", "    ")
+    return f"{text}, on {ranks_label(ranks)}" if ranks else text
 
 
 def verdict_text(verdict: Verdict) -> str:
@@ -80,19 +86,20 @@ def verdict_text(verdict: Verdict) -> str:
     return text
 
 
-def _finding_lines(finding: Finding, file: str) -> list[str]:
+def _finding_blocks(finding: Finding, file: str) -> list[Block]:
     head, *rest = _shorten_file_references(finding.message, file).splitlines() or [""]
-    lines = wrapped_lines(f"{finding.severity} {finding.code}: {head}", further="  ")
+    blocks: list[Block] = [Paragraph(f"{finding.severity} {finding.code}: {head}", further="  ")]
     for line in rest:
         blanks = line[: len(line) - len(line.lstrip())] or "  "
-        lines += wrapped_lines(line.strip(), blanks + "  ", blanks + "      ")
-    places = _place_lines(finding.places, file)
-    lines += places[:MAX_PLACES]
+        blocks.append(Paragraph(line.strip(), blanks + "  ", blanks + "      "))
+    places = _place_texts(finding.places, file)
+    blocks += paragraphs((f"at {place}" for place in places[:MAX_PLACES]), "  ", "    ")
     if len(places) > MAX_PLACES:
-        lines.append(f"  … and {len(places) - MAX_PLACES} more places")
+        blocks.append(Paragraph(f"… and {len(places) - MAX_PLACES} more places", "  "))
     for advice in finding.help:
-        lines += wrapped_lines(f"help: {_shorten_file_references(advice, file)}", "  ", "    ")
-    return lines
+        text = f"help: {_shorten_file_references(advice, file)}"
+        blocks.append(Paragraph(text, "  ", "    "))
+    return blocks
 
 
 def _shorten_file_references(text: str, file: str) -> str:
@@ -100,28 +107,27 @@ def _shorten_file_references(text: str, file: str) -> str:
     return re.sub(rf"(?<![\w./-]){re.escape(file)}:", "line ", text)
 
 
-def _place_lines(places: Sequence[SourceLocation], file: str) -> list[str]:
-    """One line per place, with all ranks that are there; ``file`` stands in for an empty name."""
+def _place_texts(places: Sequence[SourceLocation], file: str) -> list[str]:
+    """A text per place, with all ranks that are there; ``file`` stands in for an empty name."""
     same_place: dict[tuple[str, int, int, str], list[SourceLocation]] = {}
     for place in places:
         key = (place.file, place.line, place.column, place.op)
         same_place.setdefault(key, []).append(place)
-    lines = []
+    texts = []
     for locations in same_place.values():
         ranks = {location.rank for location in locations if location.rank is not None}
-        lines += _place_line(locations[0], sorted(ranks), file)
-    return lines
+        texts.append(_place_text(locations[0], sorted(ranks), file))
+    return texts
 
 
-def _place_line(place: SourceLocation, ranks: list[int], main_file: str) -> list[str]:
+def _place_text(place: SourceLocation, ranks: list[int], main_file: str) -> str:
     where = place.file or main_file
     if place.line:
         where = f"{place.file}:{place.line}:{place.column}"
-    text = f"  at {where}  {place.op}"
+    text = f"{where}  {place.op}"
     if ranks:
         text += f"  {ranks_label(ranks)}"
-    text = text.rstrip()
-    return [text] if len(text) <= page_width() else wrapped_lines(text.strip(), "  ", "    ")
+    return text.rstrip()
 
 
 # --- if the verdict and the outcome of the backend disagree ---
@@ -137,18 +143,18 @@ _OUTCOME_TEXT = {
 }
 
 
-def verdict_conflict_lines(
+def verdict_conflict_text(
     verdict: Verdict | None, outcome: str, backend: str, findings: Sequence[Finding]
-) -> list[str]:
-    """A sentence if the verdict and the outcome on the backend disagree, else no line.
+) -> str:
+    """A sentence if the verdict and the outcome on the backend disagree, else an empty text.
 
     The verdict holds for every behaviour that torch.distributed allows; the outcome is that of one
     backend. The sentence ends with the advice of the first finding that explains it.
     """
     if verdict is None or not verdict.complete:
-        return []
+        return ""
     if any(finding.code in _RANK_EXIT_CODES for finding in findings):
-        return []
+        return ""
     is_harmless = verdict.verdict in _HARMLESS_VERDICTS
     if is_harmless and outcome in _OUTCOME_TEXT:
         text = (
@@ -162,9 +168,9 @@ def verdict_conflict_lines(
             f"The program breaks the rules of torch.distributed; {backend} completes only by luck"
         )
     else:
-        return []
+        return ""
     remedy = _first_remedy(findings)
-    return wrapped_lines(f"{text}: {remedy}" if remedy else f"{text}.")
+    return f"{text}: {remedy}" if remedy else f"{text}."
 
 
 def _first_remedy(findings: Sequence[Finding]) -> str:

@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import shlex
 
-from distsim.output.text_layout import page_width, table_lines, wrapped_lines
+from distsim.output.report_record import (
+    Column,
+    Paragraph,
+    Report,
+    RowLimit,
+    Section,
+    Table,
+    Verbatim,
+    paragraphs,
+    table_of,
+    text_column,
+)
+from distsim.output.report_text import write_text
+from distsim.output.text_layout import page_width
 from distsim.real.launch.external_launchers import LaunchPlan, wrapped_command
 
 #: More ranks than this are shown by the first and the last ones.
@@ -12,37 +25,43 @@ MAX_RANKS = 16
 
 
 def launch_plan_text(plan: LaunchPlan) -> str:
+    """The whole report as text."""
+    return write_text(launch_plan_report(plan))
+
+
+def launch_plan_report(plan: LaunchPlan) -> Report:
     """The output of `distsim run FILE`."""
     machines = "1 machine"
     if plan.nodes != 1:
         machines = f"{plan.nodes} machines of {plan.ranks_per_node}"
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-    sections = [
-        [f"{plan.name}: {ranks} on {machines}, back end {plan.backend}"],
+    head = f"{plan.name}: {ranks} on {machines}, back end {plan.backend}"
+    shared = (
+        f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} "
+        f"MASTER_PORT={plan.master_port}"
+    )
+    script_title = "By sbatch: save this as a file, and give it to sbatch"
+    variables = [f"{launcher}: {names}" for launcher, names in plan.sets]
+    return Report(
         [
-            "Every rank",
-            f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} "
-            f"MASTER_PORT={plan.master_port}",
-        ],
-        ["Each rank", *_rank_table(plan)],
-        *_command_sections(plan),
-    ]
-    if plan.script:
-        title = "By sbatch: save this as a file, and give it to sbatch"
-        sections.append([title, *_sbatch_lines(plan)])
-    sections += [
-        ["Set by the launcher itself", *_launcher_variable_lines(plan)],
-        [line for note in plan.notes for line in wrapped_lines(note)],
-    ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+            Section([Paragraph(head)]),
+            Section([Verbatim([shared])], "Every rank"),
+            Section([_rank_table(plan)], "Each rank"),
+            *_command_sections(plan),
+            Section([Verbatim(_sbatch_lines(plan))], script_title),
+            Section(paragraphs(variables, "  ", "    "), "Set by the launcher itself"),
+            Section(paragraphs(plan.notes)),
+        ]
+    )
 
 
-def _rank_table(plan: LaunchPlan) -> list[str]:
+_RANK_COLUMNS = [*map(Column, ("RANK", "LOCAL_RANK", "NODE_RANK")), text_column("device")]
+
+
+def _rank_table(plan: LaunchPlan) -> Table:
     rows = [(str(r.rank), str(r.local_rank), str(r.node), r.device) for r in plan.ranks]
-    lines = table_lines(("RANK", "LOCAL_RANK", "NODE_RANK", "device"), rows, left=(3,))
-    if len(rows) <= MAX_RANKS:
-        return lines
-    return [*lines[: MAX_RANKS - 3], f"  … {len(rows) - MAX_RANKS + 1} more …", *lines[-3:]]
+    limit = RowLimit(MAX_RANKS - 4, 3) if len(rows) > MAX_RANKS else None
+    return table_of(_RANK_COLUMNS, rows, limit)
 
 
 _LAUNCHER_TITLES = {
@@ -56,33 +75,27 @@ _LAUNCHER_TITLES = {
 _MAX_NODES = 4
 
 
-def _command_sections(plan: LaunchPlan) -> list[list[str]]:
+def _command_sections(plan: LaunchPlan) -> list[Section]:
     sections = []
     for launcher, title in _LAUNCHER_TITLES.items():
         commands = [line for line in plan.lines if line.launcher == launcher]
-        if not commands:
-            continue
-        section = [f"{title}, one line per machine" if len(commands) > 1 else title]
+        if len(commands) > 1:
+            title = f"{title}, one line per machine"
+        lines = []
         for command in commands[:_MAX_NODES]:
-            section += wrapped_command(command.words, page_width(), "  ")
+            lines += wrapped_command(command.words, page_width(), "  ")
         if len(commands) > _MAX_NODES:
-            section.append(f"  … and so on to machine {len(commands) - 1}")
-        sections.append(section)
+            lines.append(f"  … and so on to machine {len(commands) - 1}")
+        sections.append(Section([Verbatim(lines)], title))
     return sections
 
 
 def _sbatch_lines(plan: LaunchPlan) -> list[str]:
     """The script without indent, as sbatch reads it; its last line, the command, is wrapped."""
+    if not plan.script:
+        return []
     *head, command = plan.script
     return [*head, *wrapped_command(tuple(shlex.split(command)), page_width(), "")]
-
-
-def _launcher_variable_lines(plan: LaunchPlan) -> list[str]:
-    return [
-        line
-        for launcher, names in plan.sets
-        for line in wrapped_lines(f"{launcher}: {names}", "  ", "    ")
-    ]
 
 
 def launch_plan_json(plan: LaunchPlan) -> dict[str, object]:

@@ -8,27 +8,32 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from distsim.common.units import show_bytes, show_ns
-from distsim.output.text_layout import (
-    display_width,
-    page_width,
-    table_lines,
-    truncated,
-    wrapped_lines,
+from distsim.output.report_record import (
+    Column,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    TableLayout,
+    paragraphs,
+    text_column,
 )
+from distsim.output.report_text import write_text
 from distsim.planning.ranking import LayoutPlan, RankedLayout
 
 SCHEMA_VERSION = 1
-#: Columns, from wide to narrow.
-_COLUMN_SETS = (
-    ("place", "layout", "step", "within", "tok/s", "MFU", "mem", "bub", "exp", "bound"),
-    ("place", "layout", "step", "within", "MFU", "mem", "bub", "exp", "bound"),
-    ("place", "layout", "step", "within", "mem", "bub", "exp", "bound"),
-    ("place", "layout", "step", "within", "mem", "bub", "exp"),
-    ("place", "layout", "step", "mem", "bub"),
-    ("place", "layout", "step", "mem"),
-    ("place", "layout", "step"),
+#: From wide to narrow.
+_LAYOUTS = (
+    TableLayout(
+        ("place", "layout", "step", "within", "tok/s", "MFU", "mem", "bub", "exp", "bound")
+    ),
+    TableLayout(("place", "layout", "step", "within", "MFU", "mem", "bub", "exp", "bound")),
+    TableLayout(("place", "layout", "step", "within", "mem", "bub", "exp", "bound")),
+    TableLayout(("place", "layout", "step", "within", "mem", "bub", "exp")),
+    TableLayout(("place", "layout", "step", "mem", "bub")),
+    TableLayout(("place", "layout", "step", "mem")),
+    TableLayout(("place", "layout", "step")),
 )
-_LEFT_ALIGNED = ("layout", "bound")
 #: The usual names of what bounds a step.
 _BOUND_NAMES = {
     "products": "FLOPs",
@@ -47,28 +52,29 @@ class _TimeUnit(NamedTuple):
 
 
 def layout_plan_text(plan: LayoutPlan, shown: int) -> str:
+    """The whole report as text."""
+    return write_text(layout_plan_report(plan, shown))
+
+
+def layout_plan_report(plan: LayoutPlan, shown: int) -> Report:
     """The best ``shown`` layouts in a table, a legend, and why other layouts were rejected."""
-    sections = [_header_lines(plan)]
+    sections = [Section([Paragraph(_header_text(plan))])]
     if plan.ranked:
         rows = plan.ranked[:shown]
-        table = _layout_table(plan, rows)
-        if len(plan.ranked) > shown:
-            table.append(f"  … {len(plan.ranked) - shown} more …")
+        hidden = len(plan.ranked) - shown
+        more = f"… {hidden} more …" if hidden > 0 else ""
         notes = [*_legend_texts(plan, rows), *_unknown_dtype_notes(plan)]
-        legend = [line for note in notes for line in wrapped_lines(note, "  ", "  ")]
-        sections += [table, legend]
-    rejected = _rejected_lines(plan)
-    if rejected or not plan.ranked:
-        sections.append(rejected)
-    return "\n\n".join("\n".join(lines) for lines in sections)
+        sections.append(Section([_layout_table(plan, rows), Paragraph(more, "  ")]))
+        sections.append(Section(paragraphs(notes, "  ")))
+    return Report([*sections, _rejected_section(plan)])
 
 
-def _header_lines(plan: LayoutPlan) -> list[str]:
+def _header_text(plan: LayoutPlan) -> str:
     first = plan.questions[0]
     model = first.model if isinstance(first.model, str) else "the model"
     gpus = ", ".join(dict.fromkeys(str(request.gpus) for request in plan.questions))
     clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.questions))
-    return wrapped_lines(
+    return (
         f"{model} on {gpus} GPUs of {clusters}, "
         f"{first.global_batch} sequences of {first.tokens} tokens a step: "
         f"{len(plan.ranked)} layouts fit, {len(plan.left)} are left out"
@@ -78,22 +84,20 @@ def _header_lines(plan: LayoutPlan) -> list[str]:
 # --- the table ---
 
 
-def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
-    """The widest table that fits the page."""
+def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> Table:
     unit = _TimeUnit("s", 1e9) if rows[0].outcome.step_ns >= 10**9 else _TimeUnit("ms", 1e6)
+    columns = [
+        Column("place", ""),
+        text_column("layout"),
+        Column("step", f"step, {unit.name}"),
+        *map(Column, ("within", "tok/s", "MFU", "mem", "bub", "exp")),
+        text_column("bound"),
+    ]
     cells = [
         _layout_cells(place, _layout_name(plan, ranked), ranked, unit)
         for place, ranked in enumerate(rows, 1)
     ]
-    titles = {"place": "", "step": f"step, {unit.name}"}
-    for columns in _COLUMN_SETS:
-        left = [i for i, column in enumerate(columns) if column in _LEFT_ALIGNED]
-        header = [titles.get(column, column) for column in columns]
-        body = [[row[column] for column in columns] for row in cells]
-        lines = table_lines(header, body, left, indent="")
-        if max(map(display_width, lines)) <= page_width():
-            return lines
-    return [truncated(line, page_width()) for line in lines]
+    return Table(columns, cells, _LAYOUTS, indent="")
 
 
 def _layout_name(plan: LayoutPlan, ranked: RankedLayout) -> str:
@@ -177,23 +181,25 @@ def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
 # --- rejected layouts ---
 
 
-def _rejected_lines(plan: LayoutPlan) -> list[str]:
+def _rejected_section(plan: LayoutPlan) -> Section:
     """Why layouts were rejected: reasons without their numbers, the most frequent first."""
-    if not plan.left:
-        return []
     counts = Counter(rejection_kind(rejected.reason) for rejected in plan.left)
-    lines = ["Left out"]
-    for kind, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
-        lines += wrapped_lines(f"{count:>5}  {kind}", "  ", " " * 9)
-    if not plan.ranked:
-        reasons = [rejected.reason for rejected in plan.left]
-        out_of_memory = [reason for reason in reasons if reason.startswith(_OUT_OF_MEMORY)]
-        percentages = [_first_number(reason) for reason in out_of_memory]
-        if percentages:
-            lines.append(
-                f"  the nearest that does not fit holds {min(percentages)} % of the device's memory"
-            )
-    return lines
+    by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    reasons = [f"{count:>5}  {kind}" for kind, count in by_frequency]
+    return Section(
+        [*paragraphs(reasons, "  ", " " * 9), Paragraph(_nearest_text(plan), "  ")], "Left out"
+    )
+
+
+def _nearest_text(plan: LayoutPlan) -> str:
+    """How much the smallest layout holds, if no layout fits; else empty."""
+    if plan.ranked:
+        return ""
+    reasons = [rejected.reason for rejected in plan.left]
+    percentages = [_first_number(r) for r in reasons if r.startswith(_OUT_OF_MEMORY)]
+    if not percentages:
+        return ""
+    return f"the nearest that does not fit holds {min(percentages)} % of the device's memory"
 
 
 _OUT_OF_MEMORY = "it does not fit"

@@ -13,14 +13,21 @@ from distsim.common.units import show_ns
 from distsim.findings.final_state import RankEnd
 from distsim.findings.finding_types import Finding
 from distsim.output.json.simulation_result import finding_json
-from distsim.output.text.finding_list import findings_lines
-from distsim.output.text_layout import (
-    page_width,
-    ranks_label,
-    table_lines,
-    truncated,
-    wrapped_lines,
+from distsim.output.report_record import (
+    Block,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    TableLayout,
+    Verbatim,
+    paragraphs,
+    table_of,
+    text_column,
 )
+from distsim.output.report_text import write_text
+from distsim.output.text.finding_list import finding_sections
+from distsim.output.text_layout import ranks_label, truncated
 from distsim.real.results.posted_calls import DivergingReceive
 from distsim.real.results.rank_ends import is_consequence
 from distsim.real.results.real_run import RealRun
@@ -32,36 +39,44 @@ _MAX_OUTPUT_LINES = 3
 _MAX_BUFFERS = 8
 _MAX_RECEIVES = 8
 _LINE_WIDTH = 76
+_MIN_MESSAGE_WIDTH = 8
 
 
 def real_run_text(run: RealRun) -> str:
+    """The whole report as text."""
+    return write_text(real_run_report(run))
+
+
+def real_run_report(run: RealRun) -> Report:
     """The report of `distsim run --real`."""
-    sections = [_header_lines(run)]
+    sections = [_header_section(run)]
     if run.outcome != "completes" or run.reason != "done":
         sections += [
-            ["Ranks", *_rank_table(run)],
-            _cause_lines(run),
-            findings_lines(run.findings, run.simulation.scenario.file),
-            _stack_lines(run),
-            _output_lines(run),
+            _rank_section(run),
+            Section([Paragraph(_cause_text(run), further="  ")]),
+            *finding_sections(run.findings, run.simulation.scenario.file),
+            _stack_section(run),
+            _output_section(run),
         ]
-    sections += [_different_receive_lines(run), _value_check_lines(run), _recording_lines(run)]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    sections += [
+        _different_receive_section(run),
+        _value_check_section(run),
+        Section([Paragraph(_recording_text(run), further="  ")]),
+    ]
+    return Report(sections)
 
 
-def _header_lines(run: RealRun) -> list[str]:
+def _header_section(run: RealRun) -> Section:
     simulation = run.simulation
     name = simulation.scenario.name or simulation.scenario.file
-    lines = wrapped_lines(f"{name}: {_outcome_text(run)}")
-    lines += wrapped_lines(
+    texts = [
+        f"{name}: {_outcome_text(run)}",
         f"{simulation.program.world_size} ranks for real on {run.backend}, "
-        f"started by {run.launcher}, compute {run.trace.header['compute']}"
-    )
+        f"started by {run.launcher}, compute {run.trace.header['compute']}",
+    ]
     if run.reason != "interrupted":
-        lines += wrapped_lines(_agreement_text(run))
-    for note in run.notes:
-        lines += wrapped_lines(note)
-    return lines
+        texts.append(_agreement_text(run))
+    return Section(paragraphs((*texts, *run.notes)))
 
 
 def _outcome_text(run: RealRun) -> str:
@@ -95,21 +110,25 @@ def _makespan_text(makespans_ns: Sequence[int]) -> str:
 # --- where each rank was, and why ---
 
 
-def _rank_table(run: RealRun) -> list[str]:
+_RANK_COLUMNS = [text_column(key) for key in ("rank", "state", "call", "where", "message")]
+#: Messages get what is left of the page, but at least some words.
+_RANK_LAYOUT = TableLayout(
+    [column.key for column in _RANK_COLUMNS], flexible={"message": _MIN_MESSAGE_WIDTH}
+)
+
+
+def _rank_section(run: RealRun) -> Section:
     """The call that each rank was in, with its place and the message of its error."""
     ends = run.final_state.ends
     was_running = _was_still_running(run)
-    rows = [(str(end.rank), _state_text(end, was_running), *_call_cells(run, end)) for end in ends]
-    lines = table_lines(("rank", "state", "call", "where"), rows, left=(1, 2, 3))
-    # Messages get what is left of the page, but at least some words.
-    width = max(map(len, lines)) + 2
-    message_width = max(8, page_width() - width)
-    messages = [end.message for end in ends]
-    column = ["message" if any(messages) else "", *messages]
-    return [
-        f"{line:<{width}}{truncated(message, message_width)}".rstrip()
-        for line, message in zip(lines, column, strict=True)
-    ]
+    rows = []
+    for end in ends:
+        operation, place = _call_cells(run, end)
+        state = _state_text(end, was_running)
+        cells = (str(end.rank), state, operation, place, end.message)
+        rows.append({column.key: cell for column, cell in zip(_RANK_COLUMNS, cells, strict=True)})
+    columns = _RANK_COLUMNS if any(end.message for end in ends) else _RANK_COLUMNS[:-1]
+    return Section([Table(columns, rows, (_RANK_LAYOUT,))], "Ranks")
 
 
 def _call_cells(run: RealRun, end: RankEnd) -> tuple[str, str]:
@@ -147,16 +166,16 @@ def _state_text(end: RankEnd, was_running: bool = False) -> str:
     return states.get(end.status, end.status)
 
 
-def _cause_lines(run: RealRun) -> list[str]:
+def _cause_text(run: RealRun) -> str:
     """The ranks that are the cause, and what happened to the first of them."""
     if not run.culprits:
-        return []
+        return ""
     ends = {end.rank: end for end in run.final_state.ends}
     first = ends[run.culprits[0]]
     text = f"The cause: {ranks_label(list(run.culprits))}"
     if first.status != "blocked" and not is_consequence(first):
         text += f": {_end_text(first)}"
-    return wrapped_lines(f"{text}. {_hang_reason(run)}", "", "  ")
+    return f"{text}. {_hang_reason(run)}"
 
 
 def _end_text(end: RankEnd) -> str:
@@ -178,41 +197,39 @@ def _any_rank_failed(run: RealRun) -> bool:
     return any(end.status in ("raised", "crashed", "killed") for end in run.final_state.ends)
 
 
-def _stack_lines(run: RealRun) -> list[str]:
+def _stack_section(run: RealRun) -> Section:
     """The innermost frames of the blocked ranks; ranks with equal frames are joined."""
-    if not run.stacks:
-        return []
     ranks_by_frames: dict[tuple[str, ...], list[int]] = {}
     for rank, text in sorted(run.stacks.items()):
         file_lines = [line for line in text.splitlines() if line.startswith("  File ")]
         innermost = tuple(line.strip() for line in file_lines[:_MAX_FRAMES])
         ranks_by_frames.setdefault(innermost, []).append(rank)
-    lines = ["Python stacks, innermost first"]
+    blocks: list[Block] = []
     for frames, ranks in ranks_by_frames.items():
-        lines.append(f"  {ranks_label(ranks)}")
-        lines += [f"    {_frame_tail(frame.removeprefix('File '))}" for frame in frames]
-    return lines
+        blocks.append(Paragraph(ranks_label(ranks), "  "))
+        frame_lines = [f"    {_frame_tail(frame.removeprefix('File '))}" for frame in frames]
+        blocks.append(Verbatim(frame_lines))
+    return Section(blocks, "Python stacks, innermost first")
 
 
-def _different_receive_lines(run: RealRun) -> list[str]:
+_RECEIVE_COLUMNS = [text_column(key) for key in ("rank", "call", "line", "source")]
+
+
+def _different_receive_section(run: RealRun) -> Section:
     """Receives from any source that took the message of another rank than in the simulation.
 
     They explain differences of values and of later calls.
     """
-    if not run.taken:
-        return []
     rows = []
     for (rank, position, part), source, simulated_source in run.taken[:_MAX_RECEIVES]:
         place = run.simulation.program.place(rank, position)
         call = f"{place.op}, part {part}" if part >= 0 else place.op
         what = f"took rank {source}'s message, simulated rank {simulated_source}'s"
         rows.append((f"rank {rank}", call, f"line {place.line}", what))
-    _header, *lines = table_lines(("", "", "", ""), rows, left=(0, 1, 2, 3))
-    lines = ["Receives from any source", *lines]
+    table = table_of(_RECEIVE_COLUMNS, rows)._replace(has_header=False)
     hidden = len(run.taken) - _MAX_RECEIVES
-    if hidden > 0:
-        lines.append(f"  … and {hidden} more")
-    return lines
+    more = f"… and {hidden} more" if hidden > 0 else ""
+    return Section([table, Paragraph(more, "  ")], "Receives from any source")
 
 
 def _frame_tail(frame: str) -> str:
@@ -222,23 +239,21 @@ def _frame_tail(frame: str) -> str:
     return f"…{frame[1 - _LINE_WIDTH :]}"
 
 
-def _output_lines(run: RealRun) -> list[str]:
-    if not run.outputs:
-        return []
-    lines = ["Last output of ranks that failed"]
+def _output_section(run: RealRun) -> Section:
+    blocks: list[Block] = []
     for rank, text in sorted(run.outputs.items()):
-        lines.append(f"  rank {rank}")
         last_lines = text.strip().splitlines()[-_MAX_OUTPUT_LINES:]
-        lines += [f"    {truncated(line, _LINE_WIDTH)}" for line in last_lines]
-    return lines
+        blocks.append(Paragraph(f"rank {rank}", "  "))
+        blocks.append(Verbatim([f"    {truncated(line, _LINE_WIDTH)}" for line in last_lines]))
+    return Section(blocks, "Last output of ranks that failed")
 
 
 # --- values and the recording ---
 
 
-def _value_check_lines(run: RealRun) -> list[str]:
+def _value_check_section(run: RealRun) -> Section:
     if not run.values:
-        return []
+        return Section([])
     count = {
         state: len(run.buffers_in_state(state))
         for state in ("equal", "close", "differs", "unknown")
@@ -254,16 +269,15 @@ def _value_check_lines(run: RealRun) -> list[str]:
         )
     if count["unknown"]:
         text += f"; {count['unknown']} without simulated numbers"
-    lines = wrapped_lines(text, "", "  ")
-    for check in run.buffers_in_state("differs")[:_MAX_BUFFERS]:
-        lines += wrapped_lines(f"rank {check.rank}, {check.label}: {check.detail}", "  ", "    ")
+    differing = run.buffers_in_state("differs")[:_MAX_BUFFERS]
+    details = [f"rank {check.rank}, {check.label}: {check.detail}" for check in differing]
     hidden = count["differs"] - _MAX_BUFFERS
     if hidden > 0:
-        lines.append(f"  … and {hidden} more buffers that differ")
-    return lines
+        details.append(f"… and {hidden} more buffers that differ")
+    return Section([Paragraph(text, further="  "), *paragraphs(details, "  ", "    ")])
 
 
-def _recording_lines(run: RealRun) -> list[str]:
+def _recording_text(run: RealRun) -> str:
     """The size of the recording, its overhead, and how well the clocks of the ranks agree."""
     header = run.trace.header
     text = f"Trace: {len(run.trace)} calls"
@@ -278,7 +292,7 @@ def _recording_lines(run: RealRun) -> list[str]:
     if header.get("times") == "device":
         error_ns = header["device_clock_error_ns"]
         text += f"; times of the GPUs within {show_ns(error_ns)} of them"
-    return wrapped_lines(f"{text}.", "", "  ")
+    return f"{text}."
 
 
 # --- JSON ---

@@ -7,14 +7,25 @@ from collections.abc import Sequence
 from distsim.analysis.critical_path import CriticalPathSegment
 from distsim.analysis.timeline import RankTimes
 from distsim.common.units import show_ns
+from distsim.output.report_record import (
+    Column,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    TableLayout,
+    paragraphs,
+    text_column,
+)
+from distsim.output.report_text import write_text
 from distsim.output.text.real_run import real_run_json
 from distsim.output.text.simulation_report import (
+    RANK_COLUMNS,
     finish_text,
-    segment_text,
-    segment_times,
+    segment_cells,
     time_shares,
 )
-from distsim.output.text_layout import table_lines, truncated, wrapped_lines
+from distsim.output.text_layout import truncated
 from distsim.output.trace_data.partial_run import (
     partial_run_json,
     partial_run_text,
@@ -30,18 +41,24 @@ MAX_RANKS, MAX_SEGMENTS = 16, 12
 
 
 def replay_text(found: ReplayResult, file: str) -> str:
-    """The report: how long it takes now and took then, rank by rank, and the critical path."""
-    sections = [
-        _header_lines(found, file),
-        _stop_lines(found.source),
-        _rank_table(found.timeline.ranks),
-        _critical_path_table(found.timeline.critical_path, found.makespan_ns),
-        _cost_model_lines(found),
-    ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    """The whole report as text."""
+    return write_text(replay_report(found, file))
 
 
-def _header_lines(found: ReplayResult, file: str) -> list[str]:
+def replay_report(found: ReplayResult, file: str) -> Report:
+    """How long the calls take now and took then, rank by rank, and the critical path."""
+    return Report(
+        [
+            _header_section(found, file),
+            Section(paragraphs(stopped_rank_lines(found.source), "  ", "    "), "Where it stopped"),
+            _rank_section(found.timeline.ranks),
+            _critical_path_section(found.timeline.critical_path, found.makespan_ns),
+            Section([Paragraph(_cost_model_text(found))]),
+        ]
+    )
+
+
+def _header_section(found: ReplayResult, file: str) -> Section:
     source = found.source
     trace_ns = source.makespan_ns
     partial = partial_run_text(source)
@@ -58,16 +75,13 @@ def _header_lines(found: ReplayResult, file: str) -> list[str]:
             ratio = f"{found.makespan_ns / trace_ns:.3g} times that"
         times = f"took {show_ns(trace_ns)}; the replay takes {ratio}"
     name = truncated(str(source.header.get("name") or file), 40)
-    return [
-        *wrapped_lines(f"{name}: {outcome}"),
-        *wrapped_lines(
-            f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {times}"
-        ),
-        *wrapped_lines(
-            f"{found.program.world_size} ranks, back end {found.run.profile}, "
-            f"cluster {found.cost.name}, {len(source)} calls"
-        ),
+    texts = [
+        f"{name}: {outcome}",
+        f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {times}",
+        f"{found.program.world_size} ranks, back end {found.run.profile}, "
+        f"cluster {found.cost.name}, {len(source)} calls",
     ]
+    return Section(paragraphs(texts))
 
 
 def _simulated_text(found: ReplayResult) -> str:
@@ -82,45 +96,30 @@ def _simulated_text(found: ReplayResult) -> str:
     return f"simulated, the same calls end so: {found.run.outcome}, after {makespan}"
 
 
-def _stop_lines(source: Trace) -> list[str]:
-    texts = stopped_rank_lines(source)
-    if not texts:
-        return []
-    lines = ["Where it stopped"]
-    for text in texts:
-        lines += wrapped_lines(text, "  ", "    ")
-    return lines
-
-
-def _rank_table(ranks: Sequence[RankTimes]) -> list[str]:
-    rows = [(str(r.rank), *time_shares(r), finish_text(r)) for r in ranks[:MAX_RANKS]]
-    more = [f"  … {len(ranks) - MAX_RANKS} more ranks"] if len(ranks) > MAX_RANKS else []
-    return [
-        "Ranks",
-        *table_lines(("rank", "compute", "exposed", "waiting", "idle", "finished"), rows),
-        *more,
-    ]
-
-
-def _critical_path_table(path: Sequence[CriticalPathSegment], makespan_ns: int) -> list[str]:
+def _rank_section(ranks: Sequence[RankTimes]) -> Section:
     rows = [
-        (*segment_times(s, makespan_ns), truncated(segment_text(s._replace(calls=1)), 30))
-        for s in path[:MAX_SEGMENTS]
+        {"rank": str(r.rank), **time_shares(r), "finished": finish_text(r)}
+        for r in ranks[:MAX_RANKS]
     ]
-    more = [f"  … {len(path) - MAX_SEGMENTS} more"] if len(path) > MAX_SEGMENTS else []
-    return (
-        [
-            "Critical path",
-            *table_lines(("from", "takes", "share", "rank", "what"), rows, left=(4,)),
-            *more,
-        ]
-        if rows
-        else []
-    )
+    hidden = len(ranks) - MAX_RANKS
+    more = f"… {hidden} more ranks" if hidden > 0 else ""
+    return Section([Table(RANK_COLUMNS, rows), Paragraph(more, "  ")], "Ranks")
 
 
-def _cost_model_lines(found: ReplayResult) -> list[str]:
-    return wrapped_lines(f"Times by the cost model of {found.cost.name}: {found.cost.error_band}.")
+_PATH_COLUMNS = [*map(Column, ("from", "takes", "share", "rank")), text_column("what")]
+_PATH_LAYOUT = TableLayout(("from", "takes", "share", "rank", "what"), {"what": 30})
+
+
+def _critical_path_section(path: Sequence[CriticalPathSegment], makespan_ns: int) -> Section:
+    rows = [segment_cells(s._replace(calls=1), makespan_ns) for s in path[:MAX_SEGMENTS]]
+    hidden = len(path) - MAX_SEGMENTS
+    more = f"… {hidden} more" if hidden > 0 else ""
+    table = Table(_PATH_COLUMNS, rows, (_PATH_LAYOUT,))
+    return Section([table, Paragraph(more, "  ")], "Critical path")
+
+
+def _cost_model_text(found: ReplayResult) -> str:
+    return f"Times by the cost model of {found.cost.name}: {found.cost.error_band}."
 
 
 def replay_json(found: ReplayResult, file: str) -> dict[str, object]:

@@ -11,15 +11,20 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.common.units import show_bytes, show_ns
 from distsim.engine import MAX_SHARED_LINK_CALLS
-from distsim.output.text.finding_list import findings_lines, verdict_conflict_lines, verdict_text
-from distsim.output.text_layout import (
-    display_width,
-    page_width,
-    rank_list,
-    table_lines,
-    truncated,
-    wrapped_lines,
+from distsim.output.report_record import (
+    Column,
+    Paragraph,
+    Report,
+    RowLimit,
+    Section,
+    Table,
+    TableLayout,
+    paragraphs,
+    text_column,
 )
+from distsim.output.report_text import write_text
+from distsim.output.text.finding_list import finding_sections, verdict_conflict_text, verdict_text
+from distsim.output.text_layout import rank_list, truncated
 
 if TYPE_CHECKING:
     from distsim.analysis.critical_path import CriticalPathSegment
@@ -30,57 +35,57 @@ if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
 
 
-RANKS_LEGEND = "  exposed: communicating, nothing computes; waiting: in a call, before its match"
+RANKS_LEGEND = "exposed: communicating, nothing computes; waiting: in a call, before its match"
 #: With more ranks than this, ranks with equal times are joined.
 MAX_RANKS = 16
-#: Lines of the longest tables: the first ones, a line with …, the last ones.
-MAX_COLLECTIVES = 12
-MAX_SEGMENTS = 14
+#: Rows of the longest tables: the first ones, a line with …, the last ones.
+_MOST_RANK_ROWS = RowLimit(11, 5)
+_MOST_COLLECTIVES = RowLimit(8, 4)
+_MOST_SEGMENTS = RowLimit(10, 4)
 
 
 def simulation_report_text(simulation: Simulation) -> str:
+    """The whole report as text."""
+    return write_text(simulation_report(simulation))
+
+
+def simulation_report(simulation: Simulation) -> Report:
     """The whole report."""
     timeline, file = simulation.timeline, simulation.scenario.file
-    sections = [
-        _header_lines(simulation),
-        findings_lines(simulation.findings, file),
-        _titled_lines("Ranks", _rank_table(timeline.ranks, simulation.run.final_state.ends)),
-        _titled_lines("Collectives", _collective_table(timeline.collectives)),
-        _titled_lines(
-            "Critical path",
-            _critical_path_table(timeline.critical_path, timeline.makespan_ns, file),
-        ),
-        _memory_section(simulation),
-        _values_section(simulation),
-        wrapped_lines(prediction_range_text(simulation)),
-    ]
-    return "\n\n".join("\n".join(lines) for lines in sections if lines)
+    return Report(
+        [
+            _header_section(simulation),
+            *finding_sections(simulation.findings, file),
+            _rank_section(timeline.ranks, simulation.run.final_state.ends),
+            _collective_section(timeline.collectives),
+            _critical_path_section(timeline.critical_path, timeline.makespan_ns, file),
+            _memory_section(simulation),
+            _values_section(simulation),
+            Section([Paragraph(prediction_range_text(simulation))]),
+        ]
+    )
 
 
-def _memory_section(simulation: Simulation) -> list[str]:
+def _memory_section(simulation: Simulation) -> Section:
     if not simulation.scenario.memory:
-        return []
+        return Section([])
     from distsim.checker.detectors.peak_memory import peak_memory
 
-    return memory_lines(
+    return peak_memory_section(
         peak_memory(simulation.scenario, simulation.program), simulation.cost.cluster
     )
 
 
-def _values_section(simulation: Simulation) -> list[str]:
+def _values_section(simulation: Simulation) -> Section:
     """The values, unless no tensor has numbers: values would then show only the origin of data."""
     if "numbers" not in simulation.program.features:
-        return []
-    from distsim.output.json.tensor_values import values_lines
+        return Section([])
+    from distsim.output.text.tensor_values import values_table
 
-    return _titled_lines("Values at the end", values_lines(simulation.values))
-
-
-def _titled_lines(title: str, lines: Sequence[str]) -> list[str]:
-    return [title, *lines] if lines else []
+    return Section([values_table(simulation.values)], "Values at the end")
 
 
-def _header_lines(simulation: Simulation) -> list[str]:
+def _header_section(simulation: Simulation) -> Section:
     scenario, program = simulation.scenario, simulation.program
     name = scenario.name or scenario.file
     backend = simulation.run.profile
@@ -88,25 +93,27 @@ def _header_lines(simulation: Simulation) -> list[str]:
     if program.nodes != 1:
         machines = f"{program.nodes} machines of {program.local_size}"
     ranks = "1 rank" if program.world_size == 1 else f"{program.world_size} ranks"
-    lines = wrapped_lines(f"{name}: {_outcome_text(simulation)}{_verdict_suffix(simulation)}")
-    lines += verdict_conflict_lines(
+    conflict = verdict_conflict_text(
         simulation.verdict, simulation.outcome, backend, simulation.findings
     )
-    lines += wrapped_lines(scenario.about)
-    lines += wrapped_lines(
-        f"{ranks} on {machines}, back end {backend}, cluster {simulation.cost.name}"
-    )
-    return lines + _figures_section(simulation)
+    texts = [
+        f"{name}: {_outcome_text(simulation)}{_verdict_suffix(simulation)}",
+        conflict,
+        scenario.about,
+        f"{ranks} on {machines}, back end {backend}, cluster {simulation.cost.name}",
+        _training_metrics_text(simulation),
+    ]
+    return Section(paragraphs(texts))
 
 
-def _figures_section(simulation: Simulation) -> list[str]:
-    """The metrics of a training step; nothing if the scenario has no strategy."""
+def _training_metrics_text(simulation: Simulation) -> str:
+    """The metrics of a training step; empty if the scenario has no strategy."""
     if not simulation.scenario.strategies:
-        return []
-    from distsim.output.text.whatif_tables import figures_lines
+        return ""
+    from distsim.output.text.whatif_tables import training_metrics_text
     from distsim.simulation.training_metrics import training_metrics
 
-    return figures_lines(training_metrics(simulation))
+    return training_metrics_text(training_metrics(simulation))
 
 
 def _outcome_text(simulation: Simulation) -> str:
@@ -129,12 +136,16 @@ def _verdict_suffix(simulation: Simulation) -> str:
 
 
 # --- ranks ---
-#: Columns of the table of ranks, from wide to narrow.
-_RANK_COLUMNS = (
-    ("rank", "compute", "exposed", "waiting", "idle", "finished"),
-    ("rank", "compute", "exposed", "waiting", "finished"),
-    ("rank", "compute", "waiting", "finished"),
-    ("rank", "waiting", "finished"),
+RANK_COLUMNS = [
+    text_column("rank"),
+    *map(Column, ("compute", "exposed", "waiting", "idle", "finished")),
+]
+#: From wide to narrow.
+_RANK_LAYOUTS = (
+    TableLayout(("rank", "compute", "exposed", "waiting", "idle", "finished")),
+    TableLayout(("rank", "compute", "exposed", "waiting", "finished")),
+    TableLayout(("rank", "compute", "waiting", "finished")),
+    TableLayout(("rank", "waiting", "finished")),
 )
 
 
@@ -146,8 +157,8 @@ class _RankTableRow(NamedTuple):
     finished: str
 
 
-def _rank_table(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str]:
-    """One line per rank; in a large world one per set of ranks with equal times.
+def _rank_section(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> Section:
+    """One row per rank; in a large world one per set of ranks with equal times.
 
     If there are too many sets, those come first that never finish, then those that finish last.
     """
@@ -156,16 +167,12 @@ def _rank_table(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> list[str
         rows.sort(
             key=lambda row: (row.times.finished_ns >= 0, -row.times.finished_ns, row.ranks[0])
         )
-    titles = _RANK_COLUMNS[0]
     cells = [
-        dict(zip(titles, (rank_list(r.ranks), *time_shares(r.times), r.finished), strict=True))
-        for r in rows
+        {"rank": rank_list(row.ranks), **time_shares(row.times), "finished": row.finished}
+        for row in rows
     ]
-    for shown in _RANK_COLUMNS:
-        lines = table_lines(shown, [[row[title] for title in shown] for row in cells])
-        if _fits_page(lines):
-            break
-    return [*_shorten_table(lines, MAX_RANKS), *wrapped_lines(RANKS_LEGEND.strip(), "  ")]
+    table = Table(RANK_COLUMNS, cells, _RANK_LAYOUTS, _MOST_RANK_ROWS)
+    return Section([table, Paragraph(RANKS_LEGEND, "  ")], "Ranks")
 
 
 def _rank_rows(ranks: Sequence[RankTimes], statuses: dict[int, str]) -> list[_RankTableRow]:
@@ -182,10 +189,6 @@ def _rank_rows(ranks: Sequence[RankTimes], statuses: dict[int, str]) -> list[_Ra
     return list(rows.values())
 
 
-def _fits_page(lines: Sequence[str]) -> bool:
-    return max(map(display_width, lines)) <= page_width()
-
-
 def finish_text(r: RankTimes, status: str = "ended") -> str:
     """When a rank finished, or why it never did."""
     if status not in ("ended", "blocked"):
@@ -193,65 +196,73 @@ def finish_text(r: RankTimes, status: str = "ended") -> str:
     return show_ns(r.finished_ns) if r.finished_ns >= 0 else "never"
 
 
-def time_shares(r: RankTimes) -> tuple[str, ...]:
-    """Compute, exposed communication, waiting and idle time of a rank."""
-    times_ns = (r.compute_ns, r.exposed_comm_ns, r.waiting_ns, r.idle_ns)
-    return tuple(show_ns(ns) if ns else "-" for ns in times_ns)
+def time_shares(r: RankTimes) -> dict[str, str]:
+    """Compute, exposed communication, waiting and idle time of a rank, by column."""
+    times_ns = {
+        "compute": r.compute_ns,
+        "exposed": r.exposed_comm_ns,
+        "waiting": r.waiting_ns,
+        "idle": r.idle_ns,
+    }
+    return {column: show_ns(ns) if ns else "-" for column, ns in times_ns.items()}
 
 
 # --- collectives ---
-
-
-class _CollectiveTableLayout(NamedTuple):
-    """Title of the column of group sizes, widths of two columns, and omitted columns."""
-
-    size_title: str
-    group_width: int
-    op_width: int
-    omitted: tuple[str, ...] = ()
-
-
-#: From wide to narrow.
-_COLLECTIVE_TABLE_LAYOUTS = (
-    _CollectiveTableLayout("ranks", 80, 60),
-    _CollectiveTableLayout("ranks", 40, 40),
-    _CollectiveTableLayout("ranks", 24, 40),
-    _CollectiveTableLayout("ranks", 16, 40),
-    _CollectiveTableLayout("ranks", 12, 40),
-    _CollectiveTableLayout("n", 12, 40),
-    _CollectiveTableLayout("ranks", 24, 40, ("algbw",)),
-    _CollectiveTableLayout("n", 16, 40, ("algbw",)),
-    _CollectiveTableLayout("n", 12, 40, ("algbw",)),
-    _CollectiveTableLayout("n", 8, 40, ("algbw",)),
-    _CollectiveTableLayout("n", 8, 28, ("algbw",)),
-    _CollectiveTableLayout("n", 6, 16, ("algbw",)),
-    _CollectiveTableLayout("n", 5, 8, ("n", "bytes", "algbw")),
+_COLLECTIVE_COLUMNS = (
+    text_column("operation"),
+    text_column("group"),
+    Column("ranks"),
+    Column("bytes"),
+    Column("calls"),
+    Column("time"),
+    Column("algbw"),
+    Column("busbw"),
 )
 
 
-def _collective_table(collectives: Sequence[CollectiveTimes]) -> list[str]:
-    if not collectives:
-        return []
+def _collective_layout(
+    group_width: int, op_width: int, size_heading: str = "ranks", omitted: Sequence[str] = ()
+) -> TableLayout:
+    keys = [column.key for column in _COLLECTIVE_COLUMNS if column.key not in omitted]
+    widths = {"operation": op_width, "group": group_width}
+    return TableLayout(keys, widths, headings={"ranks": size_heading})
+
+
+#: From wide to narrow.
+_COLLECTIVE_LAYOUTS = (
+    _collective_layout(80, 60),
+    _collective_layout(40, 40),
+    _collective_layout(24, 40),
+    _collective_layout(16, 40),
+    _collective_layout(12, 40),
+    _collective_layout(12, 40, "n"),
+    _collective_layout(24, 40, "ranks", ("algbw",)),
+    _collective_layout(16, 40, "n", ("algbw",)),
+    _collective_layout(12, 40, "n", ("algbw",)),
+    _collective_layout(8, 40, "n", ("algbw",)),
+    _collective_layout(8, 28, "n", ("algbw",)),
+    _collective_layout(6, 16, "n", ("algbw",)),
+    _collective_layout(5, 8, "n", ("ranks", "bytes", "algbw")),
+)
+
+
+def _collective_section(collectives: Sequence[CollectiveTimes]) -> Section:
     rows = _merge_sibling_groups(collectives, equal_times=True)
-    if len(rows) > MAX_COLLECTIVES:
+    if len(rows) > _MOST_COLLECTIVES.first + _MOST_COLLECTIVES.last:
         rows = _merge_sibling_groups(rows, equal_times=False)
-    omitted_always = {"calls"} if all(row.calls == 1 for row in rows) else set()
-    for layout in _COLLECTIVE_TABLE_LAYOUTS:
-        cells = [_collective_cells(row, layout) for row in rows]
-        omitted = omitted_always.union(layout.omitted)
-        titles = [title for title in cells[0] if title not in omitted]
-        lines = table_lines(titles, [[row[title] for title in titles] for row in cells], (0, 1))
-        if _fits_page(lines):
-            break
-    return _shorten_table(lines, MAX_COLLECTIVES)
+    columns = list(_COLLECTIVE_COLUMNS)
+    if all(row.calls == 1 for row in rows):
+        columns = [column for column in columns if column.key != "calls"]
+    cells = [_collective_cells(row) for row in rows]
+    table = Table(columns, cells, _COLLECTIVE_LAYOUTS, _MOST_COLLECTIVES)
+    return Section([table] if rows else [], "Collectives")
 
 
-def _collective_cells(c: CollectiveTimes, layout: _CollectiveTableLayout) -> dict[str, str]:
-    """The cells of a row by their titles."""
+def _collective_cells(c: CollectiveTimes) -> dict[str, str]:
     return {
-        "operation": truncated(c.op, layout.op_width),
-        "group": truncated(c.group, layout.group_width),
-        layout.size_title: str(c.n),
+        "operation": c.op,
+        "group": c.group,
+        "ranks": str(c.n),
         "bytes": show_bytes(c.nbytes),
         "calls": str(c.calls),
         "time": show_ns(c.duration_ns),
@@ -303,51 +314,46 @@ def _bandwidth_text(gb_per_s: float) -> str:
 
 
 # --- critical path ---
-#: Width of the column "what", and the columns that are shown, from wide to narrow.
-_PATH_TABLE_LAYOUTS = (
-    (64, ("from", "takes", "share", "rank", "what", "where")),
-    (32, ("from", "takes", "share", "rank", "what", "where")),
-    (20, ("from", "takes", "share", "rank", "what", "where")),
-    (20, ("takes", "share", "rank", "what", "where")),
-    (16, ("takes", "rank", "what", "where")),
-    (10, ("takes", "rank", "what", "where")),
+_PATH_COLUMNS = (
+    Column("from"),
+    Column("takes"),
+    Column("share"),
+    Column("rank"),
+    text_column("what"),
+    text_column("where"),
+)
+#: From wide to narrow.
+_PATH_LAYOUTS = (
+    TableLayout(("from", "takes", "share", "rank", "what", "where"), {"what": 64}),
+    TableLayout(("from", "takes", "share", "rank", "what", "where"), {"what": 32}),
+    TableLayout(("from", "takes", "share", "rank", "what", "where"), {"what": 20}),
+    TableLayout(("takes", "share", "rank", "what", "where"), {"what": 20}),
+    TableLayout(("takes", "rank", "what", "where"), {"what": 16}),
+    TableLayout(("takes", "rank", "what", "where"), {"what": 10}),
 )
 
 
-def _critical_path_table(
+def _critical_path_section(
     path: Sequence[CriticalPathSegment], makespan_ns: int, file: str
-) -> list[str]:
-    if not path:
-        return []
-    for what_width, shown in _PATH_TABLE_LAYOUTS:
-        cells = [_segment_cells(segment, makespan_ns, what_width, file) for segment in path]
-        rows = [[row[title] for title in shown] for row in cells]
-        lines = table_lines(shown, rows, left=[shown.index("what"), shown.index("where")])
-        if _fits_page(lines):
-            break
-    return _shorten_table(lines, MAX_SEGMENTS)
+) -> Section:
+    rows = [
+        {**segment_cells(segment, makespan_ns), "where": _segment_place(segment, file)}
+        for segment in path
+    ]
+    table = Table(_PATH_COLUMNS, rows, _PATH_LAYOUTS, _MOST_SEGMENTS)
+    return Section([table] if rows else [], "Critical path")
 
 
-def _segment_cells(
-    segment: CriticalPathSegment, makespan_ns: int, what_width: int, file: str
-) -> dict[str, str]:
-    """The cells of a row by their titles."""
-    start, duration, share, rank = segment_times(segment, makespan_ns)
-    return {
-        "from": start,
-        "takes": duration,
-        "share": share,
-        "rank": rank,
-        "what": truncated(segment_text(segment), what_width),
-        "where": _segment_place(segment, file),
-    }
-
-
-def segment_times(s: CriticalPathSegment, makespan_ns: int) -> tuple[str, str, str, str]:
-    """Start, duration, share of the makespan, and rank of a segment of the critical path."""
+def segment_cells(s: CriticalPathSegment, makespan_ns: int) -> dict[str, str]:
+    """Start, duration, share of the makespan, rank and work of a segment of the critical path."""
     duration_ns = s.end_ns - s.start_ns
-    share = f"{100 * duration_ns / makespan_ns:.0f} %"
-    return show_ns(s.start_ns), show_ns(duration_ns), share, str(s.rank)
+    return {
+        "from": show_ns(s.start_ns),
+        "takes": show_ns(duration_ns),
+        "share": f"{100 * duration_ns / makespan_ns:.0f} %",
+        "rank": str(s.rank),
+        "what": segment_text(s),
+    }
 
 
 def segment_text(s: CriticalPathSegment) -> str:
@@ -366,21 +372,9 @@ def _segment_place(s: CriticalPathSegment, file: str) -> str:
     return truncated(f"{s.place.file}:{s.place.line}", 24)
 
 
-def _shorten_table(lines: list[str], limit: int) -> list[str]:
-    """The header, the first and the last rows of a table, and the number of rows between them."""
-    if len(lines) <= limit + 1:
-        return lines
-    tail = limit // 3
-    head = limit - tail
-    hidden = len(lines) - 1 - limit
-    return [*lines[: head + 1], f"  … {hidden} more …", *lines[-tail:]]
-
-
 # --- peak memory, compared with the memory of the device ---
 #: Rows of the table: the fullest ranks.
-MAX_MEMORY_ROWS = 12
-#: If the column of ranks would be narrower, the titles of the other columns are shortened.
-_MIN_RANKS_WIDTH = 12
+_MOST_MEMORY_ROWS = RowLimit(12)
 _SHORT_KIND_NAMES = {"parameters": "params", "gradients": "grads", "activations": "activ."}
 
 
@@ -391,46 +385,40 @@ class _MemoryRow(NamedTuple):
     peak: PeakMemory
 
 
-def memory_lines(peaks: Sequence[PeakMemory], cluster: Cluster) -> list[str]:
-    """One line for each set of ranks with equal memory, the fullest first; empty without peaks."""
+def peak_memory_section(peaks: Sequence[PeakMemory], cluster: Cluster) -> Section:
+    """One row for each set of ranks with equal memory, the fullest first; empty without peaks."""
     if not peaks:
-        return []
+        return Section([])
     capacity = cluster.device.memory_nbytes
     rows = sorted(_memory_rows(peaks), key=lambda row: (-row.peak.total, row.label))
     kinds = _memory_kinds(peaks)
-    cells = [_memory_cells(row.peak, kinds, capacity) for row in rows]
-    short_names: tuple[dict[str, str], ...] = ({}, _SHORT_KIND_NAMES)
-    for names in short_names:
-        titles = [*(names.get(kind, kind) for kind in kinds), "total", "%"]
-        columns = table_lines(titles, cells, left=())
-        label_width = max(4, page_width() - 2 - max(map(len, columns)))
-        if label_width >= _MIN_RANKS_WIDTH:
-            break
-    labels = table_lines(["ranks"], [[truncated(row.label, label_width)] for row in rows])
-    width = max(map(len, labels))
-    table = [
-        f"{label.ljust(width)}{columns_of_row}"
-        for label, columns_of_row in zip(labels, columns, strict=True)
-    ]
+    keys = ["ranks", *kinds, "total", "%"]
+    columns = [Column(key, is_left_aligned=key == "ranks") for key in keys]
+    layouts = (
+        TableLayout(keys, flexible={"ranks": 12}),
+        TableLayout(keys, flexible={"ranks": 4}, headings=_SHORT_KIND_NAMES),
+    )
+    cells = [_memory_cells(row, kinds, capacity) for row in rows]
+    table = Table(columns, cells, layouts, _MOST_MEMORY_ROWS)
     title = f"Memory of a rank at its peak; {cluster.device.name} has {show_bytes(capacity)}"
-    lines = [*wrapped_lines(title), *table[: 1 + MAX_MEMORY_ROWS]]
-    if len(rows) > MAX_MEMORY_ROWS:
-        lines.append(f"  … {len(rows) - MAX_MEMORY_ROWS} more …")
-    return lines + _allocated_lines(peaks)
+    return Section([table, Paragraph(_allocated_text(peaks), "  ")], title)
 
 
-def _memory_cells(peak: PeakMemory, kinds: Sequence[str], capacity: int) -> list[str]:
-    parts = [_bytes_or_dash(peak.parts.get(kind, 0)) for kind in kinds]
-    return [*parts, show_bytes(peak.total), _percent_of_memory(peak.total, capacity)]
+def _memory_cells(row: _MemoryRow, kinds: Sequence[str], capacity: int) -> dict[str, str]:
+    peak = row.peak
+    return {
+        "ranks": row.label,
+        **{kind: _bytes_or_dash(peak.parts.get(kind, 0)) for kind in kinds},
+        "total": show_bytes(peak.total),
+        "%": _percent_of_memory(peak.total, capacity),
+    }
 
 
-def _allocated_lines(peaks: Sequence[PeakMemory]) -> list[str]:
+def _allocated_text(peaks: Sequence[PeakMemory]) -> str:
     most = max(peak.allocated for peak in peaks)
     if not most:
-        return []
-    return [
-        f"  tensors: at most {show_bytes(most)} at a time; total: near what the allocator keeps"
-    ]
+        return ""
+    return f"tensors: at most {show_bytes(most)} at a time; total: near what the allocator keeps"
 
 
 def _memory_kinds(peaks: Sequence[PeakMemory]) -> list[str]:

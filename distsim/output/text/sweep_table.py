@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from distsim.common.units import show_ns
-from distsim.output.text_layout import (
-    display_width,
-    page_width,
-    table_lines,
-    truncated,
-    wrapped_lines,
+from distsim.output.report_record import (
+    Column,
+    Paragraph,
+    Report,
+    Section,
+    Table,
+    TableLayout,
+    paragraphs,
+    text_column,
 )
+from distsim.output.report_text import write_text
 from distsim.planning.sweep.evaluate_point import RESULT_COLUMNS
 from distsim.planning.sweep.run_sweep import SweepResult, ranked_rows
 
@@ -30,6 +34,11 @@ _MAX_POINTS_OF_REASON = 3
 
 
 def sweep_text(swept: SweepResult, shown: int) -> str:
+    """The whole report as text."""
+    return write_text(sweep_report(swept, shown))
+
+
+def sweep_report(swept: SweepResult, shown: int) -> Report:
     """The fastest points in a table, and the points that failed, with their reasons."""
     rows = [row for _, row in ranked_rows(swept)]
     simulated = [row for row in rows if row["status"] == "ok"]
@@ -39,36 +48,32 @@ def sweep_text(swept: SweepResult, shown: int) -> str:
     variables = [name for name in columns if name not in (*RESULT_COLUMNS, "key")]
     points = "1 point" if len(rows) == 1 else f"{len(rows)} points"
     known = f", {swept.known} known before" if swept.known else ""
-    sections = [
-        wrapped_lines(
-            f"{points}: {len(simulated)} simulated, {len(failed)} can't be "
-            f"({swept.computed} computed{known})"
-        )
-    ]
-    if simulated:
-        table = _point_table(simulated[:shown], variables)
-        if len(simulated) > shown:
-            table.append(f"  … {len(simulated) - shown} more …")
-        sections.append(table)
-    if failed:
-        sections.append(_failed_point_lines(failed, variables, shown))
-    return "\n\n".join("\n".join(lines) for lines in sections)
+    head = (
+        f"{points}: {len(simulated)} simulated, {len(failed)} can't be "
+        f"({swept.computed} computed{known})"
+    )
+    table = _point_table(simulated[:shown], variables)
+    return Report(
+        [
+            Section([Paragraph(head)]),
+            Section([table, Paragraph(_more_text(len(simulated) - shown), "  ")]),
+            _failed_point_section(failed, variables, shown),
+        ]
+    )
 
 
-def _point_table(rows: Sequence[dict[str, str]], names: Sequence[str]) -> list[str]:
-    """The widest table that fits the page; columns without any value are omitted."""
-    lines = []
-    for row in rows:
-        variables = {name: truncated(row[name], _MAX_CELL_WIDTH) for name in names}
-        lines.append({**variables, **_row_cells(row)})
-    for columns in _COLUMN_SETS:
-        used = [c for c in columns if any(line[c] for line in lines)]
-        header = [*names, *used]
-        body = [[line[c] for c in header] for line in lines]
-        table = table_lines(header, body, range(len(names)))
-        if max(map(display_width, table)) <= page_width():
-            return table
-    return [truncated(line, page_width()) for line in table]
+def _more_text(hidden: int) -> str:
+    return f"… {hidden} more …" if hidden > 0 else ""
+
+
+def _point_table(rows: Sequence[dict[str, str]], names: Sequence[str]) -> Table:
+    """The variables of the grid and the results; columns without any value are omitted."""
+    cells = [{**{name: row[name] for name in names}, **_row_cells(row)} for row in rows]
+    results = [key for key in _COLUMN_SETS[0] if any(row[key] for row in cells)]
+    columns = [*map(text_column, names), *map(Column, results)]
+    widths = dict.fromkeys(names, _MAX_CELL_WIDTH)
+    layouts = [TableLayout((*names, *keys), widths) for keys in _COLUMN_SETS]
+    return Table(columns, cells, layouts)
 
 
 def _row_cells(row: dict[str, str]) -> dict[str, str]:
@@ -92,9 +97,9 @@ def _percent_text(text: str) -> str:
     return f"{100 * float(text):.0f} %" if text else ""
 
 
-def _failed_point_lines(
+def _failed_point_section(
     rows: Sequence[dict[str, str]], names: Sequence[str], shown: int
-) -> list[str]:
+) -> Section:
     """Each reason once, with the first points that failed for it."""
     points_by_reason: dict[str, list[str]] = {}
     for row in rows:
@@ -107,12 +112,8 @@ def _failed_point_lines(
         if hidden > 0:
             text += f" and {hidden} more"
         texts.append(f"{text}: {reason}")
-    lines = ["Can't be"]
-    for text in texts[:shown]:
-        lines += wrapped_lines(text, "  ", "    ")
-    if len(texts) > shown:
-        lines.append(f"  … {len(texts) - shown} more …")
-    return lines
+    more = Paragraph(_more_text(len(texts) - shown), "  ")
+    return Section([*paragraphs(texts[:shown], "  ", "    "), more], "Can't be")
 
 
 def sweep_json(swept: SweepResult) -> dict[str, object]:
@@ -134,6 +135,3 @@ def _parsed_value(text: str) -> object:
         except ValueError:
             continue
     return text or None
-
-
-__all__ = ["sweep_json", "sweep_text"]

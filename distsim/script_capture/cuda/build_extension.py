@@ -77,8 +77,8 @@ def find_compiler(environ: Mapping[str, str]) -> str:
         if found:
             return found
     if requested:
-        raise ExtensionUnavailable(f"CXX names {requested}, which is not there")
-    raise ExtensionUnavailable("there is no C++ compiler (g++) here")
+        raise ExtensionUnavailable(f"CXX is {requested}, which does not exist")
+    raise ExtensionUnavailable("no C++ compiler (g++) found")
 
 
 def cache_folder(environ: Mapping[str, str]) -> Path:
@@ -141,8 +141,8 @@ def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) ->
         f"-Wl,-rpath,{libraries}",
     ]
     try:
-        _run(command, f"{compiler} could not build it")
-        _run([sys.executable, "-c", _SMOKE_TEST, unfinished], "what was built does not run")
+        _run(command, f"{compiler} could not build the extension")
+        _run([sys.executable, "-c", _SMOKE_TEST, unfinished], "the extension does not run")
         os.replace(unfinished, target)
     finally:
         with contextlib.suppress(FileNotFoundError):
@@ -168,7 +168,9 @@ def _run(command: list[str], failure: str) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise ExtensionUnavailable(f"{failure} within {_BUILD_TIMEOUT_S} s") from None
+                raise ExtensionUnavailable(
+                    f"{failure}: no result within {_BUILD_TIMEOUT_S} s"
+                ) from None
             raise
     if process.returncode:
         raise ExtensionUnavailable(f"{failure}: {_first_error(errors)}")

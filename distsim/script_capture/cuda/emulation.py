@@ -18,8 +18,8 @@ from distsim.script_capture.cuda.build_extension import ExtensionUnavailable, ex
 if TYPE_CHECKING:
     import torch
 
-CPU_BACKED: Final = "cuda over CPU memory"
-CPU_ALIASED: Final = "cuda spelled cpu"
+CPU_BACKED: Final = "CUDA tensors in CPU memory"
+CPU_ALIASED: Final = "CUDA devices replaced by cpu"
 
 #: The extension, once it is loaded; it cannot be unloaded.
 _loaded: list[ctypes.CDLL] = []
@@ -57,7 +57,7 @@ def select_emulation(environ: Mapping[str, str] | None = None) -> CudaEmulation:
     """
     if not _loaded and "torch" in sys.modules:
         return CudaEmulation(
-            CPU_ALIASED, "torch was imported before, and asks for its devices only once"
+            CPU_ALIASED, "torch was imported earlier, and it looks for devices only once"
         )
     try:
         path = extension_library(environ)
@@ -67,8 +67,8 @@ def select_emulation(environ: Mapping[str, str] | None = None) -> CudaEmulation:
         try:
             _loaded.append(ctypes.CDLL(str(path)))
         except OSError as error:
-            return CudaEmulation(CPU_ALIASED, f"the extension can't be loaded: {error}")
-    return CudaEmulation(CPU_BACKED, f"built for this torch, kept in {path.parent}", _loaded[0])
+            return CudaEmulation(CPU_ALIASED, f"cannot load the extension: {error}")
+    return CudaEmulation(CPU_BACKED, f"built for this torch and kept in {path.parent}", _loaded[0])
 
 
 def cuda_is_emulated() -> bool:

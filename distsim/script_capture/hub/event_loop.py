@@ -497,12 +497,12 @@ def rank_conflict(rank: int, world_size: int, known_size: int, is_taken: bool) -
     ``known_size`` is the size that other ranks named, 0 for the first rank.
     """
     if known_size not in (0, world_size):
-        return f"rank {rank} says that the world has {world_size} ranks, others said {known_size}"
+        return f"rank {rank} has world size {world_size}, other ranks have {known_size}"
     if not 0 <= rank < world_size:
-        return f"rank {rank} is outside a world of {world_size}"
+        return f"rank {rank} is outside the world of {world_size} ranks"
     if not is_taken:
         return ""
     return (
-        f"two processes say that they are rank {rank}; one that a rank starts can't make a world"
-        " of its own here"
+        f"two processes claim rank {rank}; a process that a rank starts cannot create a world of"
+        " its own under distsim capture"
     )

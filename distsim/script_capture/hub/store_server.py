@@ -88,5 +88,5 @@ def _leading_number(key: str, text: str) -> int:
     """The number that a value starts with, as the server of a TCPStore reads it (std::stoll)."""
     found = re.match(r"\s*[+-]?\d+", text)
     if found is None:
-        raise StoreValueError(f"add: what the store has under {key} is no number")
+        raise StoreValueError(f"add: the store's value of {key} is not a number")
     return int(found[0])

@@ -74,7 +74,7 @@ class LaunchCommand:
 def parse_command(words: Sequence[str]) -> LaunchCommand:
     """Parse a command line. Raises UsageError if it starts no Python program."""
     if not words:
-        raise UsageError("there is no program to capture", f"for example: {_EXAMPLE}")
+        raise UsageError("no program given", f"for example: {_EXAMPLE}")
     program = os.path.basename(words[0])
     arguments = list(words[1:])
     if program.startswith(("python", "pypy")):
@@ -94,10 +94,11 @@ def _parse_python(words: list[str]) -> LaunchCommand:
         has_value = words[0] in ("-W", "-X")
         words = words[2:] if has_value else words[1:]
     if not words:
-        raise UsageError("python is given no program", f"for example: {_EXAMPLE}")
+        raise UsageError("no program after `python`", f"for example: {_EXAMPLE}")
     if words[0] == "-c":
         raise UsageError(
-            "python -c has no file whose lines could be named", "write the program to a file"
+            "`python -c` is not supported: findings need a file with lines",
+            "write the program to a file",
         )
     if words[0] != "-m":
         return LaunchCommand(_file_target(words))
@@ -124,7 +125,7 @@ def _parse_launcher(words: list[str], launcher: _Launcher) -> LaunchCommand:
             value = words.pop(0)
         options[name] = value
     if not words:
-        raise UsageError("the launcher is given no program", f"for example: {_EXAMPLE}")
+        raise UsageError("no program after the launcher", f"for example: {_EXAMPLE}")
     target = _module_target(words[1:]) if words[0] in _MODULE_OPTIONS else _file_target(words)
     ranks = _process_count(options.get(launcher.processes_option))
     nodes = _process_count(options.get(launcher.nodes_option))
@@ -132,7 +133,7 @@ def _parse_launcher(words: list[str], launcher: _Launcher) -> LaunchCommand:
 
 
 def _process_count(text: str | None) -> int | None:
-    """A number of processes or nodes; None for ``gpu`` and the like.
+    """A number of processes or nodes; None for words such as ``gpu``.
 
     An elastic range (``1:4``) counts with its largest number.
     """
@@ -144,13 +145,13 @@ def _module_target(words: Sequence[str]) -> CaptureTarget:
     """The module and its arguments behind ``-m``."""
     if not words:
         raise UsageError(
-            "-m is given no module", "for example: distsim capture --nproc 2 -- -m package.train"
+            "no module after -m", "for example: distsim capture --nproc 2 -- -m package.train"
         )
     home = module_file(words[0])
     if not home:
         raise UsageError(
-            f"there is no module {words[0]}",
-            "name one as `python -m` takes it, from the folder in which it works",
+            f"module {words[0]} not found",
+            "name it as for `python -m`, and run the command in the same folder",
         )
     return CaptureTarget(words[0], tuple(words[1:]), module=True, home=home)
 
@@ -161,7 +162,7 @@ def _file_target(words: Sequence[str]) -> CaptureTarget:
     if not os.path.isfile(name):
         name = _script_on_path(name)
     elif not name.endswith(".py") and not _has_python_shebang(name):
-        _refuse_file(f"{name} is no Python program")
+        _refuse_file(f"{name} is not a Python program")
     return CaptureTarget(name, tuple(words[1:]))
 
 
@@ -169,10 +170,10 @@ def _script_on_path(name: str) -> str:
     """The file of a program on the search path, if it is a Python script."""
     found = shutil.which(name)
     if found is None:
-        problem = "is no Python file" if os.path.exists(name) else "is not there"
+        problem = "is not a Python file" if os.path.exists(name) else "does not exist"
         _refuse_file(f"{name} {problem}")
     if not _has_python_shebang(found):
-        _refuse_file(f"{name} is no Python file")
+        _refuse_file(f"{name} is not a Python file")
     return found
 
 

@@ -123,8 +123,8 @@ def _install_patches(client: HubClient) -> None:
         exclude_from_dynamo()
     except (AttributeError, ImportError, TypeError) as error:
         raise UnsupportedError(
-            f"distsim capture does not know torch {torch.__version__}: try torch 2.13,"
-            f" and report: {error}"
+            f"distsim capture does not support torch {torch.__version__}: use torch 2.13,"
+            f" and report this error: {error}"
         ) from error
 
 

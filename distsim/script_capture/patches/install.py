@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -157,12 +158,14 @@ class TorchPatches:
     ) -> Iterator[tuple[object, int, int]]:
         """Join the world. The URL comes before the arguments, and those before the environment."""
         query = dict(parse_qsl(urlparse(url).query))
-        if rank < 0:
+        if "rank" in query:
+            rank = int(query["rank"])
+        elif rank < 0:
             rank = _environment_int("RANK")
-        rank = int(query.get("rank", rank))
-        if world_size <= 0:
+        if "world_size" in query:
+            world_size = int(query["world_size"])
+        elif world_size <= 0:
             world_size = _environment_int("WORLD_SIZE")
-        world_size = int(query.get("world_size", world_size))
         self.client.join(rank, world_size)
         yield self.stores.make("world"), rank, world_size
 
@@ -388,9 +391,13 @@ class TorchPatches:
 
         It does if the reducer requested it, or if a backward pass is running.
         """
-        # This function was called by `HubFutures.future_of`, and that by `get_future`.
-        frame: Any = sys._getframe(2)
-        if "get_future" not in frame.f_code.co_names:
+        # Frame 1 is `HubFutures.future_of`, frame 2 the work's `get_future`, and the next its
+        # caller. There is none if C++ called it in a thread of its own.
+        frame: Any = sys._getframe(2).f_back
+        if frame is None or "get_future" not in frame.f_code.co_names:
+            return True
+        # autograd runs hooks in threads that C++ started.
+        if isinstance(threading.current_thread(), threading._DummyThread):
             return True
         is_own = False
         while frame is not None:

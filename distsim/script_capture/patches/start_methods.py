@@ -115,7 +115,7 @@ def _spawn_replacement(client: HubClient) -> Callable[..., object]:
             return torch_spawn.start_processes(fn, args, nprocs, join, daemon)
         if int(started_ranks) != nprocs:
             raise SystemExit(
-                f"the script spawns {nprocs} processes itself: leave --nproc out, or give"
+                f"the script spawns {nprocs} processes itself: omit --nproc, or give"
                 f" --nproc {nprocs}"
             )
         fn(int(os.environ["RANK"]), *args)

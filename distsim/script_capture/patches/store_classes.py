@@ -10,6 +10,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
+from distsim.script_capture.protocol.message_types import SERVER_KEY_PREFIX, WORKERS_KEY_PREFIX
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.store_client import DEFAULT_TIMEOUT, INIT_KEY, StoreClientMethods
 
@@ -38,7 +39,7 @@ class StoreClasses:
     """The classes of one process, by name.
 
     ``kept_stores``: torch keeps only the C++ half of a store that is written in Python, and crashes
-    if the other half is gone.
+    if Python has freed the other half.
     """
 
     def __init__(self, client: HubClient, dist: Any) -> None:
@@ -95,13 +96,14 @@ class StoreClasses:
         store.host = arguments.host_name
         store.port = port
         server = f"{arguments.host_name}:{port}"
+        server_key = f"{SERVER_KEY_PREFIX}{server}"
         if arguments.is_master:
-            store.set(f"the server of {server}", "")
+            store.set(server_key, "")
         else:
-            store.wait([f"the server of {server}"])
+            store.wait([server_key])
         store.space = f"TCPStore {server}"
         if arguments.world_size and arguments.wait_for_workers:
-            all_workers = f"all {arguments.world_size} workers of {server}"
+            all_workers = f"{WORKERS_KEY_PREFIX}{arguments.world_size} workers of {server}"
             self._wait_for_workers(store, all_workers, arguments.world_size, arguments.is_master)
 
     @staticmethod

@@ -46,7 +46,8 @@ def refuse_unsupported_transports() -> None:
         # wants a real network.
         if hasattr(core, name):
             getattr(core, name).__init__ = _refusal(
-                f"distsim capture does not support a {name} made by hand: use init_process_group"
+                f"distsim capture does not support a {name} created directly: use "
+                "init_process_group"
             )
     rpc: Any = import_module("torch.distributed.rpc")
     rpc.init_rpc = _refusal(  # its agent communicates in C++
@@ -73,8 +74,8 @@ def refuse_subprocess_ranks() -> None:
         for name in ("RANK", "LOCAL_RANK"):
             if name in env and env[name] != os.environ.get(name):
                 raise UnsupportedError(
-                    "distsim capture does not see ranks that a script starts as programs of their"
-                    " own (subprocess): give --nproc N, and they are started as under torchrun"
+                    "distsim capture does not support ranks that a script starts as subprocesses:"
+                    " give --nproc N to start the ranks as torchrun does"
                 )
         original(self, args, *more, **given)
 

@@ -2,7 +2,8 @@
 
 A rank has three kinds of connections to the hub. Its ``out`` connection carries everything that
 the rank reports, from all threads, in order. Each thread that waits has a reply connection
-(``line``). One connection (``notices``) carries what the hub says unasked.
+(``line``). One connection (``notices``) carries messages that the hub sends without a
+request.
 
 Messages from a rank (each a JSON list whose first element is the verb):
 
@@ -44,6 +45,10 @@ import signal
 from contextlib import suppress
 from datetime import timedelta
 from typing import Final, NamedTuple
+
+#: How the keys begin by which a TCPStore waits for its server and for its workers.
+SERVER_KEY_PREFIX: Final = "the server of "
+WORKERS_KEY_PREFIX: Final = "all "
 
 
 class CallOrigin(NamedTuple):

@@ -22,9 +22,7 @@ from distsim.script_capture.rank.client import HubClient
 #: so one error would look like many.
 _OBJECT_ADDRESS: Final = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 #: The text for an error of FakeTensorMode that a tensor's values were needed.
-_NEEDS_VALUES: Final = (
-    "this line needs the numbers of a tensor, of which --fake keeps the size alone"
-)
+_NEEDS_VALUES: Final = "this line needs the values of a tensor, but --fake keeps only sizes"
 _NEEDS_VALUES_ERRORS: Final = frozenset(
     {"DataDependentOutputException", "DynamicOutputShapeException"}
 )
@@ -106,6 +104,7 @@ _ARGUMENT_ERRORS: Final = (
         r"|ranks list contains duplicate",
         "DS111",
     ),
+    (r"same size as output size times world size", "DS110"),
     (r"only (implemented|supported) for|not supported by|does not support", "DS704"),
     (r"[Ss]plits? .*(sum|match|add)|split.*(dim|size)", "DS107"),
 )

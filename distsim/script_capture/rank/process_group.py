@@ -456,6 +456,7 @@ class ProcessGroupMethods:
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: TorchOptions = None
     ) -> object:
+        self._check_reduce_scatter_sizes([input], [output])
         reduce_op = reduce_op_name(opts)
         return self.call("reduce_scatter_tensor", [input], [output], opts, reduce_op=reduce_op)
 
@@ -464,10 +465,26 @@ class ProcessGroupMethods:
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
     ) -> object:
+        self._check_reduce_scatter_sizes(inputs, outputs)
         op = "reduce_scatter_tensor_coalesced"
         return self.call(op, inputs, outputs, opts, reduce_op=reduce_op_name(opts))
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _check_reduce_scatter_sizes(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]
+    ) -> None:
+        """Raise as torch does if an input cannot be divided into one output for each member.
+
+        Gloo raises RuntimeError and NCCL ValueError (ProcessGroupGloo.cpp, ProcessGroupNCCL.cpp).
+        """
+        for tensor, output in zip(inputs, outputs, strict=False):
+            if tensor.numel() != output.numel() * self.size():
+                error = ValueError if "nccl" in self.requested_backend else RuntimeError
+                raise error(
+                    "input tensor must be the same size as output size times world size"
+                    f" ({tensor.numel()} elements, not {output.numel()} * {self.size()})"
+                )
 
     def all_to_all_single(
         self,

@@ -21,7 +21,11 @@ from distsim.scenario import Scenario
 from distsim.script_capture.hub.matching import calls_agree
 from distsim.script_capture.hub.state import RankProcess
 from distsim.script_capture.launch.parent_process import CapturedRun
-from distsim.script_capture.protocol.message_types import CallOrigin
+from distsim.script_capture.protocol.message_types import (
+    SERVER_KEY_PREFIX,
+    WORKERS_KEY_PREFIX,
+    CallOrigin,
+)
 from distsim.script_capture.result.build_program import build_program, world_backend
 from distsim.script_capture.result.rank_status import (
     STORE_KEY,
@@ -271,17 +275,26 @@ def with_store_key_findings(
 def _store_key_finding(
     keys: str, place: CallOrigin, ranks: tuple[int, ...], blocked: tuple[int, ...]
 ) -> Finding:
-    message = f"{_ranks_label(ranks)} {'wait' if len(ranks) > 1 else 'waits'} for the store's key"
-    message += f" {keys}, which nobody sets"
+    waiting = _ranks_label(ranks)
+    verb = "wait" if len(ranks) > 1 else "waits"
+    message = f"{waiting} {verb} for {_awaited_key_text(keys)}"
     others = sorted(set(blocked) - set(ranks))
     if others:
-        pronoun = "them" if len(ranks) > 1 else "it"
-        message += f"\n  behind {pronoun}: {_ranks_label(others)}"
+        message += f"\n  also blocked: {_ranks_label(others)}"
     locations: tuple[SourceLocation, ...] = ()
     if place.line:
         locations = (SourceLocation(place.file, place.line, 1, "store", ranks[0]),)
-    remedy = "set it before anything that waits for the rank that reads it"
+    remedy = f"set the key before any call that waits for {waiting}"
     return Finding("DS306", "error", message, blocked, ranks, (remedy,), locations)
+
+
+def _awaited_key_text(keys: str) -> str:
+    """What a wait for keys lacks; some keys stand for the server and the workers of a TCPStore."""
+    if keys.startswith(SERVER_KEY_PREFIX):
+        return f"{keys}, which no rank starts"
+    if keys.startswith(WORKERS_KEY_PREFIX):
+        return f"{keys}, which never connect"
+    return f"the store key {keys}, which no rank sets"
 
 
 def _ranks_label(ranks: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.recorded_calls import BLOCKING_NAMES
 
 #: How `CapturedRankStatus.what` begins if a rank waits for keys of the store; the keys follow.
-STORE_KEY: Final = "a key of the store"
+STORE_KEY: Final = "store key"
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,10 @@ def _ended_status(rank: int, process: RankProcess) -> CapturedRankStatus:
     """How a rank ended: the error, the signal or the exit code."""
     ended = process.ended
     assert ended is not None
-    code = f"with code {ended.code}" if ended.how == "exited" else ""
-    return CapturedRankStatus(rank, ended.how, ended.text or code, ended.place)
+    text = ended.text
+    if ended.how == "exited" and text in ("", str(ended.code)):
+        text = f"with code {ended.code}"
+    return CapturedRankStatus(rank, ended.how, text, ended.place)
 
 
 def _thread_statuses(rank: int, process: RankProcess) -> list[CapturedRankStatus]:

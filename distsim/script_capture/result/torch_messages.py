@@ -100,8 +100,8 @@ def _reduces_gradients(status: CapturedRankStatus) -> bool:
 
 def _backward_explanation(ranks: Sequence[int]) -> str:
     numbers = ", ".join(map(str, ranks))
-    who = f"ranks {numbers} reduce" if len(ranks) > 1 else f"rank {numbers} reduces"
+    subject = f"ranks {numbers} reduce" if len(ranks) > 1 else f"rank {numbers} reduces"
     return (
-        f"{who} gradients in backward() and the others do not: parameters that they did not use"
-        " (DDP: find_unused_parameters=True), no_sync() on some ranks only, or a batch less"
+        f"{subject} gradients in backward() and the others do not; check for unused parameters"
+        " (DDP: find_unused_parameters=True), no_sync() on some ranks only, or one batch fewer"
     )

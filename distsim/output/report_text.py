@@ -1,0 +1,103 @@
+"""A `Report` as plain text, laid out for the width of the page.
+
+All decisions about columns, wrapping and empty lines are made here; views only build the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from distsim.output.report_record import Paragraph, Report, Section, Table, TableLayout, Verbatim
+from distsim.output.text_layout import (
+    display_width,
+    page_width,
+    table_lines,
+    truncated,
+    wrapped_lines,
+)
+
+
+def write_text(report: Report) -> str:
+    """The sections, separated by empty lines."""
+    text = ""
+    last_was_one_line_item = False
+    for section in report.sections:
+        lines = _section_lines(section)
+        if not lines:
+            continue
+        is_one_line_item = section.is_list_item and len(lines) == 1
+        if text:
+            text += "\n" if is_one_line_item and last_was_one_line_item else "\n\n"
+        text += "\n".join(lines)
+        last_was_one_line_item = is_one_line_item
+    return text
+
+
+def _section_lines(section: Section) -> list[str]:
+    lines: list[str] = []
+    for block in section.blocks:
+        if isinstance(block, Paragraph):
+            lines += wrapped_lines(block.text, block.indent, block.further)
+        elif isinstance(block, Verbatim):
+            lines += block.lines
+        else:
+            lines += _table_block_lines(block)
+    return [*wrapped_lines(section.title), *lines] if lines else []
+
+
+# --- tables ---
+
+
+def _table_block_lines(table: Table) -> list[str]:
+    """The lines of a table in the first layout that fits the page; none without rows."""
+    if not table.rows:
+        return []
+    if not table.layouts:
+        all_columns = TableLayout([column.key for column in table.columns])
+        return _finished_lines(table, _laid_out_lines(table, all_columns))
+    for layout in table.layouts:
+        lines = _laid_out_lines(table, layout)
+        if _excess_width(lines) <= 0:
+            return _finished_lines(table, lines)
+    return [truncated(line, page_width()) for line in _finished_lines(table, lines)]
+
+
+def _laid_out_lines(table: Table, layout: TableLayout) -> list[str]:
+    """The header and all rows, with flexible columns cut as far as needed and allowed."""
+    by_key = {column.key: column for column in table.columns}
+    columns = [by_key[key] for key in layout.columns if key in by_key]
+    header = [layout.headings.get(column.key, column.title) for column in columns]
+    if not table.has_header:
+        # An empty header does not widen the columns.
+        header = ["" for _ in columns]
+    left_aligned = [i for i, column in enumerate(columns) if column.is_left_aligned]
+    rows = [[_cell(row[c.key], layout.widths.get(c.key)) for c in columns] for row in table.rows]
+    lines = table_lines(header, rows, left_aligned, table.indent)
+    keys = [column.key for column in columns]
+    for key, least_width in layout.flexible.items():
+        excess = _excess_width(lines)
+        if excess <= 0 or key not in keys:
+            continue
+        place = keys.index(key)
+        present_width = max(display_width(row[place]) for row in rows)
+        width = max(present_width - excess, display_width(header[place]), least_width)
+        rows = [[*row[:place], truncated(row[place], width), *row[place + 1 :]] for row in rows]
+        lines = table_lines(header, rows, left_aligned, table.indent)
+    return lines
+
+
+def _cell(text: str, most_columns: int | None) -> str:
+    return text if most_columns is None else truncated(text, most_columns)
+
+
+def _excess_width(lines: Sequence[str]) -> int:
+    return max(map(display_width, lines)) - page_width()
+
+
+def _finished_lines(table: Table, lines: list[str]) -> list[str]:
+    """The header, unless it is hidden, and the rows that the limit allows."""
+    header, *rows = lines
+    shown = rows
+    if table.limit is not None:
+        shown = table.limit.shown(rows, lambda text: table.indent + text)
+    return [header, *shown] if table.has_header else shown

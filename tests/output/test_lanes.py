@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from distsim.common.errors import UsageError
 from distsim.findings.finding_types import SourceLocation
-from distsim.output.pictures.components.lane_painter import EXPOSED_FILL, LOWER_HEIGHT
+from distsim.output.pictures.components.lane_chart import EXPOSED_FILL
+from distsim.output.pictures.components.timeline_lanes import LOWER_HEIGHT
 from distsim.output.pictures.drawing.svg_conversion import convert_svg
 from distsim.output.pictures.views.timeline import timeline_svg
 from distsim.output.trace_data.activity import ActivityReader

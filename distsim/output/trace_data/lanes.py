@@ -42,6 +42,11 @@ class RankLane(NamedTuple):
         return self.ranks[0]
 
     @property
+    def drawn_ranks(self) -> tuple[int, ...]:
+        """The ranks whose activity is drawn: one of equal ranks is enough."""
+        return self.ranks[:1] if self.like == "equal" else self.ranks
+
+    @property
     def title(self) -> str:
         return f"rank {self.first}" if len(self.ranks) == 1 else f"ranks {rank_list(self.ranks, 2)}"
 
@@ -255,6 +260,25 @@ def group_equal_steps(trace: Trace, ranks: Sequence[int]) -> tuple[EqualSteps, .
             found.append(EqualSteps(number, 1, begun, over))
         last = (word, length)
     return tuple(found)
+
+
+def most_repeated_step(steps: Sequence[EqualSteps]) -> EqualSteps | None:
+    """The steps that most others are equal to, the first of several; None if there are no steps."""
+    return max(steps, key=lambda step: (step.times, -step.first), default=None)
+
+
+def representative_step(trace: Trace, ranks: Iterable[int]) -> tuple[tuple[int, int] | None, str]:
+    """The start and end of the step that most others are equal to, and a text about it.
+
+    None and an empty text if the run has less than two steps.
+    """
+    steps = group_equal_steps(trace, sorted(ranks))
+    step = most_repeated_step(steps)
+    if step is None:
+        return None, ""
+    count = sum(step.times for step in steps)
+    equal = f", × {step.times} equal" if step.times > 1 else ""
+    return (step.start_ns, step.end_ns), f"step {step.first} of {count}{equal}"
 
 
 def _step_hashes(trace: Trace, rows: Ints, offset: Ints, edges: Ints) -> HashArray:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from distsim.checker.detectors.peak_memory import PeakMemory
 from distsim.operations.registry import COMPUTE_OPS
 from distsim.output.trace_data.activity import pass_letter
-from distsim.output.trace_data.lanes import Ints, RankRows, group_equal_steps
+from distsim.output.trace_data.lanes import Ints, RankRows
 from distsim.trace.model import Trace
 
 Floats = NDArray[np.float64]
@@ -94,20 +94,6 @@ def memory_profiles(
     return sorted(whole, key=lambda one: (-one.total, one.ranks))
 
 
-def representative_step(trace: Trace, ranks: Iterable[int]) -> tuple[tuple[int, int] | None, str]:
-    """Of several steps the one that stands for most: its time, and words on it; None and nothing
-    where there is one step or none.
-    """
-    steps = group_equal_steps(trace, sorted(ranks))
-    count = sum(step.times for step in steps)
-    if count < 2:
-        return None, ""
-    step = max(steps, key=lambda s: (s.times, -s.first))
-    return (step.start_ns, step.end_ns), f"step {step.first} of {count}" + (
-        f", × {step.times} equal" if step.times > 1 else ""
-    )
-
-
 def activation_curve(trace: Trace, rows: Ints) -> ActivationCurve | None:
     """The activations of the rank whose rows these are; None where it makes no forward and backward
     passes.
@@ -155,5 +141,4 @@ __all__ = [
     "ActivationCurve",
     "activation_curve",
     "memory_profiles",
-    "representative_step",
 ]

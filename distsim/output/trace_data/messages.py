@@ -4,6 +4,7 @@ which other it could have taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -62,6 +63,34 @@ def matched_messages(trace: Trace, end_ns: int) -> MatchedMessages:
     return MatchedMessages(*(column[keep].astype(np.int64) for column in found))
 
 
+class LaneMessage(NamedTuple):
+    """A message between two lanes of a picture, with the rows of its send and its receive."""
+
+    sender_lane: int
+    receiver_lane: int
+    send: int
+    receive: int
+
+
+def messages_between_lanes(trace: Trace, lane_of: Mapping[int, int]) -> Iterator[LaneMessage]:
+    """The matched messages between ranks of different lanes, in the order of their sends.
+
+    Signals of one-sided transfers are not messages here.
+    """
+    matched = trace["match"] >= 0
+    sends = np.flatnonzero(trace.ops("send", "isend") & matched)
+    receives = np.flatnonzero(trace.ops("recv", "irecv") & matched)
+    receive_of = dict(zip(trace["match"][receives].tolist(), receives.tolist(), strict=True))
+    for send in sends.tolist():
+        receive = receive_of.get(int(trace["match"][send]))
+        if receive is None:
+            continue
+        sender = lane_of.get(int(trace["rank"][send]))
+        receiver = lane_of.get(int(trace["rank"][receive]))
+        if sender is not None and receiver is not None and sender != receiver:
+            yield LaneMessage(sender, receiver, send, receive)
+
+
 def unmatched_rows(trace: Trace) -> Ints:
     """Rows of sends and receives that were made and met nobody."""
     return np.flatnonzero(
@@ -116,8 +145,10 @@ def alternative_matches(trace: Trace, found: MatchedMessages) -> tuple[Alternati
 
 __all__ = [
     "AlternativeMatch",
+    "LaneMessage",
     "MatchedMessages",
     "unmatched_rows",
     "alternative_matches",
     "matched_messages",
+    "messages_between_lanes",
 ]

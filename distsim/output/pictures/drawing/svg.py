@@ -119,6 +119,27 @@ class SvgDrawing:
         look = f'font-size="{size}"{weight} text-anchor="{anchor}" fill="{colour}"'
         self._parts.append(f"<text {place} {look}>{_escaped_text(text)}</text>")
 
+    def heading(self, title: str, facts: Iterable[str]) -> None:
+        """The title of a page, and below it the facts that are not empty."""
+        self.text(16, 26, title, 17, bold=True)
+        self.text(16, 46, "; ".join(fact for fact in facts if fact), 12, colour=GREY)
+
+    def line_key(
+        self,
+        at: Point,
+        colour: str,
+        words: str,
+        width: float = 1.6,
+        dash: str = "",
+        arrow: bool = False,
+        length: float = 22,
+    ) -> float:
+        """A key of the legend that is a line; returns where the next key begins."""
+        x, y = at
+        self.line((x, y + 6), (x + length, y + 6), colour, width, dash=dash, arrow=arrow)
+        self.text(x + length + 6, y + 10, words, 12)
+        return x + length + 6 + text_width(words, 12) + 16
+
     def document(self, width: float, height: float, title: str) -> str:
         across, down = number_text(width), number_text(height)
         size = f'width="{across}" height="{down}" viewBox="0 0 {across} {down}"'

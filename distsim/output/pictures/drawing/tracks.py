@@ -40,6 +40,22 @@ class TrackBand(NamedTuple):
     height: float
 
 
+def draw_layers(
+    chart: TimeChart,
+    band: TrackBand,
+    layers: Sequence[TrackLayer],
+    ranks: int = 1,
+    column: float = 1.0,
+) -> None:
+    """Draw the layers of one rank as they are, and those of several ranks as their mean density."""
+    if ranks == 1:
+        draw_track(chart, band, layers, column)
+        return
+    edges = density_edges(chart, max(column, 2.0))
+    parts = [(layer.fill, covered_shares(layer.spans, edges, ranks)) for layer in layers]
+    draw_density(chart, band, edges, parts)
+
+
 def draw_track(
     chart: TimeChart, band: TrackBand, layers: Sequence[TrackLayer], column: float = 1.0
 ) -> None:

@@ -14,6 +14,7 @@ from math import ceil
 from distsim.common.errors import UsageError
 from distsim.operations.core.algorithms import (
     ChunkContents,
+    ChunkTransfer,
     CollectiveAlgorithm,
     Round,
     apply_rounds,
@@ -40,6 +41,8 @@ from distsim.output.pictures.views.op import named_operation, shown_ranks
 RankChunks = list[dict[int, ChunkContents]]
 
 _LETTERS = "abcdefgh"
+#: Narrower cells have no letters. In pixels.
+_MIN_LETTERED_CELL = 10
 _ROW_HEIGHT, _PAGE_WIDTH, _GAP = 22.0, 1240.0, 34.0
 #: Fills of sums by how complete they are, and of the complete one: lightness 90 to 40 (CIE L*).
 _PARTIAL_FILLS, _COMPLETE_FILL = ("#D5EBDD", "#B2DAC1", "#8CC7A3"), "#1E6B4A"
@@ -65,153 +68,163 @@ def rounds_svg(row: type[Operation], members: Sequence[int], algorithm: str = ""
 
 
 class _RoundsDrawing:
+    """One picture. ``frames[i]`` is what each rank holds after i rounds."""
+
     def __init__(self, row: type[Operation], name: str, members: tuple[int, ...]) -> None:
-        self.row, self.name, self.members, self.n = row, name, members, len(members)
+        self.row = row
+        self.name = name
+        self.members = members
+        self.size = len(members)
         self.algorithm: CollectiveAlgorithm = row.algorithms[name]
-        self.rounds: list[Round] = self.algorithm.rounds(self.n, 0)
-        givers = range(self.n) if row.gives != "root" else (0,)
-        held: RankChunks = initial_chunks(self.algorithm.chunking, self.n, givers)
+        self.rounds: list[Round] = self.algorithm.rounds(self.size, 0)
+        givers = range(self.size) if row.gives != "root" else (0,)
+        held: RankChunks = initial_chunks(self.algorithm.chunking, self.size, givers)
         self.frames: list[RankChunks] = [held]
-        for one in self.rounds:
-            held = apply_rounds([one], held)
+        for one_round in self.rounds:
+            held = apply_rounds([one_round], held)
             self.frames.append(held)
         chunks: set[int] = set()
         for frame in self.frames:
             chunks.update(*frame)
-        count = max(chunks, default=0) + 1
-        self.chunks = count
-        self.cell = 32.0 if count <= 8 else 22.0 if count <= 16 else 10.0
-        self.sums = row.reduces or self.algorithm.chunking == "token"
-        self.draw = SvgDrawing()
+        self.chunk_count = max(chunks, default=0) + 1
+        self.cell_width = _cell_width(self.chunk_count)
+        self.combines = row.reduces or self.algorithm.chunking == "token"
+        self.drawing = SvgDrawing()
 
     def svg(self) -> str:
-        n, draw = self.n, self.draw
-        said = f"{len(self.rounds)} round{'s' * (len(self.rounds) != 1)}"
-        said += (
-            f" = 2(n − 1) with n = {n}"
-            if self._passes() == 2
-            else f" = n − 1 with n = {n}"
-            if self._passes() == 1
-            else ""
-        )
-        title = f"{self.row.op} by {self.name}, among {n} ranks: {said}"
-        draw.text(16, 26, title, 17, bold=True)
-        draw.text(16, 46, self._about(), 12, colour=GREY)
+        title, about = self._title(), self._about()
+        self.drawing.heading(title, [about])
+        legend_width = self._legend()
+        names_width = max(text_width(self._rank(rank), 11) for rank in range(self.size)) + 10
+        frame_width = self.chunk_count * self.cell_width + names_width + _GAP
+        frame_height = self.size * _ROW_HEIGHT + 46
+        fitting = int((_PAGE_WIDTH - 16) // frame_width)
+        per_row = max(min(fitting, len(self.frames)), 1)
+        for number, frame in enumerate(self.frames):
+            row, column = divmod(number, per_row)
+            x = 16 + names_width + column * frame_width
+            self._frame(number, frame, x, 122 + row * frame_height)
         right = max(
-            self._legend(), text_width(title, 17, True) + 32, text_width(self._about(), 12) + 32
+            legend_width,
+            text_width(title, 17, True) + 32,
+            text_width(about, 12) + 32,
+            16 + per_row * frame_width,
         )
-        side = max(text_width(self._rank(r), 11) for r in range(n)) + 10
-        wide, high = self.chunks * self.cell + side + _GAP, n * _ROW_HEIGHT + 46
-        per_row = max(min(int((_PAGE_WIDTH - 16) // wide), len(self.frames)), 1)
-        for place, frame in enumerate(self.frames):
-            x, y = 16 + side + place % per_row * wide, 122 + place // per_row * high
-            self._frame(place, frame, x, y)
-        right = max(right, 16 + per_row * wide)
-        return draw.document(right, 112 + ceil(len(self.frames) / per_row) * high, title)
+        bottom = 112 + ceil(len(self.frames) / per_row) * frame_height
+        return self.drawing.document(right, bottom, title)
 
-    def _passes(self) -> int:
-        return self.algorithm.ring_passes(self.n)
+    def _title(self) -> str:
+        count = len(self.rounds)
+        formula = {1: "n − 1", 2: "2(n − 1)"}.get(self.algorithm.ring_passes(self.size))
+        reason = f" = {formula} with n = {self.size}" if formula else ""
+        rounds = f"{count} round{'s' * (count != 1)}{reason}"
+        return f"{self.row.op} by {self.name}, among {self.size} ranks: {rounds}"
 
     def _about(self) -> str:
-        what = {
+        chunks = {
             "whole": "the buffer is one chunk",
-            "split": f"the buffer is cut into {self.n} chunks",
+            "split": f"the buffer is cut into {self.size} chunks",
             "origin": "chunk c is what rank c gives",
             "target": "chunk c is what is meant for rank c",
             "pair": "a chunk for each pair of ranks: from a to each, from b to each, …",
             "token": "no data: a chunk is the word that a rank has come",
         }[self.algorithm.chunking]
         others = [name for name in self.row.algorithms if name != self.name]
-        more = f"; also by {', '.join(others)} (--algorithm)" if others else ""
+        alternatives = f"; also by {', '.join(others)} (--algorithm)" if others else ""
         root = f"; rank {self.members[0]} is the root" if self.row.root_field else ""
-        return clipped(f"a row for each rank, a column for each chunk; {what}{root}{more}", 150)
+        text = f"a row for each rank, a column for each chunk; {chunks}{root}{alternatives}"
+        return clipped(text, 150)
 
     def _rank(self, rank: int) -> str:
+        """The name of a group rank: its global number."""
         return f"rank {self.members[rank]}"
 
     def _legend(self) -> float:
-        draw, at = self.draw, 16.0
+        """Draw the legend; returns its right edge."""
+        drawing, x = self.drawing, 16.0
         keys = [("a", fill_colour(0), INK, f"what rank {self.members[0]} gives")]
-        if self.sums:
-            some = "ab" if self.n > 2 else ""
-            keys += (
-                [(some, _PARTIAL_FILLS[0], INK, "some combined; from four on their number")]
-                if some
-                else []
-            )
-            keys += [("all", _COMPLETE_FILL, WHITE, "all combined")]
-        for word, colour, ink, said in keys:
-            draw.rect(at, 60, 26, 18, colour, border=LINE_COLOUR)
-            draw.text(at + 13, 73, word, 11, anchor="middle", colour=ink)
-            draw.text(at + 32, 73, said, 12)
-            at += 32 + text_width(said, 12) + 18
-        draw.path(f"M{number_text(at)} 76q10 -16 22 -4", "", "", _ARROW_COLOUR, 1.8)
-        draw.text(at + 30, 73, "sent in this round, to where the dot is", 12)
-        return at + 30 + text_width("sent in this round, to where the dot is", 12) + 16
+        if self.combines and self.size > 2:
+            words = "some combined; from four on their number"
+            keys.append(("ab", _PARTIAL_FILLS[0], INK, words))
+        if self.combines:
+            keys.append(("all", _COMPLETE_FILL, WHITE, "all combined"))
+        for letters, fill, ink, words in keys:
+            drawing.rect(x, 60, 26, 18, fill, border=LINE_COLOUR)
+            drawing.text(x + 13, 73, letters, 11, anchor="middle", colour=ink)
+            drawing.text(x + 32, 73, words, 12)
+            x += 32 + text_width(words, 12) + 18
+        words = "sent in this round, to where the dot is"
+        drawing.path(f"M{number_text(x)} 76q10 -16 22 -4", "", "", _ARROW_COLOUR, 1.8)
+        drawing.text(x + 30, 73, words, 12)
+        return x + 30 + text_width(words, 12) + 16
 
-    def _frame(self, place: int, held: RankChunks, x: float, y: float) -> None:
-        """The state after so many rounds, and what moved in the last of them."""
-        moved = self.rounds[place - 1] if place else []
-        self.draw.text(x, y - 8, f"round {place}" if place else "before", 12, bold=True)
-        for rank in range(self.n):
+    def _frame(self, number: int, held: RankChunks, x: float, y: float) -> None:
+        """The state after ``number`` rounds, and the transfers of the last of them."""
+        drawing = self.drawing
+        drawing.text(x, y - 8, f"round {number}" if number else "before", 12, bold=True)
+        for rank in range(self.size):
             top = y + rank * _ROW_HEIGHT
-            self.draw.text(x - 6, top + 15, self._rank(rank), 11, anchor="end", colour=GREY)
-            for chunk in range(self.chunks):
-                self._cell(held[rank].get(chunk), x + chunk * self.cell, top)
-        for one in moved:
-            at = x + one.chunk * self.cell
-            y1, y2 = (y + (r + 0.5) * _ROW_HEIGHT for r in (one.src, one.dst))
-            self.draw.outline(
-                at + 1,
-                y + one.dst * _ROW_HEIGHT + 1,
-                self.cell - 2,
-                _ROW_HEIGHT - 2,
-                _ARROW_COLOUR,
-                1.8,
-            )
-            self._arc(
-                at + self.cell - 5,
-                y1,
-                y2,
-                f"rank {self.members[one.src]} to rank {self.members[one.dst]}, chunk {one.chunk}",
-            )
+            drawing.text(x - 6, top + 15, self._rank(rank), 11, anchor="end", colour=GREY)
+            for chunk in range(self.chunk_count):
+                self._cell(held[rank].get(chunk), x + chunk * self.cell_width, top)
+        for transfer in self.rounds[number - 1] if number else ():
+            self._transfer(transfer, x + transfer.chunk * self.cell_width, y)
+
+    def _transfer(self, transfer: ChunkTransfer, x: float, y: float) -> None:
+        """Frame the cell that receives a chunk, and draw an arc to it. ``x``: of the column."""
+        src, dst = transfer.src, transfer.dst
+        width, height = self.cell_width - 2, _ROW_HEIGHT - 2
+        top = y + dst * _ROW_HEIGHT + 1
+        self.drawing.outline(x + 1, top, width, height, _ARROW_COLOUR, 1.8)
+        tip = f"{self._rank(src)} to {self._rank(dst)}, chunk {transfer.chunk}"
+        src_y, dst_y = (y + (rank + 0.5) * _ROW_HEIGHT for rank in (src, dst))
+        # The arc runs along the right side of the column, where no letter is written.
+        self._arc(x + self.cell_width - 5, src_y, dst_y, tip)
 
     def _arc(self, x: float, y1: float, y2: float, tip: str) -> None:
-        """From row to row along the right side of a column, where no letter is written."""
-        down = 1 if y2 > y1 else -1
+        direction = 1 if y2 > y1 else -1
         bend = min(4 + abs(y2 - y1) / 12, 9.0)
-        start = f"{number_text(x)} {number_text(y1 + 3 * down)}"
+        start = f"{number_text(x)} {number_text(y1 + 3 * direction)}"
         control = f"{number_text(x + bend)} {number_text((y1 + y2) / 2)}"
-        end = f"{number_text(x)} {number_text(y2 - 2 * down)}"
+        end = f"{number_text(x)} {number_text(y2 - 2 * direction)}"
         steps = f"M{start}Q{control} {end}"
-        self.draw.path(steps, "", "", WHITE, 3.2)
-        self.draw.path(steps, "", tip, _ARROW_COLOUR, 1.5)
-        self.draw.circle(x, y2 - 2 * down, 3.0, _ARROW_COLOUR, "", WHITE)
+        # A white line below the coloured one separates arcs that cross.
+        self.drawing.path(steps, "", "", WHITE, 3.2)
+        self.drawing.path(steps, "", tip, _ARROW_COLOUR, 1.5)
+        self.drawing.circle(x, y2 - 2 * direction, 3.0, _ARROW_COLOUR, "", WHITE)
 
-    def _cell(self, what: ChunkContents | None, x: float, y: float) -> None:
-        givers = sorted({rank for rank, _ in what or ()})
-        word = "".join(_LETTERS[r] for r in givers) if len(givers) <= 3 else str(len(givers))
-        colour, ink = WHITE if not givers else fill_colour(givers[0]), INK
-        if len(givers) > 1:
-            whole = len(givers) == self.n
-            word = "all" if whole else word
-            colour = (
-                _COMPLETE_FILL
-                if whole
-                else _PARTIAL_FILLS[min((len(givers) - 2) * 3 // max(self.n - 2, 1), 2)]
-            )
-            ink = WHITE if whole else INK
-        tip = (
-            f"{len(givers)} of {self.n}: of {', '.join(self._rank(r) for r in givers)}"
-            if givers
-            else "nothing"
-        )
-        self.draw.rect(
-            x, y, self.cell, _ROW_HEIGHT, colour if givers else PALE_FILL, tip, LINE_COLOUR
-        )
-        size = 11 if self.cell >= 30 else 9
-        if word and self.cell > 10:
-            self.draw.text(x + (self.cell - 7) / 2, y + 15, word, size, anchor="middle", colour=ink)
+    def _cell(self, contents: ChunkContents | None, x: float, y: float) -> None:
+        """A chunk on one rank: the letters of the ranks whose data it combines."""
+        givers = sorted({rank for rank, _ in contents or ()})
+        word, fill, ink = self._cell_look(givers)
+        tip = "nothing"
+        if givers:
+            names = ", ".join(self._rank(rank) for rank in givers)
+            tip = f"{len(givers)} of {self.size}: of {names}"
+        self.drawing.rect(x, y, self.cell_width, _ROW_HEIGHT, fill, tip, LINE_COLOUR)
+        if word and self.cell_width > _MIN_LETTERED_CELL:
+            size = 11 if self.cell_width >= 30 else 9
+            centre = x + (self.cell_width - 7) / 2
+            self.drawing.text(centre, y + 15, word, size, anchor="middle", colour=ink)
+
+    def _cell_look(self, givers: Sequence[int]) -> tuple[str, str, str]:
+        """The word, the fill and the text colour of a cell."""
+        if not givers:
+            return "", PALE_FILL, INK
+        if len(givers) == 1:
+            return _LETTERS[givers[0]], fill_colour(givers[0]), INK
+        if len(givers) == self.size:
+            return "all", _COMPLETE_FILL, WHITE
+        word = "".join(_LETTERS[rank] for rank in givers) if len(givers) <= 3 else str(len(givers))
+        share = (len(givers) - 2) * len(_PARTIAL_FILLS) // max(self.size - 2, 1)
+        return word, _PARTIAL_FILLS[min(share, len(_PARTIAL_FILLS) - 1)], INK
+
+
+def _cell_width(chunk_count: int) -> float:
+    """In pixels: narrower if there are many chunks."""
+    if chunk_count <= 8:
+        return 32.0
+    return 22.0 if chunk_count <= 16 else 10.0
 
 
 def _draw(subject: PictureInput) -> str:

@@ -15,8 +15,8 @@ from distsim.operations.core.algorithms import ALGORITHMS
 from distsim.operations.registry import OPERATIONS
 from distsim.output.pictures.render import PictureInput, render_picture
 from distsim.output.pictures.sweep_plot import pareto_front, sweep_svg
+from distsim.output.pictures.views.algorithm import algorithm_svg
 from distsim.output.pictures.views.memory import memory_svg
-from distsim.output.pictures.views.rounds import rounds_svg
 from distsim.output.pictures.views.spacetime import MAX_LINES, spacetime_svg
 from distsim.output.pictures.views.traffic import traffic_svg
 from distsim.output.trace_data.lanes import RankRows
@@ -167,7 +167,7 @@ class TestSpaceTime:
 class TestRounds:
     @pytest.mark.parametrize("n", [2, 3, 5, 8])
     def test_a_ring_takes_two_times_n_less_one_rounds_and_ends_with_all_everywhere(self, n: int):
-        shown = words(rounds_svg(OPERATIONS["all_reduce"], range(n)))
+        shown = words(algorithm_svg(OPERATIONS["all_reduce"], range(n)))
 
         assert f"round {2 * (n - 1)}" in shown
         assert f"round {2 * n - 1}" not in shown
@@ -175,26 +175,26 @@ class TestRounds:
         assert shown[-n * n - n :].count("all") == n * n  # the last frame
 
     def test_a_sub_group_is_drawn_with_its_own_ranks_and_by_any_algorithm(self):
-        shown = words(rounds_svg(OPERATIONS["broadcast"], (1, 3, 5), "chain"))
+        shown = words(algorithm_svg(OPERATIONS["broadcast"], (1, 3, 5), "chain"))
 
         assert {"rank 1", "rank 3", "rank 5"} <= set(shown)
         assert "rank 0" not in shown
         with pytest.raises(UsageError, match="no algorithm ringg"):
-            rounds_svg(OPERATIONS["all_reduce"], range(4), "ringg")
+            algorithm_svg(OPERATIONS["all_reduce"], range(4), "ringg")
         assert "rank 5" in str(
-            render_picture("op", "dot", PictureInput(op="gather", members=(1, 3, 5)))
+            render_picture("operation", "dot", PictureInput(op="gather", members=(1, 3, 5)))
         )
         for subject in (
             PictureInput(op="all_reduce", ranks=9),
             PictureInput(op="all_reduce", ranks=1),
         ):
             with pytest.raises(UsageError, match="2 to 8 ranks"):
-                render_picture("rounds", "svg", subject)
+                render_picture("algorithm", "svg", subject)
 
     @pytest.mark.parametrize("name", ["send", "irecv", "compute"])
     def test_what_has_no_rounds_is_refused_with_words(self, name: str):
-        with pytest.raises(UsageError, match=f"(?s){name} .*no rounds.*--view op"):
-            rounds_svg(OPERATIONS[name], range(4))
+        with pytest.raises(UsageError, match=f"(?s){name} .*no rounds.*--view operation"):
+            algorithm_svg(OPERATIONS[name], range(4))
 
     @pytest.mark.parametrize(
         "name", [name for name, row in OPERATIONS.items() if row.algorithms and row.kind != "p2p"]
@@ -202,7 +202,7 @@ class TestRounds:
     def test_every_operation_with_rounds_is_drawn(self, name: str):
         for algorithm in OPERATIONS[name].algorithms:
             if OPERATIONS[name].algorithms[algorithm].rounds(4, 0) is not None:
-                assert rounds_svg(OPERATIONS[name], range(4), algorithm).startswith("<svg")
+                assert algorithm_svg(OPERATIONS[name], range(4), algorithm).startswith("<svg")
 
 
 class TestTraffic:

@@ -36,7 +36,7 @@ from distsim.output.pictures.drawing.palette import (
     fill_colour,
 )
 from distsim.output.pictures.drawing.svg import SvgDrawing, number_text
-from distsim.output.pictures.views.op import named_operation, shown_ranks
+from distsim.output.pictures.views.operation import named_operation, shown_ranks
 
 RankChunks = list[dict[int, ChunkContents]]
 
@@ -49,14 +49,14 @@ _PARTIAL_FILLS, _COMPLETE_FILL = ("#D5EBDD", "#B2DAC1", "#8CC7A3"), "#1E6B4A"
 _ARROW_COLOUR = "#7A2E00"
 
 
-def rounds_svg(row: type[Operation], members: Sequence[int], algorithm: str = "") -> str:
+def algorithm_svg(row: type[Operation], members: Sequence[int], algorithm: str = "") -> str:
     """The strip as SVG text, for a group of these (global) ranks, at most eight. Raises UsageError
     where the row has no such algorithm.
     """
     if not row.algorithms or row.kind == "p2p":
         raise UsageError(
             f"{row.op} {'is one message: it ' if row.kind == 'p2p' else ''}has no rounds",
-            f"`--view op --op {row.op}` draws what it does; "
+            f"`--view operation --op {row.op}` draws what it does; "
             "all_reduce, all_gather, broadcast and the other collectives have rounds",
         )
     name = algorithm or next(iter(row.algorithms))
@@ -64,10 +64,10 @@ def rounds_svg(row: type[Operation], members: Sequence[int], algorithm: str = ""
         raise UsageError(
             f"{row.op} has no algorithm {algorithm}", f"there is {', '.join(row.algorithms)}"
         )
-    return _RoundsDrawing(row, name, tuple(members)).svg()
+    return _AlgorithmDrawing(row, name, tuple(members)).svg()
 
 
-class _RoundsDrawing:
+class _AlgorithmDrawing:
     """One picture. ``frames[i]`` is what each rank holds after i rounds."""
 
     def __init__(self, row: type[Operation], name: str, members: tuple[int, ...]) -> None:
@@ -228,7 +228,7 @@ def _cell_width(chunk_count: int) -> float:
 
 
 def _draw(subject: PictureInput) -> str:
-    return rounds_svg(
+    return algorithm_svg(
         named_operation(subject, "rounds"), shown_ranks(subject, "rounds"), subject.algorithm
     )
 

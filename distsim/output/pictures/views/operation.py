@@ -43,7 +43,7 @@ _COLUMN_WIDTH, _GAP = 150.0, 24.0
 MAX_RANKS = 8
 
 
-def op_picture(
+def operation_diagram(
     row: type[Operation], n: int = 4, root: int = 0, members: Sequence[int] = ()
 ) -> BoxDiagram:
     """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS), or
@@ -88,7 +88,7 @@ def shown_ranks(subject: PictureInput, view: str = "op") -> tuple[int, ...]:
 
 def _draw(subject: PictureInput) -> BoxDiagram:
     row, ranks = named_operation(subject), shown_ranks(subject)
-    return op_picture(row, len(ranks), members=subject.members)
+    return operation_diagram(row, len(ranks), members=subject.members)
 
 
 _EXAMPLE_OPS = (

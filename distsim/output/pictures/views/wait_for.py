@@ -87,7 +87,7 @@ class _WaitBox(NamedTuple):
         return f"rank{self.ranks[0]}"
 
 
-def waitfor_picture(
+def wait_for_diagram(
     program: Program,
     final_state: FinalState,
     core: Sequence[int] | None = None,
@@ -433,7 +433,7 @@ def _draw(subject: PictureInput) -> BoxDiagram:
     core = None if subject.verdict is None else subject.verdict.core
     program = require_input(subject.program, "program")
     run = require_input(subject.run, "run")
-    return waitfor_picture(program, run.final_state, core or None, subject.part)
+    return wait_for_diagram(program, run.final_state, core or None, subject.part)
 
 
 VIEW = PictureView(

@@ -162,7 +162,7 @@ def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
         (("waitfor", "svg"), "did you mean wait-for"),
         (("op", "svg"), "did you mean operation"),
         (("rounds", "svg"), "did you mean algorithm"),
-        (("operation", "svg"), "none was named"),
+        (("operation", "svg"), "needs the name of an operation"),
         (("dataflow", "svg"), "needs a program"),
     ],
 )

@@ -139,7 +139,7 @@ def test_groups_of_a_large_world_are_bounded_and_the_rest_is_counted():
 
     assert len(picture.nodes) <= 100
     assert len(picture.legend) <= 16
-    assert any("58 more machines" in note for note in picture.notes)
+    assert any("58 more nodes" in note for note in picture.notes)
     assert any("496 more groups" in note for note in picture.notes)
 
 
@@ -152,10 +152,10 @@ def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
     text = startup_text(build_program(3, {}, groups={"pair": (0, 2)}, backend="nccl"))
     order = [
         "opens the store",
-        "rank 1 is here",
-        "rank 2 is here",
-        "all 3 ranks are here",
-        "group world",
+        "registers as rank 1",
+        "registers as rank 2",
+        "all 3 ranks have arrived",
+        "default group",
         "group pair",
         "communicators",
     ]
@@ -229,7 +229,7 @@ def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
     picture = wait_for_diagram(done.program, done.run.final_state)
 
     assert {node.id for node in picture.nodes} == {"rank0", "rank1", "rank2", "rank3"}
-    assert texts(box(picture, "rank3"))[:2] == ["997 ranks wait behind it", "ranks 3-999"]
+    assert texts(box(picture, "rank3"))[:2] == ["997 ranks wait for the cause", "ranks 3-999"]
     assert {(e.tail, e.head) for e in picture.edges if e.tail == "rank3"} == {
         ("rank3", f"rank{r}") for r in range(3)
     }
@@ -259,13 +259,13 @@ def test_chosen_ranks_are_drawn_with_those_they_wait_for_and_the_others_are_coun
     picture = wait_for_diagram(program, run.final_state, part=parse_selection("7"))
 
     assert {node.id for node in picture.nodes} == {"rank7", "rank8"}
-    assert "62 more ranks wait and were not chosen" in picture.notes
+    assert "62 more blocked ranks were not selected" in picture.notes
 
 
 def test_a_run_that_ends_says_that_nobody_waits():
     program, run = made(2, {0: [send(1)], 1: [recv(0)]})
 
-    assert "nobody waits" in wait_for_diagram(program, run.final_state).title
+    assert "no rank is blocked" in wait_for_diagram(program, run.final_state).title
 
 
 # --- data flow ---
@@ -350,7 +350,7 @@ def test_values_are_shown_where_they_are_known():
     }
 
     assert shown["r1_0"][-1] == "= [1]"
-    assert shown["final_r1"] == ["in the end", "y = [1]"]
+    assert shown["final_r1"] == ["final values", "y = [1]"]
 
 
 def test_a_large_program_is_bounded_and_the_rest_is_counted():
@@ -359,8 +359,8 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
 
     assert [column.short for column in columns.columns] == [f"rank {r}" for r in range(4)]
     assert len(columns.bands) < 50
-    assert columns.notes[0] == "60 ranks are alike to one that is drawn"
-    assert "and 60 alike: 4-63" in [line.text for line in columns.columns[0].lines]
+    assert columns.notes[0] == "60 ranks are not drawn because they make the same calls as a drawn rank"
+    assert "same calls on 60 more: 4-63" in [line.text for line in columns.columns[0].lines]
     assert "after them are not" in columns.notes[1]
 
 

@@ -36,7 +36,8 @@ FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
-        help="A scenario, or a trace (.jsonl); - reads standard input. The view operation needs none.",
+        help="A scenario, or a trace (.jsonl); - reads standard input. "
+        "The views operation and algorithm need none.",
     ),
 ]
 ViewOption = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
@@ -71,7 +72,8 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         metavar="N|LIST",
-        help="Only these ranks, as 0-7,12; of operation and algorithm: how many, or which. [default: all; 4]",
+        help="Only these ranks, as 0-7,12. For operation and algorithm: a number or a list. "
+        "[default: all; 4]",
     ),
 ]
 StepsOption = Annotated[

@@ -99,7 +99,7 @@ class _OverlayDrawing:
         keys = (
             (COMPUTE_FILL, "compute"),
             (BACKWARD_FILL, "backward"),
-            (EXPOSED_FILL, "communication, exposed"),
+            (EXPOSED_FILL, "communication (exposed)"),
             (WAITING_FILL, "waiting"),
             (PALE_FILL, "idle"),
         )
@@ -116,7 +116,7 @@ class _OverlayDrawing:
         present = [rank for rank in lane.ranks if rank < run.trace.world_size]
         members = present[:1] if lane.like == "equal" else present
         if not members:
-            chart.text(_LEFT + 8, y + 13, "takes no part", 11, colour=GREY)
+            chart.text(_LEFT + 8, y + 13, "not in this run", 11, colour=GREY)
             return
         rows = np.concatenate([run.rows_of(rank) for rank in members])
         activity = run.activity_of(rows, len(members))

@@ -195,5 +195,5 @@ def lane_count_text(lanes: Sequence[RankLane]) -> str:
 def note_on_drawn_rank(lane: RankLane) -> str:
     """The note of a lane that shows its first rank only: whether its other ranks are equal."""
     if lane.about and lane.like != "equal":
-        return f"alike; rank {lane.first} is drawn"
+        return f"same calls; rank {lane.first} shown"
     return lane.about

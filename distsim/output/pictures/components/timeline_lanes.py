@@ -99,7 +99,7 @@ class TimelineLanePainter:
         room = self.chart.left - 16 - (70 if has_stream_names else 8)
         note = row.lane.about
         if has_stream_names:
-            note = note.replace(" equal ranks", " equal")
+            note = note.replace(" identical ranks", " identical")
         self.chart.lane_name(number, LaneNameStyle(_NAME_SIZES, room, 15, 30), note)
 
     def _tracks(self, row: LaneRow, top: float) -> None:
@@ -143,7 +143,7 @@ class TimelineLanePainter:
             if self.chart.x(end) - self.chart.x(start) < MIN_BAR_WIDTH:
                 continue
             never_ends = row.stuck and end > self.makespan_ns
-            word = "waits for ever" if never_ends else "waiting"
+            word = "waits forever" if never_ends else "waiting"
             tip = f"{row.lane.title}: {word}, {show_ns(end - start)}"
             bar = LaneBar(start, end, tip, (word,), border="", backdrop=_WAIT_BACKDROP)
             self.chart.bar(band, bar)
@@ -153,7 +153,7 @@ class TimelineLanePainter:
             words, tip = self._words(row, start, end)
             bar = LaneBar(start, end, tip, words, WHITE)
             if not _covers_instant(exposed, (start + end) // 2):
-                tip = f"{tip}, hidden by compute"
+                tip = f"{tip}, overlapped with compute"
                 bar = LaneBar(start, end, tip, words, INK, backdrop=_HIDDEN_BACKDROP)
             self.chart.bar(band, bar)
 

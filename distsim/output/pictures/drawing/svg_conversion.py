@@ -1,5 +1,5 @@
-"""Our own SVG as png or pdf, without a system package: typst reads SVG and brings its fonts
-along.
+"""Converts our own SVG to png or pdf without a system package: typst reads SVG and ships its
+fonts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
         import typst
     except (ImportError, OSError) as error:
         raise EnvironmentFault(
-            f"this picture as {fmt} needs typst, which can't be loaded: {error}",
-            "pip install 'distsim[pictures]' (or typst); --format svg does without",
+            f"writing {fmt} needs typst, which cannot be loaded: {error}",
+            "pip install 'distsim[pictures]', or use --format svg",
         ) from None
     with TemporaryDirectory() as folder:
         root = Path(folder)
@@ -38,5 +38,5 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
             )
         except (RuntimeError, ValueError, TypeError, OSError) as error:
             raise EnvironmentFault(
-                f"typst can't draw this {fmt}: {str(error)[:200]}", "ask for --format svg"
+                f"typst cannot write this {fmt}: {str(error)[:200]}", "use --format svg"
             ) from None

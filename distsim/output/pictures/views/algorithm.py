@@ -1,9 +1,9 @@
-"""One operation round by round, as a strip of frames: which rank holds what, and who sends which
-chunk to whom.
+"""The algorithm of a collective, round by round: the chunks that each rank holds, and the transfers
+of each round.
 
-A frame is a table: a row for each rank, a column for each chunk. A letter is a rank's contribution,
-a number how many are summed; an arrow is a transfer of the round that led to the frame, and its end
-has a frame. The rounds are those of the algorithm (`distsim.operations.core.algorithms`).
+There is a table for the start and for each round: a row per rank, a column per chunk. A letter is
+the contribution of a rank, a number counts combined contributions. An arrow is a transfer of the
+round; its receiving cell is framed. The rounds come from `distsim.operations.core.algorithms`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from distsim.common.errors import UsageError
+from distsim.common.message_text import did_you_mean
 from distsim.operations.core.algorithms import (
     ChunkContents,
     ChunkTransfer,
@@ -50,19 +51,21 @@ _ARROW_COLOUR = "#7A2E00"
 
 
 def algorithm_svg(row: type[Operation], members: Sequence[int], algorithm: str = "") -> str:
-    """The strip as SVG text, for a group of these (global) ranks, at most eight. Raises UsageError
-    where the row has no such algorithm.
+    """Draw an algorithm of an operation as SVG text, for a group of at most eight (global) ranks.
+
+    Raises UsageError if the operation has no such algorithm.
     """
     if not row.algorithms or row.kind == "p2p":
         raise UsageError(
-            f"{row.op} {'is one message: it ' if row.kind == 'p2p' else ''}has no rounds",
+            f"{row.op} has no algorithm with rounds",
             f"`--view operation --op {row.op}` draws what it does; "
-            "all_reduce, all_gather, broadcast and the other collectives have rounds",
+            "all_reduce, all_gather, broadcast and the other collectives have algorithms",
         )
     name = algorithm or next(iter(row.algorithms))
     if name not in row.algorithms:
         raise UsageError(
-            f"{row.op} has no algorithm {algorithm}", f"there is {', '.join(row.algorithms)}"
+            f"{row.op} has no algorithm `{algorithm}`{did_you_mean(algorithm, row.algorithms)}",
+            f"known: {', '.join(row.algorithms)}",
         )
     return _AlgorithmDrawing(row, name, tuple(members)).svg()
 
@@ -124,15 +127,15 @@ class _AlgorithmDrawing:
         chunks = {
             "whole": "the buffer is one chunk",
             "split": f"the buffer is cut into {self.size} chunks",
-            "origin": "chunk c is what rank c gives",
-            "target": "chunk c is what is meant for rank c",
-            "pair": "a chunk for each pair of ranks: from a to each, from b to each, …",
-            "token": "no data: a chunk is the word that a rank has come",
+            "origin": "chunk c comes from rank c",
+            "target": "chunk c goes to rank c",
+            "pair": "one chunk for each pair of ranks: from a to each, from b to each, …",
+            "token": "no data: a chunk is the notice that a rank has arrived",
         }[self.algorithm.chunking]
         others = [name for name in self.row.algorithms if name != self.name]
-        alternatives = f"; also by {', '.join(others)} (--algorithm)" if others else ""
+        alternatives = f"; other algorithms (--algorithm): {', '.join(others)}" if others else ""
         root = f"; rank {self.members[0]} is the root" if self.row.root_field else ""
-        text = f"a row for each rank, a column for each chunk; {chunks}{root}{alternatives}"
+        text = f"one row per rank, one column per chunk; {chunks}{root}{alternatives}"
         return clipped(text, 150)
 
     def _rank(self, rank: int) -> str:
@@ -142,9 +145,9 @@ class _AlgorithmDrawing:
     def _legend(self) -> float:
         """Draw the legend; returns its right edge."""
         drawing, x = self.drawing, 16.0
-        keys = [("a", fill_colour(0), INK, f"what rank {self.members[0]} gives")]
+        keys = [("a", fill_colour(0), INK, f"data of rank {self.members[0]}")]
         if self.combines and self.size > 2:
-            words = "some combined; from four on their number"
+            words = "several combined (from four ranks on: their number)"
             keys.append(("ab", _PARTIAL_FILLS[0], INK, words))
         if self.combines:
             keys.append(("all", _COMPLETE_FILL, WHITE, "all combined"))
@@ -153,7 +156,7 @@ class _AlgorithmDrawing:
             drawing.text(x + 13, 73, letters, 11, anchor="middle", colour=ink)
             drawing.text(x + 32, 73, words, 12)
             x += 32 + text_width(words, 12) + 18
-        words = "sent in this round, to where the dot is"
+        words = "transfer of this round (the dot marks the receiver)"
         drawing.path(f"M{number_text(x)} 76q10 -16 22 -4", "", "", _ARROW_COLOUR, 1.8)
         drawing.text(x + 30, 73, words, 12)
         return x + 30 + text_width(words, 12) + 16
@@ -200,7 +203,7 @@ class _AlgorithmDrawing:
         tip = "nothing"
         if givers:
             names = ", ".join(self._rank(rank) for rank in givers)
-            tip = f"{len(givers)} of {self.size}: of {names}"
+            tip = f"data of {len(givers)} of {self.size} ranks: {names}"
         self.drawing.rect(x, y, self.cell_width, _ROW_HEIGHT, fill, tip, LINE_COLOUR)
         if word and self.cell_width > _MIN_LETTERED_CELL:
             size = 11 if self.cell_width >= 30 else 9
@@ -240,9 +243,11 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "all_reduce",
-            "A ring: a sum grows on its way round, then goes round once more; 2(n − 1) rounds.",
+            "A ring: partial sums travel around it once, then the results; 2(n − 1) rounds.",
         ),
-        GalleryExample("broadcast", "A tree: in each round twice as many ranks have it."),
+        GalleryExample(
+            "broadcast", "A tree: the number of ranks that hold the data doubles in each round."
+        ),
         GalleryExample("all_to_all", "Every pair of ranks has a chunk of its own."),
     ),
 )

@@ -1,9 +1,9 @@
-"""What ranks hold over a step, by kind: parameters, gradients, optimizer states, activations;
-beside what the device has.
+"""The memory of ranks over a step by kind (parameters, gradients, optimizer states, activations),
+compared with the memory of the device.
 
-What a scenario states (`memory:`, or its strategies) are peaks. Activations are drawn as they come
-and go (`distsim.output.trace_data.memory_over_time`), so that their highest point is the stated
-peak; the other kinds are drawn as if they stayed.
+A scenario states peaks (`memory:`, or its strategies). Activations grow and shrink with the passes
+(`distsim.output.trace_data.memory_over_time`), and their highest point is the stated peak. The
+other kinds are drawn as constant.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class _MemoryDrawing:
         peaks = [peak for peak in peak_memory(scenario, program) if ranks & set(peak.ranks)]
         if not peaks:
             raise UsageError(
-                "the file says nothing of memory",
-                "add `memory: {model: {parameters: 2 GiB, …}}`, or let `transformer:` make it",
+                "the scenario does not state any memory",
+                "add `memory: {model: {parameters: 2 GiB, …}}`, or use `transformer:`",
             )
         window = self.window if part.time is None else None
         panels = memory_profiles(peaks, trace, ranks, window)
@@ -127,34 +127,38 @@ class _MemoryDrawing:
 
     def _facts(self) -> list[str]:
         explanation = (
-            "peaks as stated, drawn as if they stayed: no passes tell when they come and go"
+            "peaks from the scenario, drawn as constant: there are no forward and backward passes"
         )
         if any(panel.share is not None for panel in self.panels):
             explanation = (
-                "peaks as stated; activations grow with forward and shrink with backward passes, "
-                "all else stays at its peak"
+                "peaks from the scenario; activations grow during forward passes and shrink during "
+                "backward passes, all other memory is constant"
             )
         hidden_ranks = sum(len(panel.ranks) for panel in self.hidden_panels)
         return [
             self.step_note,
             selection_text(self.part, self.trace.world_size),
             explanation,
-            f"{hidden_ranks} ranks with less are not drawn" if hidden_ranks else "",
+            f"{hidden_ranks} ranks with lower peaks are not drawn" if hidden_ranks else "",
         ]
 
     def _legend(self) -> None:
         chart = TimeChart(_LEFT, _WIDTH, _TOP, 1, on=self.drawing)
         x, y = chart.legend([(_KIND_FILLS[kind], clipped(kind, 30)) for kind in self.kinds])
-        words = f"the device has {show_bytes(self.capacity)}"
+        words = f"device memory {show_bytes(self.capacity)}"
         if self.shows_capacity:
             chart.line_key((x, y), RED, words, 2.0, dash=_CAPACITY_DASH, length=24)
         else:
-            chart.text(x, y + 10, f"{words}: more than twice as much", 12, colour=GREY)
+            chart.text(x, y + 10, f"{words}: more than twice the peak", 12, colour=GREY)
 
     # --- a panel ---
     def _panel(self, panel: MemoryProfile, y: float) -> None:
         drawing, (start, end) = self.drawing, self.window
-        share = f"{100 * panel.total / self.capacity:.0f} % of the device" if self.capacity else ""
+        share = (
+            f"{100 * panel.total / self.capacity:.0f} % of the device memory"
+            if self.capacity
+            else ""
+        )
         title = f"{ranks_in_words(panel.ranks, 4)}: {show_bytes(panel.total)} at the peak, {share}"
         drawing.text(16, y - 6, title, 12, bold=True)
         name_x = 16 + text_width(title, 12, True) + 12
@@ -205,7 +209,7 @@ class _MemoryDrawing:
         line = "".join(f"L{number_text(x)} {number_text(y)}" for x, y in points)
         first_x, last_x, foot_y = points[0][0], points[-1][0], number_text(foot)
         steps = f"M{number_text(first_x)} {foot_y}{line}L{number_text(last_x)} {foot_y}z"
-        unknown = "" if panel.share else ", as stated: no passes tell when"
+        unknown = "" if panel.share else " (constant: there are no forward and backward passes)"
         tip = f"activations: at most {show_bytes(peak)}{unknown}"
         chart.path(steps, _KIND_FILLS["activations"], tip, LINE_COLOUR, 0.8)
 
@@ -229,8 +233,8 @@ def _height_of(point: Point) -> float:
 def _draw(subject: PictureInput) -> str:
     if subject.scenario is None:
         raise UsageError(
-            "the view memory draws what a scenario states, and a recording states nothing",
-            "name a scenario",
+            "the view memory needs a scenario: a recording does not contain memory sizes",
+            "pass the scenario file",
         )
     run, cost = require_input(subject.run, "run"), require_input(subject.cost, "cost")
     return memory_svg(
@@ -244,7 +248,7 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "strategies/gpt3_175b",
-            "What ranks hold over a step: "
+            "Memory of each rank over a step: "
             "the first stages keep the activations of more micro-batches.",
         ),
     ),

@@ -1,9 +1,9 @@
-"""The schedule grid of a pipeline: a lane per rank, a box per pass with the number of its
-micro-batch, time to the right.
+"""The schedule of a pipeline: a lane per rank, a box per pass with the number of its micro-batch,
+time to the right.
 
-Forward, backward, and the halves of a backward pass (its input's and its weights' gradients) differ
-in lightness and pattern, the chunks of a rank in their shade. Messages run from the pass that makes
-them to the pass that needs them.
+Forward passes, backward passes and the halves of a backward pass (input gradients and weight
+gradients) differ in lightness. Later chunks of a rank have lighter fills. An arrow leads from the
+pass that produces a message to its receiver.
 """
 
 from __future__ import annotations
@@ -66,7 +66,12 @@ _NUMBER_WIDTH, _MIN_WIDTH, _MAX_WIDTH = 22.0, 900.0, 3200.0
 _MIN_BORDER_WIDTH = 2.0
 #: CIE L* 83, 66, 66, 89: they differ in print, too.
 _PASS_FILLS = {"F": "#B4D3EA", "B": "#6DAE8E", "I": "#6DAE8E", "W": "#F3DFA2"}
-_PASS_NAMES = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
+_PASS_NAMES = {
+    "F": "forward",
+    "B": "backward",
+    "I": "backward, input gradients",
+    "W": "backward, weight gradients",
+}
 #: Passes whose letter the legend adds: it is not the first letter of their name.
 _LETTERED_PASSES = ("I", "W")
 _CHUNK_PATTERN = re.compile(r"of chunk (\d+)")
@@ -169,8 +174,8 @@ class _ScheduleGrid:
         lanes, self.passes = self._lanes_with_passes(ranks)
         if not lanes:
             raise UsageError(
-                "no rank makes a pass whose name begins with forward or backward",
-                "name the computes of a pipeline so (`name: forward`), or ask for --view timeline",
+                "no compute has a name that begins with forward or backward",
+                "give the computes names such as `name: forward`, or use --view timeline",
             )
         self.lanes = lanes
         self.chunks = sorted({one.chunk for passes in self.passes for one in passes})
@@ -214,7 +219,7 @@ class _ScheduleGrid:
             for one in passes:
                 self._box(number, one)
         if hidden_messages:
-            note = f"{hidden_messages} messages are not drawn: choose a part with --time or --ranks"
+            note = f"{hidden_messages} messages are not drawn; select a part with --time or --ranks"
             chart.text(16, bottom + 38, note, 11, colour=GREY)
             bottom += 20
         return chart.page(bottom, f"{self.name}: schedule")
@@ -233,15 +238,15 @@ class _ScheduleGrid:
             f"{100 - 100 * busy_ns / (ranks * length_ns):.0f} % bubble and communication",
             lane_count_text(self.lanes),
         ]
-        chart.heading(f"{self.name}: the schedule of the pipeline", facts)
+        chart.heading(f"{self.name}: pipeline schedule", facts)
         kinds = {one.kind for passes in self.passes for one in passes}
         present = [kind for kind in _PASS_NAMES if kind in kinds]
         keys = [(_pass_fill(kind, 0, 1), _pass_legend(kind)) for kind in present]
         if len(self.chunks) > 1:
             count = len(self.chunks)
             keys += [(_pass_fill("F", chunk, count), f"chunk {chunk}") for chunk in self.chunks]
-        at = chart.legend([*keys, (PALE_FILL, "nothing computes")])
-        words = "message; the number is the micro-batch"
+        at = chart.legend([*keys, (PALE_FILL, "no compute")])
+        words = "message (numbers in boxes are micro-batches)"
         chart.line_key(at, MESSAGE_COLOUR, words, 1.0, arrow=True)
 
     def _box(self, lane: int, one: PipelinePass) -> None:
@@ -302,15 +307,15 @@ def _draw(subject: PictureInput) -> str:
 def _gallery_examples() -> Iterable[GalleryExample]:
     yield GalleryExample(
         "pipeline_1f1b",
-        "One forward, one backward, as a grid: micro-batches by number, the bubble at both ends.",
+        "1F1B: one forward, one backward. Numbers are micro-batches; the bubble is at both ends.",
     )
     yield GalleryExample(
         "strategies/pipeline_interleaved",
-        "Two chunks a rank: micro-batches pass every rank twice, the bubble is half as long.",
+        "Two chunks per rank: micro-batches pass every rank twice, and the bubble is half as long.",
     )
     yield GalleryExample(
         "strategies/pipeline_zb1p",
-        "Zero bubble: gradients of the weights (W), which nobody waits for, fill what was empty.",
+        "Zero bubble: weight gradients (W), which no rank waits for, fill the bubble.",
     )
 
 

@@ -1,10 +1,10 @@
-"""The space-time diagram of messages: ranks down, time right, each message a slanted line from its
-sender to its receiver.
+"""The space-time diagram of messages: a line per rank, time to the right, and each message as a
+slanted line from its sender to its receiver.
 
-A rank's line is thick where it computes and hatched where it waits. A receive from any source is a
-diamond: the message it took is solid, one that it could have taken instead is dashed. Collectives
-are bars from the first to the last of their ranks. Diagrams of this kind: Lamport, "Time, Clocks,
-and the Ordering of Events in a Distributed System" (1978).
+A rank's line is thick while it computes and hatched while it waits. A diamond marks a receive from
+any source that had several candidates: the message that it took is a solid line, the other
+candidates are dashed. A collective is a bar on the line of each of its ranks. Lamport introduced
+diagrams of this kind in "Time, Clocks, and the Ordering of Events in a Distributed System" (1978).
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _SpacetimeDrawing:
         self.unmatched = unmatched_rows(trace)
         if not len(self.messages) and not len(self.unmatched):
             raise UsageError(
-                "no rank sends to another", "ask for --view timeline: it shows collectives to scale"
+                "no rank sends a message to another", "use --view timeline, which draws collectives"
             )
         self.lanes = self._lanes(ranks)
         self.pitch = _lane_pitch(len(self.lanes))
@@ -164,7 +164,8 @@ class _SpacetimeDrawing:
         count = sum(s.times for s in steps)
         last = step.first + step.times - 1
         self.step_note = (
-            f"step {step.first} of {count}; steps {step.first} to {last} are equal (× {step.times})"
+            f"step {step.first} of {count}; "
+            f"steps {step.first} to {last} are identical (× {step.times})"
         )
 
     def _lanes(self, ranks: tuple[int, ...]) -> tuple[RankLane, ...]:
@@ -196,7 +197,7 @@ class _SpacetimeDrawing:
         self._mark_choices(choices)
         self._head(bundle_note)
         self._legend(has_collectives, bool(choices), has_unmatched)
-        return self.chart.page(bottom, f"{self.name}: messages in space and time")
+        return self.chart.page(bottom, f"{self.name}: messages over time")
 
     def _head(self, bundle_note: str) -> None:
         not_drawn = self.trace.world_size - sum(len(lane.ranks) for lane in self.lanes)
@@ -208,27 +209,27 @@ class _SpacetimeDrawing:
             f"{not_drawn} ranks are not drawn" if not_drawn else "",
         ]
         if not any(facts):
-            facts = ["ranks down, time to the right"]
-        self.chart.heading(f"{self.name}: messages in space and time", facts)
+            facts = ["one line per rank, time to the right"]
+        self.chart.heading(f"{self.name}: messages over time", facts)
 
     def _legend(self, has_collectives: bool, has_choices: bool, has_unmatched: bool) -> None:
         chart = self.chart
         all_keys = (
-            (COMPUTE_FILL, "computes", self.some_rank_computes),
-            (WAITING_FILL, "waits", self.some_rank_waits),
+            (COMPUTE_FILL, "compute", self.some_rank_computes),
+            (WAITING_FILL, "waiting", self.some_rank_waits),
             (_COLLECTIVE_FILL, "collective", has_collectives),
         )
         x, y = chart.legend([(fill, words) for fill, words, occurs in all_keys if occurs], 62)
         if len(self.messages):
             x = chart.line_key((x, y), MESSAGE_COLOUR, "message", arrow=True, length=24)
         if has_unmatched:
-            x = chart.line_key((x, y), RED, "meets nobody", dash="4 3", length=24)
+            x = chart.line_key((x, y), RED, "unmatched send or receive", dash="4 3", length=24)
         if has_choices:
-            words = "receive from any source: a choice"
+            words = "receive from any source with several candidates"
             self._diamond(x + 10, y + 6)
             chart.text(x + 22, y + 10, words, 12)
             x += 22 + text_width(words, 12) + 16
-            words = "could have been taken"
+            words = "another candidate"
             chart.line_key((x, y), _ALTERNATIVE_COLOUR, words, dash="6 4", length=24)
 
     # --- ranks ---
@@ -308,12 +309,12 @@ class _SpacetimeDrawing:
             self.chart.text(x, y, text, 9, colour=GREY)
         notes = []
         if any(len(lane.ranks) > 1 for lane in self.lanes):
-            notes.append("drawn are the messages of each lane's first rank")
+            notes.append("only messages of each lane's first rank are drawn")
         largest = max((bundle.messages for bundle in bundles), default=1)
         if largest > 1:
-            within = f" start and end within {pixels} pixel{'s' * (pixels > 1)} and"
             notes.append(
-                f"messages that{within} go between the same lanes are one line, up to {largest}"
+                f"messages between the same lanes that start and end within "
+                f"{pixels} pixel{'s' * (pixels > 1)} share a line (up to {largest})"
             )
         return "; ".join(notes)
 
@@ -454,7 +455,7 @@ class _SpacetimeDrawing:
 
     def _diamond(self, x: float, y: float) -> None:
         steps = f"M{_point_text((x - 7, y))}l7 -7 7 7 -7 7z"
-        self.chart.path(steps, "#FFFFFF", "a receive from any source", _ALTERNATIVE_COLOUR, 2.0)
+        self.chart.path(steps, "#FFFFFF", "receive from any source", _ALTERNATIVE_COLOUR, 2.0)
 
     def _unmatched_calls(self) -> bool:
         """Unmatched sends and receives: a red line towards the peer, with a cross at its end.
@@ -483,7 +484,7 @@ class _SpacetimeDrawing:
         chart.line((x, y + direction * _HALF_TRACK), (end_x, end_y), RED, 1.6, dash="4 3")
         op = self.trace.text("op", int(self.trace["op"][row]))
         cross = f"M{_point_text((end_x - 3, end_y - 3))}l6 6m0 -6l-6 6"
-        chart.path(cross, "", f"{op} that meets nobody", RED, 1.8)
+        chart.path(cross, "", f"unmatched {op}", RED, 1.8)
 
 
 def _lane_pitch(count: int) -> float:
@@ -513,15 +514,15 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "pipeline_1f1b",
-            "Messages in space and time: activations go down, their gradients come back up.",
+            "Messages over time: activations go down, their gradients come back up.",
         ),
         GalleryExample(
             "findings/ds401_wrong_sender",
-            "Receives from any source: which message each takes is a choice, "
-            "and one of them is wrong.",
+            "Receives from any source: each can take one of several messages, "
+            "and one order gives a wrong result.",
         ),
         GalleryExample(
-            "head_to_head_receives", "Two receives that wait for each other: nobody sends."
+            "head_to_head_receives", "Two receives that wait for each other: neither rank sends."
         ),
     ),
 )

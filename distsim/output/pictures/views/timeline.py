@@ -1,13 +1,13 @@
 """The timeline: a lane per rank, time to the right, drawn to scale.
 
-Each lane has two tracks or more. The upper one is what the rank itself does: compute, or waiting in
-a call that has not met its parties. Below is its communication under way: exposed where nothing is
-computed meanwhile, hidden where it is. Where streams (or whatever runs it) overlap, each has a
-track of its own. A frame around a bar, or a line under the lane, is the critical path.
+Each lane has at least two tracks. The upper track shows the rank itself: compute, or waiting in a
+call. The lower track shows its transfers: exposed while the rank computes nothing, overlapped while
+it computes. If transfers of several streams overlap, each stream has a track. A frame around a bar,
+or a line under the lane, marks the critical path.
 
-Equal ranks share a lane. Nothing is drawn wider than it is; below a pixel the height of the fill is
-the share of the time (`distsim.output.pictures.drawing.tracks`). Of a run of many steps one is
-drawn again large enough to be read.
+Identical ranks share a lane. Nothing is drawn wider than it is: below one pixel, the height of the
+fill is the share of the time (`distsim.output.pictures.drawing.tracks`). If a run has many steps,
+one step is drawn a second time, enlarged.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class _TimelineDrawing:
             y = self._panel(panel, y + 8, column) + 34
         if self.hidden_arrows:
             note = (
-                f"{self.hidden_arrows} messages are not drawn as arrows: "
-                "choose a part (--time, --ranks), or --view spacetime"
+                f"{self.hidden_arrows} messages are not drawn as arrows; "
+                "select a part with --time or --ranks, or use --view spacetime"
             )
             page.text(16, y, note, 11, colour=GREY)
         return page.page(y - 36, f"{clipped(self.name, 60)}: timeline")
@@ -178,8 +178,8 @@ class _TimelineDrawing:
         last = step.first + step.times - 1
         count = sum(s.times for s in self.steps)
         title = (
-            f"steps {step.first} to {last} of 0 to {count - 1} are equal (× {step.times}); "
-            f"here is step {step.first}"
+            f"step {step.first}, enlarged; "
+            f"steps {step.first} to {last} of 0 to {count - 1} are identical (× {step.times})"
         )
         return [
             whole._replace(title=f"the whole run, {count} steps"),
@@ -196,7 +196,7 @@ class _TimelineDrawing:
             lane_count_text(self.lanes),
             f"{world_size - shown} ranks are not drawn" if shown < world_size else "",
         ]
-        page.heading(f"{clipped(self.name, 60)}: where the time goes", facts)
+        page.heading(f"{clipped(self.name, 60)}: timeline", facts)
         x, y = page.legend(self._legend(), right=self.left + _WIDTH - 120)
         page.outline(x + 1, y + 1, 20, 10, INK)
         page.text(x + 28, y + 10, "critical path", 12)
@@ -217,8 +217,8 @@ class _TimelineDrawing:
         words = (
             "compute",
             "backward",
-            "communication, exposed",
-            "communication beside compute",
+            "communication (exposed)",
+            "communication (overlapped)",
             "waiting",
         )
         keys = [
@@ -341,17 +341,19 @@ VIEW = PictureView(
     accepts_trace=True,
     examples=(
         GalleryExample(
-            "hybrid", "The same run to scale: what each rank does, and the path that sets the pace."
+            "hybrid", "The same run to scale: the activity of each rank, and the critical path."
         ),
         GalleryExample(
             "ddp_by_hand",
-            "The same to scale: two of the three all_reduces are hidden behind compute.",
+            "The same run to scale: two of the three all_reduces overlap with compute.",
         ),
-        GalleryExample("pipeline_1f1b", "One forward, one backward: the bubble at both ends."),
+        GalleryExample(
+            "pipeline_1f1b", "1F1B (one forward, one backward): the bubble is at both ends."
+        ),
         GalleryExample(
             "strategies/pipeline_zb1p",
-            "A zero-bubble schedule: gradients of the weights (W), which nobody waits for, "
-            "fill what was empty.",
+            "A zero-bubble schedule: weight gradients (W), which no rank waits for, "
+            "fill the bubble.",
         ),
     ),
 )

@@ -58,8 +58,8 @@ def traffic_svg(trace: Trace, part: RunSelection = WHOLE_RUN, name: str = "") ->
     """
     if part.time is not None or part.steps is not None:
         raise UsageError(
-            "the view traffic tells of the whole run",
-            "leave --time and --steps out; choose with --ranks and --group",
+            "the view traffic shows the whole run only",
+            "remove --time and --steps; select with --ranks and --group",
         )
     groups = None if part.group is None else group_ids_named(part.group, trace)
     ranks = () if part.ranks is None else selected_ranks(part, trace)
@@ -70,8 +70,8 @@ def traffic_svg(trace: Trace, part: RunSelection = WHOLE_RUN, name: str = "") ->
         found = found._replace(sent=found.sent[np.ix_(ranks, ranks)], ranks=ranks)
     if not found.sent.any():
         raise UsageError(
-            "no rank sends a byte to another",
-            "ask for --view groups: it shows who is together with whom",
+            "no rank sends data to another",
+            "use --view groups, which shows the ranks of each group",
         )
     return _TrafficDrawing(trace, found, part, name or str(trace.header.get("name") or "run")).svg()
 
@@ -104,7 +104,7 @@ class _TrafficDrawing:
 
     def svg(self) -> str:
         drawing = self.drawing
-        drawing.text(16, 26, f"{self.name}: who talks to whom", 17, bold=True)
+        drawing.text(16, 26, f"{self.name}: bytes from rank to rank", 17, bold=True)
         lines = [self._about(), self._algorithms()]
         for number, line in enumerate(line for line in lines if line):
             drawing.text(16, 46 + 18 * number, line, 12, colour=GREY)
@@ -134,7 +134,7 @@ class _TrafficDrawing:
         if block == 1:
             return f"rank {self._number(row)}"
         if block == self.ranks_per_node:
-            return f"machine {row}"
+            return f"node {row}"
         last = min((row + 1) * block, self.trace.world_size) - 1
         return f"ranks {row * block}-{last}"
 
@@ -144,17 +144,17 @@ class _TrafficDrawing:
 
     def _about(self) -> str:
         block, total = self.found.block, show_bytes(int(self.found.sent.sum()))
-        facts = [selection_text(self.part, self.trace.world_size), f"{total} in all"]
+        facts = [selection_text(self.part, self.trace.world_size), f"{total} in total"]
         if block > 1:
             facts.append(
-                f"{self.trace.world_size} ranks, {block} to a row; "
-                "the diagonal is what stays among them"
+                f"{self.trace.world_size} ranks, {block} per row; "
+                "the diagonal is the traffic within a row's ranks"
             )
         return "; ".join(fact for fact in facts if fact)
 
     def _algorithms(self) -> str:
         algorithms = [f"{op} by {name}" for op, name in sorted(self.found.by.items())]
-        text = "messages as they were sent"
+        text = "messages as sent"
         return clipped(f"{text}; {', '.join(algorithms)}" if algorithms else text, 150)
 
     # --- the matrix ---
@@ -217,10 +217,10 @@ class _TrafficDrawing:
         else:
             colour = _COLOUR_RAMP[self._shade(self.most)]
             self.drawing.rect(16.0, 78, 16, 12, colour, border=LINE_COLOUR)
-            x = self._legend_text(40.0, f"each {show_bytes(self.most)}")
+            x = self._legend_text(40.0, f"every pair {show_bytes(self.most)}")
         if self.shows_nodes:
             self.drawing.outline(x + 8, 78, 16, 12, INK, 1.6)
-            x = self._legend_text(x + 30, "within a machine") - 8
+            x = self._legend_text(x + 30, "within a node") - 8
         return x + 16
 
     def _legend_text(self, x: float, text: str) -> float:
@@ -233,7 +233,7 @@ class _TrafficDrawing:
         senders, receivers = sent.nonzero()
         pairs = zip(senders.tolist(), receivers.tolist(), strict=True)
         cells = sorted((-int(sent[pair]), *pair) for pair in pairs)
-        self.drawing.text(x, _TOP + 6, "the most", 12, bold=True)
+        self.drawing.text(x, _TOP + 6, "largest", 12, bold=True)
         lines = [
             f"{self._label(sender)} to {self._label(receiver)}: {show_bytes(-negated_nbytes)}"
             for negated_nbytes, sender, receiver in cells[:_MAX_LISTED_PAIRS]
@@ -260,11 +260,11 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "hybrid",
-            "Who sends how many bytes to whom: stages exchange activations, replicas gradients.",
+            "Bytes from rank to rank: stages exchange activations, replicas exchange gradients.",
         ),
         GalleryExample(
             "strategies/gpt3_175b",
-            "Tensor parallelism stays within a machine, the pipeline goes from machine to machine.",
+            "Tensor parallelism stays within a node; the pipeline crosses nodes.",
         ),
     ),
 )

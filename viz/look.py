@@ -118,7 +118,7 @@ def looks(views: tuple[str, ...] = VIEW_NAMES) -> Iterator[Look]:
                     )
                 continue
             for name in {
-                "waitfor": ("hangs",),
+                "wait-for": ("hangs",),
                 "spacetime": ("messages", "trains"),
                 "timeline": ("trains", "hangs"),
                 "dataflow": ("trains", "hangs"),

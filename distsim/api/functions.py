@@ -292,7 +292,7 @@ def render(
 ) -> Picture:
     """Draw a scenario.
 
-    ``view``: dataflow, timeline, waitfor, groups, …; ``format``: svg, png, pdf, dot or mermaid.
+    ``view``: dataflow, timeline, wait-for, groups, …; ``format``: svg, png, pdf, dot or mermaid.
     """
     from distsim.output.pictures.render import PictureInput, load_view, render_picture
     from distsim.simulation.simulate_scenario import simulate as simulate_scenario

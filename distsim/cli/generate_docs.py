@@ -88,7 +88,7 @@ def _operation_lines() -> Iterator[str]:
         pictured = name if name in PICTURED_OPERATIONS else PICTURE_OF_OPERATION.get(name)
         if pictured is not None:
             alt_text = f"{pictured}: what each rank holds before and after"
-            yield f"![{alt_text}](../viz/{pictured}_op.svg)"
+            yield f"![{alt_text}](../viz/{pictured}_operation.svg)"
 
 
 def _signature_line(operation: type[Operation]) -> str:

@@ -123,7 +123,7 @@ def test_the_picture_has_a_box_per_rank_and_an_arrow_to_who_is_waited_for(
 ) -> None:
     target = tmp_path / "hang.dot"
 
-    assert run(behind, "--view", "waitfor", "-o", target).exit_code == 1
+    assert run(behind, "--view", "wait-for", "-o", target).exit_code == 1
     text = target.read_text()
 
     assert [f"rank{r}" in text for r in range(4)] == [True] * 4

@@ -72,9 +72,9 @@ def test_calls_of_the_run_lie_on_the_modelled_curve_and_measured_ones_where_they
 
 
 def test_a_run_that_moves_nothing_and_a_group_that_is_not_there_are_refused():
-    with pytest.raises(UsageError, match="no collective of the run moves bytes"):
+    with pytest.raises(UsageError, match="no collective of this run moves data"):
         render_picture("bandwidth", "svg", subject(LONE))
-    with pytest.raises(UsageError, match="no group q"):
+    with pytest.raises(UsageError, match="no group `q`"):
         render_picture("bandwidth", "svg", subject()._replace(part=parse_selection(group="q")))
     with pytest.raises(UsageError, match="cost"):
         render_picture("bandwidth", "svg", subject()._replace(cost=None))

@@ -93,7 +93,7 @@ def test_mermaid_text_holds_no_mark_of_mermaids(text: str):
 def test_the_same_picture_is_the_same_text():
     program, run = ring(4)
 
-    for view in ("dataflow", "waitfor", "groups", "startup"):
+    for view in ("dataflow", "wait-for", "groups", "startup"):
         for fmt in ("dot", "mermaid"):
             assert render_picture(view, fmt, PictureInput(program, run)) == render_picture(
                 view, fmt, PictureInput(*ring(4))
@@ -136,7 +136,7 @@ def test_every_view_comes_in_every_format_without_a_system_dot(
 
 @pytest.mark.parametrize(
     ("view", "options"),
-    [("groups", {}), ("startup", {}), ("waitfor", {}), ("op", {"op": "reduce_scatter"})],
+    [("groups", {}), ("startup", {}), ("wait-for", {}), ("operation", {"op": "reduce_scatter"})],
 )
 def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
     program, run = made(
@@ -159,7 +159,10 @@ def test_dot_text_is_as_agreed(view: str, options: dict[str, str]):
     [
         (("dataflo", "svg"), "did you mean dataflow"),
         (("dataflow", "pgn"), "did you mean png"),
-        (("op", "svg"), "none was named"),
+        (("waitfor", "svg"), "did you mean wait-for"),
+        (("op", "svg"), "did you mean operation"),
+        (("rounds", "svg"), "did you mean algorithm"),
+        (("operation", "svg"), "needs the name of an operation"),
         (("dataflow", "svg"), "needs a program"),
     ],
 )
@@ -170,19 +173,19 @@ def test_a_wrong_request_is_a_usage_error(arguments: tuple[str, str], said: str)
 
 def test_an_unknown_operation_is_a_usage_error_with_a_near_name():
     with pytest.raises(UsageError, match="did you mean all_gather"):
-        render_picture("op", "dot", PictureInput(op="all_gathr"))
+        render_picture("operation", "dot", PictureInput(op="all_gathr"))
 
 
 def test_a_view_of_a_run_says_that_it_needs_one():
     with pytest.raises(UsageError, match="needs a run"):
-        render_picture("waitfor", "dot", PictureInput(pair()[0]))
+        render_picture("wait-for", "dot", PictureInput(pair()[0]))
 
 
 def test_without_pygraphviz_the_fault_names_the_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
 
     with pytest.raises(EnvironmentFault, match="pip install"):
-        render_picture("op", "png", PictureInput(op="send"))
+        render_picture("operation", "png", PictureInput(op="send"))
 
 
 def test_a_png_without_fonts_is_refused_and_an_svg_is_not(
@@ -192,8 +195,8 @@ def test_a_png_without_fonts_is_refused_and_an_svg_is_not(
     monkeypatch.setattr(sys, "platform", "linux")
 
     with pytest.raises(EnvironmentFault, match="needs a font"):
-        render_picture("op", "png", PictureInput(op="send"))
-    assert "<svg" in render_picture("op", "svg", PictureInput(op="send"))  # type: ignore[operator]
+        render_picture("operation", "png", PictureInput(op="send"))
+    assert "<svg" in render_picture("operation", "svg", PictureInput(op="send"))  # type: ignore[operator]
 
 
 NEW_VIEW = """

@@ -76,7 +76,7 @@ def subjects(name: str) -> Iterator[tuple[str, PictureInput]]:
         for s in (named(name), named(name, CIRCLE))
     )
     for view in (v for v in VIEW_NAMES if load_view(v).of == "scenario"):
-        yield view, (stuck if view == "waitfor" else done)[0]
+        yield view, (stuck if view == "wait-for" else done)[0]
         if load_view(view).accepts_trace:
             yield view, PictureInput(trace=recorded(done[1], name))
     yield from (("dataflow", stuck[0]), ("timeline", stuck[0]))

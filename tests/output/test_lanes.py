@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from distsim.common.errors import UsageError
 from distsim.findings.finding_types import SourceLocation
-from distsim.output.pictures.components.lane_painter import EXPOSED_FILL, LOWER_HEIGHT
+from distsim.output.pictures.components.lane_chart import EXPOSED_FILL
+from distsim.output.pictures.components.timeline_lanes import LOWER_HEIGHT
 from distsim.output.pictures.drawing.svg_conversion import convert_svg
 from distsim.output.pictures.views.timeline import timeline_svg
 from distsim.output.trace_data.activity import ActivityReader
@@ -113,7 +114,7 @@ def second_panel(svg: str) -> float:
         (
             float(t.get("y", 0))
             for t in ElementTree.fromstring(svg).iter(f"{SVG}text")
-            if "are equal" in (t.text or "")
+            if "are identical" in (t.text or "")
         ),
         default=1e9,
     )
@@ -168,7 +169,7 @@ def test_a_thousand_steps_are_drawn_in_little_time_and_space_and_to_scale(ranks:
     share = area(svg, EXPOSED_FILL, second_panel(svg)) / (1080 * (LOWER_HEIGHT - 2))
     assert share == pytest.approx(MOVE_NS / (MOVE_NS + COMPUTE_NS), rel=0.02)
     assert len(svg) <= 2_000_000
-    assert "communication, exposed 0.7 %" in svg
+    assert "communication (exposed) 0.7 %" in svg
     assert "(× 1000)" in svg
     assert took <= 5
 
@@ -178,7 +179,7 @@ def test_hundreds_of_ranks_that_all_differ_are_a_few_lanes_that_cover_what_they_
     shown = [t.text or "" for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
     assert "256 ranks in 2 lanes" in " ".join(shown)
-    assert {"rank 255", "ranks 0-254", "255 alike, mean"} <= set(
+    assert {"rank 255", "ranks 0-254", "255 similar ranks, mean"} <= set(
         shown
     )  # the first holds the critical path
     assert len(svg) <= 2_000_000

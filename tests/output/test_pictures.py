@@ -17,9 +17,9 @@ from distsim.output.pictures.drawing.palette import PALE_FILL, RED, RED_FILL
 from distsim.output.pictures.drawing.sequence_diagram import SequenceDiagram, laid_out_diagram
 from distsim.output.pictures.views.dataflow import dataflow_diagram
 from distsim.output.pictures.views.groups import groups_picture
-from distsim.output.pictures.views.op import op_picture
+from distsim.output.pictures.views.operation import operation_diagram
 from distsim.output.pictures.views.startup import startup_diagram
-from distsim.output.pictures.views.waitfor import waitfor_picture
+from distsim.output.pictures.views.wait_for import wait_for_diagram
 from distsim.output.trace_data.selection import parse_selection
 from distsim.program.from_calls import build_program
 from distsim.program.model import RankFault
@@ -37,7 +37,7 @@ def held(picture: BoxDiagram, when: str, rank: int) -> list[str]:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_operation_of_the_table_has_a_picture(name: str):
-    picture = op_picture(OPERATIONS[name])
+    picture = operation_diagram(OPERATIONS[name])
 
     assert picture.title == name
     assert {"op", "before0", "after0"} <= {node.id for node in picture.nodes}
@@ -46,7 +46,7 @@ def test_every_operation_of_the_table_has_a_picture(name: str):
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("n", [2, 4])
 def test_what_a_rank_holds_afterwards_is_the_rows_effect(name: str, n: int):
-    row, picture = OPERATIONS[name], op_picture(OPERATIONS[name], n)
+    row, picture = OPERATIONS[name], operation_diagram(OPERATIONS[name], n)
 
     for rank, effect in enumerate(row.effect(n, 0)):
         if effect is not None and row.gets != "none":
@@ -59,7 +59,9 @@ def test_what_a_rank_holds_afterwards_is_the_rows_effect(name: str, n: int):
 
 
 def test_a_coalesced_launch_shows_two_tensors_of_its_list():
-    assert held(op_picture(OPERATIONS["all_gather_into_tensor_coalesced"], 2), "after", 1) == [
+    assert held(
+        operation_diagram(OPERATIONS["all_gather_into_tensor_coalesced"], 2), "after", 1
+    ) == [
         "x",
         "a",
         "",
@@ -69,7 +71,9 @@ def test_a_coalesced_launch_shows_two_tensors_of_its_list():
         "",
         "b",
     ]
-    assert held(op_picture(OPERATIONS["reduce_scatter_tensor_coalesced"], 2), "after", 1) == [
+    assert held(
+        operation_diagram(OPERATIONS["reduce_scatter_tensor_coalesced"], 2), "after", 1
+    ) == [
         "x",
         "a1+b1",
         "y",
@@ -78,19 +82,19 @@ def test_a_coalesced_launch_shows_two_tensors_of_its_list():
 
 
 def test_the_letters_tell_whose_data_they_are():
-    assert held(op_picture(OPERATIONS["all_gather"]), "after", 2) == ["a", "b", "c", "d"]
-    assert held(op_picture(OPERATIONS["all_to_all"]), "after", 1) == ["a1", "b1", "c1", "d1"]
-    assert held(op_picture(OPERATIONS["reduce_scatter"]), "after", 3) == ["a3+b3+c3+d3"]
-    assert held(op_picture(OPERATIONS["reduce"]), "after", 0) == ["a+b+c+d"]
-    assert held(op_picture(OPERATIONS["scatter"]), "after", 2) == ["a2"]
-    assert held(op_picture(OPERATIONS["send"]), "after", 1) == ["a"]
+    assert held(operation_diagram(OPERATIONS["all_gather"]), "after", 2) == ["a", "b", "c", "d"]
+    assert held(operation_diagram(OPERATIONS["all_to_all"]), "after", 1) == ["a1", "b1", "c1", "d1"]
+    assert held(operation_diagram(OPERATIONS["reduce_scatter"]), "after", 3) == ["a3+b3+c3+d3"]
+    assert held(operation_diagram(OPERATIONS["reduce"]), "after", 0) == ["a+b+c+d"]
+    assert held(operation_diagram(OPERATIONS["scatter"]), "after", 2) == ["a2"]
+    assert held(operation_diagram(OPERATIONS["send"]), "after", 1) == ["a"]
 
 
 def test_one_colour_stands_for_one_rank():
     colours = {
         cell.text: cell.fill
         for r in range(4)
-        for row in box(op_picture(OPERATIONS["all_gather"]), f"after{r}").table
+        for row in box(operation_diagram(OPERATIONS["all_gather"]), f"after{r}").table
         for cell in row
     }
 
@@ -135,7 +139,7 @@ def test_groups_of_a_large_world_are_bounded_and_the_rest_is_counted():
 
     assert len(picture.nodes) <= 100
     assert len(picture.legend) <= 16
-    assert any("58 more machines" in note for note in picture.notes)
+    assert any("58 more nodes" in note for note in picture.notes)
     assert any("496 more groups" in note for note in picture.notes)
 
 
@@ -148,10 +152,10 @@ def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
     text = startup_text(build_program(3, {}, groups={"pair": (0, 2)}, backend="nccl"))
     order = [
         "opens the store",
-        "rank 1 is here",
-        "rank 2 is here",
-        "all 3 ranks are here",
-        "group world",
+        "registers as rank 1",
+        "registers as rank 2",
+        "all 3 ranks have arrived",
+        "default group",
         "group pair",
         "communicators",
     ]
@@ -179,7 +183,7 @@ def test_without_rank_0_there_is_no_store():
 # --- who waits for whom ---
 def test_a_cycle_is_red_and_those_behind_it_are_grey():
     program, run = made(3, {0: [send(1), recv(1)], 1: [send(0), recv(0)], 2: [recv(0)]}, name="x")
-    picture = waitfor_picture(program, run.final_state)
+    picture = wait_for_diagram(program, run.final_state)
 
     assert [box(picture, f"rank{r}").fill for r in range(3)] == [RED_FILL, RED_FILL, PALE_FILL]
     assert {(e.tail, e.head) for e in picture.edges if e.colour == RED} == {
@@ -193,7 +197,7 @@ def test_a_cycle_is_red_and_those_behind_it_are_grey():
 def test_a_need_that_any_rank_could_meet_is_dashed_and_a_rank_that_left_is_drawn_as_left():
     program = build_program(3, {0: [recv(None)], 1: [], 2: []})
     ends = (RankEnd(0, "blocked", 0), RankEnd(1, "ended", 0), RankEnd(2, "killed", 0))
-    picture = waitfor_picture(
+    picture = wait_for_diagram(
         program, FinalState(ends, (BlockedRank(0, 0, (WaitDependency(0, -1, (1, 2), True),)),))
     )
 
@@ -205,7 +209,7 @@ def test_a_need_that_any_rank_could_meet_is_dashed_and_a_rank_that_left_is_drawn
 def test_the_core_is_taken_from_the_verdict_where_there_is_one():
     program, run = ring(4)
 
-    assert "cause: rank 2" in waitfor_picture(program, run.final_state, (2,)).subtitle
+    assert "cause: rank 2" in wait_for_diagram(program, run.final_state, (2,)).subtitle
 
 
 _STUCK = """
@@ -222,10 +226,10 @@ program:
 
 def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
     done = simulate(loads(_STUCK), with_verdict=False)
-    picture = waitfor_picture(done.program, done.run.final_state)
+    picture = wait_for_diagram(done.program, done.run.final_state)
 
     assert {node.id for node in picture.nodes} == {"rank0", "rank1", "rank2", "rank3"}
-    assert texts(box(picture, "rank3"))[:2] == ["997 ranks wait behind it", "ranks 3-999"]
+    assert texts(box(picture, "rank3"))[:2] == ["997 ranks wait for the cause", "ranks 3-999"]
     assert {(e.tail, e.head) for e in picture.edges if e.tail == "rank3"} == {
         ("rank3", f"rank{r}") for r in range(3)
     }
@@ -235,7 +239,7 @@ def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
 def test_a_circle_is_drawn_as_one_and_folded_where_it_is_long(n: int):
     """All ranks lie on it in order, none touches another, and every rank is drawn or counted."""
     program, run = ring(n)
-    picture = waitfor_picture(program, run.final_state)
+    picture = wait_for_diagram(program, run.final_state)
     places = [node.at for node in picture.nodes]
 
     assert picture.engine == "neato"
@@ -252,16 +256,16 @@ def test_a_circle_is_drawn_as_one_and_folded_where_it_is_long(n: int):
 
 def test_chosen_ranks_are_drawn_with_those_they_wait_for_and_the_others_are_counted():
     program, run = ring(64)
-    picture = waitfor_picture(program, run.final_state, part=parse_selection("7"))
+    picture = wait_for_diagram(program, run.final_state, part=parse_selection("7"))
 
     assert {node.id for node in picture.nodes} == {"rank7", "rank8"}
-    assert "62 more ranks wait and were not chosen" in picture.notes
+    assert "62 more blocked ranks were not selected" in picture.notes
 
 
 def test_a_run_that_ends_says_that_nobody_waits():
     program, run = made(2, {0: [send(1)], 1: [recv(0)]})
 
-    assert "nobody waits" in waitfor_picture(program, run.final_state).title
+    assert "no rank is blocked" in wait_for_diagram(program, run.final_state).title
 
 
 # --- data flow ---
@@ -346,7 +350,7 @@ def test_values_are_shown_where_they_are_known():
     }
 
     assert shown["r1_0"][-1] == "= [1]"
-    assert shown["final_r1"] == ["in the end", "y = [1]"]
+    assert shown["final_r1"] == ["final values", "y = [1]"]
 
 
 def test_a_large_program_is_bounded_and_the_rest_is_counted():
@@ -355,8 +359,8 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
 
     assert [column.short for column in columns.columns] == [f"rank {r}" for r in range(4)]
     assert len(columns.bands) < 50
-    assert columns.notes[0] == "60 ranks are alike to one that is drawn"
-    assert "and 60 alike: 4-63" in [line.text for line in columns.columns[0].lines]
+    assert columns.notes[0] == "60 ranks are not drawn because they make the same calls as a drawn rank"
+    assert "same calls on 60 more: 4-63" in [line.text for line in columns.columns[0].lines]
     assert "after them are not" in columns.notes[1]
 
 

@@ -15,8 +15,8 @@ from distsim.operations.core.algorithms import ALGORITHMS
 from distsim.operations.registry import OPERATIONS
 from distsim.output.pictures.render import PictureInput, render_picture
 from distsim.output.pictures.sweep_plot import pareto_front, sweep_svg
+from distsim.output.pictures.views.algorithm import algorithm_svg
 from distsim.output.pictures.views.memory import memory_svg
-from distsim.output.pictures.views.rounds import rounds_svg
 from distsim.output.pictures.views.spacetime import MAX_LINES, spacetime_svg
 from distsim.output.pictures.views.traffic import traffic_svg
 from distsim.output.trace_data.lanes import RankRows
@@ -86,13 +86,13 @@ class TestSpaceTime:
         assert all(
             abs(y - 4 - lane) > 5 for y, text in places if text.endswith(" B") for lane in lanes
         )
-        assert "drawn are the messages of each lane's first rank" not in svg
+        assert "only messages of each lane's first rank are drawn" not in svg
         folded = spacetime_svg(
             made(64, {r: [work(), send(r ^ 1) if r % 2 else recv(r ^ 1)] for r in range(64)})[
                 1
             ].trace
         )
-        assert "drawn are the messages of each lane's first rank" in folded.replace(
+        assert "only messages of each lane's first rank are drawn" in folded.replace(
             "&apos;", "'"
         ).replace("&#39;", "'").replace("&#x27;", "'")
 
@@ -114,7 +114,7 @@ class TestSpaceTime:
         }
         assert {int(run.trace["rank"][found[0].send])} | taken == {1, 2}
         svg = spacetime_svg(run.trace)
-        assert svg.count("a receive from any source<") == 2  # the key and the mark
+        assert svg.count("receive from any source<") == 2  # the key and the mark
         assert 'stroke-dasharray="6 4"' in svg
 
     def test_what_a_receive_brought_about_or_a_later_message_of_one_sender_is_no_choice(self):
@@ -136,8 +136,8 @@ class TestSpaceTime:
         program, run = made(2, {0: [recv(1)], 1: [recv(0)]})
         shown = render_picture("spacetime", "svg", PictureInput(program, run))
 
-        assert "meets nobody" in words(str(shown))
-        assert str(shown).count("recv that meets nobody") == 2
+        assert "unmatched send or receive" in words(str(shown))
+        assert str(shown).count("unmatched recv") == 2
 
     def test_a_thousand_ranks_fold_into_few_lanes_and_few_lines(self):
         """A ring of 256 with 40 turns: ten thousand messages, all told, none of them cut off."""
@@ -167,7 +167,7 @@ class TestSpaceTime:
 class TestRounds:
     @pytest.mark.parametrize("n", [2, 3, 5, 8])
     def test_a_ring_takes_two_times_n_less_one_rounds_and_ends_with_all_everywhere(self, n: int):
-        shown = words(rounds_svg(OPERATIONS["all_reduce"], range(n)))
+        shown = words(algorithm_svg(OPERATIONS["all_reduce"], range(n)))
 
         assert f"round {2 * (n - 1)}" in shown
         assert f"round {2 * n - 1}" not in shown
@@ -175,26 +175,26 @@ class TestRounds:
         assert shown[-n * n - n :].count("all") == n * n  # the last frame
 
     def test_a_sub_group_is_drawn_with_its_own_ranks_and_by_any_algorithm(self):
-        shown = words(rounds_svg(OPERATIONS["broadcast"], (1, 3, 5), "chain"))
+        shown = words(algorithm_svg(OPERATIONS["broadcast"], (1, 3, 5), "chain"))
 
         assert {"rank 1", "rank 3", "rank 5"} <= set(shown)
         assert "rank 0" not in shown
-        with pytest.raises(UsageError, match="no algorithm ringg"):
-            rounds_svg(OPERATIONS["all_reduce"], range(4), "ringg")
+        with pytest.raises(UsageError, match="no algorithm `ringg`"):
+            algorithm_svg(OPERATIONS["all_reduce"], range(4), "ringg")
         assert "rank 5" in str(
-            render_picture("op", "dot", PictureInput(op="gather", members=(1, 3, 5)))
+            render_picture("operation", "dot", PictureInput(op="gather", members=(1, 3, 5)))
         )
         for subject in (
             PictureInput(op="all_reduce", ranks=9),
             PictureInput(op="all_reduce", ranks=1),
         ):
             with pytest.raises(UsageError, match="2 to 8 ranks"):
-                render_picture("rounds", "svg", subject)
+                render_picture("algorithm", "svg", subject)
 
     @pytest.mark.parametrize("name", ["send", "irecv", "compute"])
     def test_what_has_no_rounds_is_refused_with_words(self, name: str):
-        with pytest.raises(UsageError, match=f"(?s){name} .*no rounds.*--view op"):
-            rounds_svg(OPERATIONS[name], range(4))
+        with pytest.raises(UsageError, match=f"(?s){name} .*no algorithm.*--view operation"):
+            algorithm_svg(OPERATIONS[name], range(4))
 
     @pytest.mark.parametrize(
         "name", [name for name, row in OPERATIONS.items() if row.algorithms and row.kind != "p2p"]
@@ -202,7 +202,7 @@ class TestRounds:
     def test_every_operation_with_rounds_is_drawn(self, name: str):
         for algorithm in OPERATIONS[name].algorithms:
             if OPERATIONS[name].algorithms[algorithm].rounds(4, 0) is not None:
-                assert rounds_svg(OPERATIONS[name], range(4), algorithm).startswith("<svg")
+                assert algorithm_svg(OPERATIONS[name], range(4), algorithm).startswith("<svg")
 
 
 class TestTraffic:
@@ -294,7 +294,7 @@ class TestMemory:
 
     def test_a_file_or_a_recording_that_says_nothing_of_memory_is_refused_in_words(self):
         done = of("hybrid")
-        with pytest.raises(UsageError, match="nothing of memory"):
+        with pytest.raises(UsageError, match="does not state any memory"):
             render_picture(
                 "memory",
                 "svg",
@@ -326,8 +326,8 @@ class TestSweeps:
         shown = words(sweep_svg(found, "a"))
 
         assert {"2", "4", "8", "backend gloo", "backend nccl"} <= set(shown)
-        assert any(word.startswith("strong scaling, perfect") for word in shown)
-        assert any(word.startswith("weak scaling, perfect") for word in shown)
+        assert any(word.startswith("perfect strong scaling") for word in shown)
+        assert any(word.startswith("perfect weak scaling") for word in shown)
 
     def test_the_front_holds_whom_nobody_beats(self):
         assert pareto_front([(0.5, 10), (0.2, 30), (0.3, 30), (0.9, 9), (0.6, 10), (0.2, 40)]) == [
@@ -351,7 +351,7 @@ class TestSweeps:
         failed = tuple(row | {"outcome": "hangs"} for row in found.rows)
         from dataclasses import replace
 
-        assert "0 points; 2 do not complete and are not drawn" in words(
+        assert "0 points complete; 2 do not and are not drawn" in words(
             sweep_svg(replace(found, rows=failed))
         )
 
@@ -360,7 +360,7 @@ class TestMissing:
     def test_ranks_that_are_not_there_are_named_in_the_picture(self):
         assert (
             absent_ranks_text(RunSelection(ranks=tuple(range(10))), 4)
-            == "there is no rank 4-9: the run has the ranks 0 to 3"
+            == "the run has no rank 4-9; its ranks are 0 to 3"
         )
         assert absent_ranks_text(RunSelection(ranks=(0, 3)), 4) == ""
         done = of("hybrid")
@@ -372,4 +372,4 @@ class TestMissing:
                     PictureInput(done.program, done.run, part=parse_selection(ranks="0-9")),
                 )
             )
-            assert any("there is no rank 4-9" in word for word in words(svg)), view
+            assert any("the run has no rank 4-9" in word for word in words(svg)), view

@@ -41,14 +41,14 @@ def test_the_timeline_is_an_svg_with_a_row_per_rank_bars_and_an_axis():
         "0",
         "1 ms",
     } <= set(shown)
-    assert "<b>&: where the time goes" in shown
+    assert "<b>&: timeline" in shown
     assert 'marker-end="url(#arrow)"' in svg
 
 
 def test_a_rank_that_never_goes_on_waits_for_ever():
     assert (
         words(drawn(*made(2, {r: [work(ms=1 + r), send(1 - r)] for r in range(2)}))).count(
-            "waits for ever"
+            "waits forever"
         )
         == 2
     )
@@ -68,7 +68,7 @@ def test_communication_beside_compute_has_its_own_colour():
         for r in range(2)
     }
 
-    assert "hidden by compute" in drawn(*made(2, calls))
+    assert "overlapped with compute" in drawn(*made(2, calls))
 
 
 def test_streams_that_overlap_have_tracks_of_their_own_with_their_names():
@@ -113,7 +113,7 @@ def test_hundreds_of_equal_ranks_are_one_lane_with_their_number():
     program, run = made(300, {r: [work(), {"op": "barrier"}] for r in range(300)})
     svg = drawn(program, run)
 
-    assert {"ranks 0-299", "300 equal ranks"} <= set(words(svg))
+    assert {"ranks 0-299", "300 identical ranks"} <= set(words(svg))
     assert len(svg) < 10_000
 
 

@@ -315,7 +315,7 @@ def test_a_file_store_and_a_tcp_store_are_told_apart() -> None:
     assert [line.text for line in heads["file"]] == [
         "file store",
         "/shared/meet",
-        "ranks append keys, all read them",
+        "ranks append keys, all ranks read them",
     ]
 
 

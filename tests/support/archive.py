@@ -40,7 +40,7 @@ LIMIT_S = 120
 #: Views of a scenario, with the format in which a layout engine has not yet touched them.
 VIEWS = {
     "dataflow": "dot",
-    "waitfor": "dot",
+    "wait-for": "dot",
     "groups": "dot",
     "startup": "dot",
     "timeline": "svg",
@@ -92,8 +92,18 @@ SINGLE = (
         "json",
     ),
     ("sweep", "scenarios/hybrid.yaml", "--cluster", "dgx-a100,dgx-h100"),
-    ("render", "--view", "op", "--op", "all_gather", "--format", "dot"),
-    ("render", "--view", "rounds", "--op", "all_reduce", "--algorithm", "ring", "--format", "svg"),
+    ("render", "--view", "operation", "--op", "all_gather", "--format", "dot"),
+    (
+        "render",
+        "--view",
+        "algorithm",
+        "--op",
+        "all_reduce",
+        "--algorithm",
+        "ring",
+        "--format",
+        "svg",
+    ),
     ("learn",),
 )
 COMMANDS = (

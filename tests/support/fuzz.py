@@ -90,7 +90,7 @@ SCENARIO = (
     "render FILE --view groups --format mermaid",
     "render FILE --view timeline -o OUT/t.svg",
     "render FILE --view startup --format dot",
-    "render FILE --view waitfor --format dot",
+    "render FILE --view wait-for --format dot",
     "render FILE --view dataflow -o OUT/d.svg",
 )
 TRACE = (

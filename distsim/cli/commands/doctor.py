@@ -32,7 +32,7 @@ TorchrunOption = Annotated[
 ]
 ViewOption = Annotated[
     str | None,
-    typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture."),
+    typer.Option("--view", metavar="VIEW", help="wait-for: who waits for whom, as a picture."),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -70,6 +70,7 @@ def command(
     Example: distsim doctor dumps/ -o hang.yaml
     """
     from distsim.common.errors import UsageError
+    from distsim.common.message_text import did_you_mean
     from distsim.hang_doctor import diagnose_hang
 
     if not paths and not pid and torchrun is None:
@@ -77,8 +78,9 @@ def command(
             "nothing was named to look at",
             "`distsim doctor dumps/ train.log`, or --pid PID of a live rank",
         )
-    if view not in (None, "waitfor"):
-        raise UsageError(f"there is no view {view}", "there is waitfor")
+    if view not in (None, "wait-for"):
+        hint = did_you_mean(view, ["wait-for"])
+        raise UsageError(f"no view `{view}`{hint}", "known: wait-for")
     diagnosis = diagnose_hang(_collect_evidence(paths or [], pid or [], torchrun))
     if output is not None:
         _write_output(diagnosis, output)

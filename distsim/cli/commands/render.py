@@ -36,7 +36,8 @@ FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
-        help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none.",
+        help="A scenario, or a trace (.jsonl); - reads standard input. "
+        "The views operation and algorithm need none.",
     ),
 ]
 ViewOption = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
@@ -54,14 +55,16 @@ OutputOption = Annotated[
 ]
 OpOption = Annotated[
     str | None,
-    typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw."),
+    typer.Option(
+        "--op", metavar="NAME", help="The operation that the views operation and algorithm draw."
+    ),
 ]
 AlgorithmOption = Annotated[
     str | None,
     typer.Option(
         "--algorithm",
         metavar="NAME",
-        help="Of the view rounds: ring, tree, …; left out: the usual one.",
+        help="Of the view algorithm: ring, tree, …; left out: the usual one.",
     ),
 ]
 RanksOption = Annotated[
@@ -69,7 +72,8 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         metavar="N|LIST",
-        help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]",
+        help="Only these ranks, as 0-7,12. For operation and algorithm: a number or a list. "
+        "[default: all; 4]",
     ),
 ]
 StepsOption = Annotated[
@@ -127,8 +131,8 @@ def command(arguments: RenderArguments) -> None:
     \b
     Example: distsim render scenarios/hybrid.yaml --view dataflow -o hybrid.svg
     Example: distsim render scenarios/hybrid.yaml --ranks 0-1 -o start.svg
-    Example: distsim render --view op --op all_gather -o all_gather.svg
-    Example: distsim render --view rounds --op all_reduce --ranks 8 -o ring.svg
+    Example: distsim render --view operation --op all_gather -o all_gather.svg
+    Example: distsim render --view algorithm --op all_reduce --ranks 8 -o ring.svg
     """
     from distsim.output.pictures.render import load_view, render_picture
 

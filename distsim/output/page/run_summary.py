@@ -15,12 +15,8 @@ from distsim.findings.final_state import FinalState
 from distsim.output.json.simulation_result import finding_json
 from distsim.output.page.report_run import ReportRun
 from distsim.output.text.finding_list import verdict_text
-from distsim.output.trace_data.lanes import group_equal_steps
-from distsim.output.trace_data.memory_over_time import (
-    MemoryProfile,
-    memory_profiles,
-    representative_step,
-)
+from distsim.output.trace_data.lanes import group_equal_steps, representative_step
+from distsim.output.trace_data.memory_over_time import MemoryProfile, memory_profiles
 from distsim.output.trace_data.partial_run import partial_run_text, stopped_rank_lines
 from distsim.output.trace_data.traffic_matrix import measure_traffic, ranks_per_row
 from distsim.simulation.training_metrics import makespan_range

@@ -40,8 +40,8 @@ _TITLE_CHARACTERS = 110
 _NODE_CHARACTERS = 48
 _THICK, _MEDIUM, _THIN = 2.2, 1.2, 1.0
 _GRADE_TEXT = {
-    "proved": "proved by the records",
-    "suspected": "suspected, not proved",
+    "proved": "cause proved by the records",
+    "suspected": "suspected cause, not proved",
     "unknown": "cause unknown",
 }
 
@@ -61,22 +61,22 @@ def doctor_picture(diagnosis: Diagnosis) -> BoxDiagram:
     nodes = [_rank_node(diagnosis, rank, rank in cause_ranks) for rank in drawn]
     nodes += [_not_given_node(rank) for rank in not_given]
     if not nodes:
-        nodes = [DiagramNode("none", (TextLine("no information about any rank", bold=True),))]
+        nodes = [DiagramNode("none", (TextLine("the records name no rank", bold=True),))]
     edges = _wait_for_edges(diagnosis, drawn, cause_ranks)
     edges += _edges_to_not_given(statuses, drawn, not_given)
     legend = (
         LegendKey(RED, "rank of the main cause"),
         LegendKey(INK, "waits for this rank", "solid"),
-        LegendKey(INK, "no file given for this rank", "dashed"),
+        LegendKey(INK, "waits for a rank without records", "dashed"),
     )
     hidden = len(statuses) - len(drawn)
     return BoxDiagram(
-        clipped(main.title if main else "no rank waits", _TITLE_CHARACTERS),
+        clipped(main.title if main else "no rank is blocked", _TITLE_CHARACTERS),
         _GRADE_TEXT[main.grade] if main else "",
         tuple(nodes),
         tuple(edges),
         legend=legend,
-        notes=(f"and {hidden} more ranks, not drawn",) if hidden else (),
+        notes=(f"and {hidden} more ranks are not drawn",) if hidden else (),
     )
 
 
@@ -152,5 +152,5 @@ def _rank_node(diagnosis: Diagnosis, rank: int, of_cause: bool) -> DiagramNode:
 
 def _not_given_node(rank: int) -> DiagramNode:
     """A rank that others wait for, and that no file says anything about."""
-    lines = (TextLine(f"rank {rank}", bold=True), TextLine("no file given", colour=GREY))
+    lines = (TextLine(f"rank {rank}", bold=True), TextLine("no records", colour=GREY))
     return DiagramNode(f"rank{rank}", lines, fill=WHITE, border=GREY, dashed=True)

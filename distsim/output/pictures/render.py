@@ -1,4 +1,4 @@
-"""The way from a view's name and a subject to text or bytes."""
+"""Draws a view: from its name and an input to text or bytes."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from distsim.output.pictures.drawing.sequence_diagram import SequenceDiagram, la
 from distsim.output.pictures.views import view_names
 
 VIEW_NAMES = view_names()
+#: Former names of views. They are too short to resemble the new names.
+_RENAMED_VIEWS = {"op": "operation", "rounds": "algorithm", "waitfor": "wait-for"}
 
 
 def load_view(name: str) -> PictureView:
-    """A view by its name. Raises UsageError where there is none."""
-    require_known("view", name, VIEW_NAMES)
-    view: PictureView = import_module(f"distsim.output.pictures.views.{name}").VIEW
+    """The view with this name. Raises UsageError if there is none."""
+    _require_known("view", name, VIEW_NAMES, _RENAMED_VIEWS.get(name))
+    module = name.replace("-", "_")
+    view: PictureView = import_module(f"distsim.output.pictures.views.{module}").VIEW
     return view
 
 
 def render_picture(name: str, fmt: str, subject: PictureInput) -> str | bytes:
-    """A picture: text for svg, dot and mermaid, bytes for png and pdf.
+    """Draw a picture: text for svg, dot and mermaid, bytes for png and pdf.
 
-    Raises UsageError for an unknown view, format or operation and for what a view lacks,
-    EnvironmentFault where the format can't be made on this machine.
+    Raises UsageError for an unknown view, format or operation and for missing input, and
+    EnvironmentFault if this machine cannot write the format.
     """
     view = load_view(name)
-    require_known("format", fmt, PICTURE_FORMATS)
+    _require_known("format", fmt, PICTURE_FORMATS)
     if fmt not in view.formats:
-        only = " or ".join(view.formats)
+        only = f"{', '.join(view.formats[:-1])} or {view.formats[-1]}"
         raise UsageError(
-            f"the {name} is drawn as {only} only, not {fmt}",
-            f"ask for --format {only}; any browser shows it",
+            f"the view {name} cannot be written as {fmt}",
+            f"use --format {only}",
         )
     large = view.large(subject) if view.large is not None and fmt in ("svg", "png", "pdf") else None
     drawing = view.draw(subject) if large is None else large
@@ -62,14 +65,14 @@ def render_picture(name: str, fmt: str, subject: PictureInput) -> str | bytes:
     return image.decode() if fmt == "svg" else image
 
 
-def require_known(what: str, name: str, names: Sequence[str]) -> None:
-    """Raises UsageError where a name is none of these."""
-    if name not in names:
-        from distsim.common.message_text import did_you_mean
+def _require_known(what: str, name: str, names: Sequence[str], new_name: str | None = None) -> None:
+    """Raises UsageError if a name is none of these. ``new_name``: the name that replaced it."""
+    if name in names:
+        return
+    from distsim.common.message_text import did_you_mean, name_list
 
-        raise UsageError(
-            f"there is no {what} {name}{did_you_mean(name, names)}", f"there is {', '.join(names)}"
-        )
+    hint = f"; did you mean {new_name}?" if new_name else did_you_mean(name, names)
+    raise UsageError(f"no {what} `{name}`{hint}", f"known: {name_list(names, len(names))}")
 
 
 __all__ = ["PICTURE_FORMATS", "VIEW_NAMES", "PictureInput", "render_picture", "load_view"]

@@ -1,5 +1,5 @@
-"""The points of a sweep as curves: time over what was swept, beside what perfect scaling would be;
-and time over memory with its front.
+"""The points of a sweep as curves: time over the swept value, with perfect scaling for comparison;
+and time over memory with the Pareto front.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from distsim.planning.sweep.evaluate_point import RESULT_COLUMNS
 from distsim.planning.sweep.result_table import KEY_COLUMN
 from distsim.planning.sweep.run_sweep import SweepResult
 
-#: Curves at most.
+#: The largest number of curves.
 MAX_CURVES = 8
 _WIDTH, _HEIGHT, _LEFT, _TOP, _PITCH = 430.0, 300.0, 84.0, 96.0, 590.0
-#: Curves differ in dashes and marks too.
+#: Curves also differ in dashes and markers.
 _DASHES = ("", "7 4", "2 3", "10 3 2 3", "4 4", "12 4", "1 4", "8 2 2 2")
-#: Keys whose values are how many ranks there are.
+#: Keys whose values set the number of ranks.
 _WORLD_SIZE_KEYS = ("world", "mesh", "nodes", "ranks_per_node", "dp", "gpus", "ranks")
 
 SweepRow = Mapping[str, str]
@@ -58,14 +58,14 @@ def sweep_svg(swept: SweepResult, name: str = "") -> str:
     choice of the others.
     """
     rows = [row for row in swept.rows if row["outcome"] == "completes"]
-    draw, title = SvgDrawing(), f"{clipped(name or 'sweep', 60)}: time over what was swept"
+    draw, title = SvgDrawing(), f"{clipped(name or 'sweep', 60)}: time of each point"
     draw.text(16, 26, title, 17, bold=True)
     refused = len(swept.rows) - len(rows)
     draw.text(
         16,
         46,
-        f"{len(rows)} points"
-        + (f"; {refused} do not complete and are not drawn" if refused else ""),
+        f"{len(rows)} points complete"
+        + (f"; {refused} do not and are not drawn" if refused else ""),
         12,
         colour=GREY,
     )
@@ -107,7 +107,7 @@ def _is_positive_number(text: str) -> bool:
 
 
 def _time_ns(row: SweepRow) -> int:
-    """The time of an iteration where there are several, else of the run."""
+    """The time of an iteration if there are several, else of the run."""
     return int(row["iteration_ns"] or row["makespan_ns"])
 
 
@@ -157,11 +157,14 @@ class _SweepCurves:
         return _LEFT + 20 + self.x.at(value), _TOP + _HEIGHT - self.y.at(ns)
 
     def draw(self) -> float:
-        """Draws everything; returns how far down it goes."""
+        """Draw everything; returns the bottom edge."""
         draw = self.canvas
-        every = any(row["iteration_ns"] for _, some in self.curves for row in some)
+        has_iterations = any(row["iteration_ns"] for _, some in self.curves for row in some)
         _draw_frame(
-            draw, _LEFT, self.y, (self.over, "time of an iteration" if every else "time of the run")
+            draw,
+            _LEFT,
+            self.y,
+            (self.over, "time of an iteration" if has_iterations else "time of the run"),
         )
         free = -100.0
         for value in self.values:
@@ -196,7 +199,7 @@ class _SweepCurves:
         self.canvas.path(outline, STROKES[place % len(STROKES)] + "2E")
 
     def _ideals(self) -> None:
-        """From the first point of the best curve: what perfect scaling would take."""
+        """Perfect strong and weak scaling, from the first point of the best curve."""
         first, last = self.curves[0][1][0], self.values[-1]
         begin, ns = float(first[self.over]), _time_ns(first)
         self.canvas.line(self.at(begin, ns), self.at(last, ns), GREY, 1.4, dash="3 3")
@@ -223,11 +226,13 @@ class _SweepCurves:
             draw.text(54, y + 4, clipped(name, 70), 12)
             y += 20
         if self.left_out:
-            draw.text(16, y + 4, f"{self.left_out} slower choices are not drawn", 12, colour=GREY)
+            draw.text(
+                16, y + 4, f"{self.left_out} slower configurations are not drawn", 12, colour=GREY
+            )
             y += 20
         for dash, words in (
-            ("8 4", "strong scaling, perfect: the work is divided"),
-            ("3 3", "weak scaling, perfect: each has as much"),
+            ("8 4", "perfect strong scaling: the same total work"),
+            ("3 3", "perfect weak scaling: the same work per rank"),
         ):
             if self.sized:
                 draw.line((16, y), (46, y), GREY, 1.4, dash=dash)
@@ -241,7 +246,7 @@ def _path_through(points: Sequence[tuple[float, float]]) -> str:
 
 
 def _draw_marker(draw: SvgDrawing, x: float, y: float, place: int, colour: str, tip: str) -> None:
-    """A mark for each curve, told apart by its shape."""
+    """A marker of a curve; its shape depends on the number of the curve."""
     if place % 4 == 0:
         draw.circle(x, y, 4, colour, tip, WHITE)
     elif place % 4 == 1:
@@ -257,10 +262,10 @@ def _draw_marker(draw: SvgDrawing, x: float, y: float, place: int, colour: str, 
 
 
 def _draw_bars(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequence[str]) -> float:
-    """Where nothing swept is a number: a bar for each point, the fastest first."""
+    """If no swept value is a number: a bar for each point, fastest first."""
     order = sorted(rows, key=_time_ns)[:16]
     most = max(_time_ns(row) for row in order)
-    draw.text(_LEFT, _TOP - 10, "time, the fastest first", 12, bold=True)
+    draw.text(_LEFT, _TOP - 10, "time, fastest first", 12, bold=True)
     y = _TOP
     for row in order:
         words = clipped(", ".join(f"{name} {row[name]}" for name in names), 60)
@@ -298,8 +303,8 @@ def _draw_pareto_plot(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequenc
         left,
         y,
         (
-            "memory of the fullest rank, % of its device",
-            "time over memory; joined: nobody is faster with less",
+            "peak memory of the fullest rank, % of its device",
+            "time over memory; line: Pareto-optimal points",
         ),
     )
     for share in (0, 25, 50, 75, 100):
@@ -322,8 +327,9 @@ def _draw_pareto_plot(draw: SvgDrawing, rows: Sequence[SweepRow], names: Sequenc
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Numbers of the points that no other beats: none has less of both. From the least of the first
-    on; of equal ones the first.
+    """Indices of the Pareto-optimal points: no other point is smaller in both values.
+
+    They are sorted by the first value. Of equal points, only the first is included.
     """
     found: list[int] = []
     for i in sorted(range(len(points)), key=lambda i: (points[i], i)):

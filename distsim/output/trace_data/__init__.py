@@ -1,4 +1,4 @@
-"""What several outputs show of a trace, as plain data: the selected part of a run, time spans,
+"""Data about a trace that several outputs show: the selected part of a run, time spans,
 activity of ranks, lanes of equal ranks, matched messages, traffic, memory over time, how a partial
 run ended; no layout and no drawing.
 """

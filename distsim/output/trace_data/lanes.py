@@ -1,9 +1,8 @@
-"""Fold, don't cut: equal ranks are one lane, equal steps are one step, and what differs stands
-alone.
+"""Folding: equal ranks share a lane, and equal steps are drawn once.
 
-All views fold by this one rule. Ranks are *equal* where every call agrees in operation, name, size
-and all its times; *alike* where they agree but for the times. Ranks that must be seen (slow, dead,
-on the critical path) keep a lane of their own.
+All views fold by the same rule. Ranks are *equal* if every call agrees in operation, name, size and
+all times. Ranks of one *pattern* (``alike`` in the code) agree in everything except the times.
+Important ranks (slow, dead, on the critical path) keep a lane of their own.
 """
 
 from __future__ import annotations
@@ -30,8 +29,10 @@ _HASH_MULTIPLIER: Final = np.uint64(
 
 
 class RankLane(NamedTuple):
-    """Ranks that are drawn as one. ``like``: equal in all, alike but for their times, or what is
-    left (mixed).
+    """Ranks that are drawn as one.
+
+    ``like``: ``equal`` in everything, ``alike`` except for their times, or ``mixed``: ranks that
+    share nothing but the lack of a lane of their own.
     """
 
     ranks: tuple[int, ...]
@@ -42,20 +43,25 @@ class RankLane(NamedTuple):
         return self.ranks[0]
 
     @property
+    def drawn_ranks(self) -> tuple[int, ...]:
+        """The ranks whose activity is drawn: one of equal ranks is enough."""
+        return self.ranks[:1] if self.like == "equal" else self.ranks
+
+    @property
     def title(self) -> str:
         return f"rank {self.first}" if len(self.ranks) == 1 else f"ranks {rank_list(self.ranks, 2)}"
 
     @property
     def about(self) -> str:
-        """``8 equal ranks``; empty for a single one."""
-        words = {"equal": "equal ranks", "alike": "alike, mean", "mixed": "ranks, mean"}
+        """``8 identical ranks``; empty for a single rank."""
+        words = {"equal": "identical ranks", "alike": "similar ranks, mean", "mixed": "ranks, mean"}
         return f"{len(self.ranks)} {words[self.like]}" if len(self.ranks) > 1 else ""
 
 
 @dataclass(frozen=True)
 class EqualSteps:
-    """Neighbouring iterations that take the same time in the same way: the first one, how many, and
-    from when to when it lasts.
+    """Consecutive equal iterations: the number of the first, the number of iterations (``times``),
+    and the start and end of the first.
     """
 
     first: int
@@ -65,7 +71,7 @@ class EqualSteps:
 
 
 class RankRows:
-    """The rows of each rank, in order, whatever the order of the trace's own."""
+    """The rows of each rank, in order, for any order of the trace's rows."""
 
     def __init__(self, trace: Trace) -> None:
         rank = trace["rank"]
@@ -89,12 +95,14 @@ def group_ranks_into_lanes(
     keep: NDArray[np.bool_] | None = None,
     beside: Trace | None = None,
 ) -> tuple[RankLane, ...]:
-    """Lanes of the ranks, by their lowest rank, at most about ``most`` of them.
+    """Lanes of the ranks, sorted by their lowest rank; about ``most`` of them.
 
-    ``alone``: ranks that get a lane of their own if they differ from all others. ``keep``: which
-    rows count, all when left out. ``beside``: another run, in which ranks of one lane are equal
-    too. First equal ranks share a lane; if that leaves too many, those that are alike; then what is
-    left goes as one.
+    ``alone``: ranks that get a lane of their own if they differ from all others. ``keep``: the
+    rows that count; None: all. ``beside``: another run, in which the ranks of a lane must be equal
+    as well.
+
+    First, equal ranks share a lane. If there are still too many lanes, ranks that differ only in
+    their times share one, and the remaining ranks share the last lane.
     """
     chosen = np.asarray(ranks, dtype=np.int64)
 
@@ -138,18 +146,14 @@ def group_ranks_into_lanes(
 def symmetric_ranks(
     trace: Trace, ranks: Sequence[int], keep: NDArray[np.bool_] | None = None
 ) -> list[tuple[int, ...]]:
-    """Ranks that make the same calls, whenever they make them: by class, in order of their lowest
-    ranks.
-    """
+    """Classes of ranks that make the same calls, at any times, sorted by their lowest ranks."""
     return sorted(
         _ranks_by_signature(np.asarray(ranks, dtype=np.int64), _rank_signatures(trace, False, keep))
     )
 
 
 def _ranks_by_signature(ranks: Ints, signatures: HashArray) -> list[tuple[int, ...]]:
-    """Ranks by their signature: the largest class first, of two that are as large the one with the
-    lowest rank.
-    """
+    """Classes of ranks with equal signatures: the largest class first, then by lowest rank."""
     found: dict[int, list[int]] = {}
     for rank, signature in zip(ranks.tolist(), signatures[ranks].tolist(), strict=True):
         found.setdefault(signature, []).append(rank)
@@ -157,8 +161,8 @@ def _ranks_by_signature(ranks: Ints, signatures: HashArray) -> list[tuple[int, .
 
 
 def _rank_signatures(trace: Trace, times: bool, keep: NDArray[np.bool_] | None) -> HashArray:
-    """A number for each rank that tells what it does; equal for equal ranks (a 64-bit hash: by
-    chance for one pair in 10^19).
+    """A hash of each rank's calls: equal for equal ranks. Different ranks have the same 64-bit hash
+    with a probability of about 1 in 10^19.
     """
     rank, size = trace["rank"].astype(np.int64), trace.world_size
     rows = np.arange(len(rank)) if keep is None else np.flatnonzero(keep)
@@ -182,7 +186,7 @@ def _rank_signatures(trace: Trace, times: bool, keep: NDArray[np.bool_] | None) 
 
 
 def _paired_hashes(words: HashArray, others: HashArray) -> HashArray:
-    """One number for two; a rank that takes part in one run only counts as 0 in the other."""
+    """One hash for each pair. A rank that is in one run only counts as 0 in the other."""
     size = max(len(words), len(others))
     return _mixed_hashes(
         np.pad(words, (0, size - len(words))), np.pad(others, (0, size - len(others)))
@@ -190,9 +194,7 @@ def _paired_hashes(words: HashArray, others: HashArray) -> HashArray:
 
 
 def row_hashes(trace: Trace, rows: Ints, times: bool, offset: Ints | int) -> HashArray:
-    """A number for each row: what is called, how much, and (with ``times``) when, less
-    ``offset``.
-    """
+    """A hash of each row: call, size, and (with ``times``) the times minus ``offset``."""
     words = np.zeros(len(rows), dtype=np.uint64)
     for name in ("op", "name", "nbytes", "part"):
         words = _mixed_hashes(words, trace[name][rows].astype(np.int64).view(np.uint64))
@@ -221,11 +223,9 @@ def _mixed_hashes(words: HashArray, more: HashArray) -> HashArray:
 
 
 def group_equal_steps(trace: Trace, ranks: Sequence[int]) -> tuple[EqualSteps, ...]:
-    """The iterations of the run as the ranks do them, equal neighbours as one; empty where there
-    are none.
+    """The iterations of the run, with consecutive equal ones joined; empty if there are none.
 
-    Two are equal where all that starts and ends in them does so at the same distance from their
-    start.
+    Iterations are equal if all calls in them start and end at the same times after their start.
     """
     iteration = trace["iteration"]
     count = int(iteration.max()) + 1 if len(iteration) else 0
@@ -255,6 +255,25 @@ def group_equal_steps(trace: Trace, ranks: Sequence[int]) -> tuple[EqualSteps, .
             found.append(EqualSteps(number, 1, begun, over))
         last = (word, length)
     return tuple(found)
+
+
+def most_repeated_step(steps: Sequence[EqualSteps]) -> EqualSteps | None:
+    """The steps that most others are equal to, the first of several; None if there are no steps."""
+    return max(steps, key=lambda step: (step.times, -step.first), default=None)
+
+
+def representative_step(trace: Trace, ranks: Iterable[int]) -> tuple[tuple[int, int] | None, str]:
+    """The start and end of the step that most others are equal to, and a text about it.
+
+    None and an empty text if the run has less than two steps.
+    """
+    steps = group_equal_steps(trace, sorted(ranks))
+    step = most_repeated_step(steps)
+    if step is None:
+        return None, ""
+    count = sum(step.times for step in steps)
+    equal = f", × {step.times} identical" if step.times > 1 else ""
+    return (step.start_ns, step.end_ns), f"step {step.first} of {count}{equal}"
 
 
 def _step_hashes(trace: Trace, rows: Ints, offset: Ints, edges: Ints) -> HashArray:

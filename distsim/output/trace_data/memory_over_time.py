@@ -1,6 +1,4 @@
-"""How full a rank's memory is over a run: what is stated as a peak, with activations as they come
-and go.
-"""
+"""The memory of ranks over a run: the stated peaks, with activations that grow and shrink."""
 
 from __future__ import annotations
 
@@ -13,22 +11,27 @@ from numpy.typing import NDArray
 from distsim.checker.detectors.peak_memory import PeakMemory
 from distsim.operations.registry import COMPUTE_OPS
 from distsim.output.trace_data.activity import pass_letter
-from distsim.output.trace_data.lanes import Ints, RankRows, group_equal_steps
+from distsim.output.trace_data.lanes import Ints, RankRows
 from distsim.trace.model import Trace
 
 Floats = NDArray[np.float64]
 
 
 class ActivationCurve(NamedTuple):
-    """How much of its peak a kind has at each instant, 0 to 1; linear between instants."""
+    """The share of its peak (0 to 1) that a kind of memory has at each instant; linear between
+    instants.
+    """
 
     at_ns: Ints
     share: Floats
 
 
 class MemoryProfile(NamedTuple):
-    """Ranks that hold the same over time. ``parts``: bytes of each kind at the peak; ``share``: of
-    the activations, None where no passes tell when they come and go."""
+    """Ranks with equal memory over time.
+
+    ``parts``: bytes of each kind at the peak. ``share``: the curve of the activations; None if the
+    ranks make no forward and backward passes.
+    """
 
     name: str
     ranks: tuple[int, ...]
@@ -40,9 +43,10 @@ class MemoryProfile(NamedTuple):
         return sum(self.parts.values())
 
     def levels(self) -> Iterator[tuple[int, dict[str, int]]]:
-        """Bytes of each kind from an instant on, as an allocator would have them: there from the
-        start of what fills them, to the end of what frees them. Other kinds than activations don't
-        change."""
+        """Bytes of each kind from each instant on, as an allocator counts them: a pass that makes
+        activations allocates them at its start, and a pass that frees them does so at its end.
+        Other kinds do not change.
+        """
         most = self.parts.get("activations", 0)
         if self.share is None or not most:
             yield 0, dict(self.parts)
@@ -60,11 +64,10 @@ def memory_profiles(
     ranks: Iterable[int],
     inside: tuple[int, int] | None = None,
 ) -> list[MemoryProfile]:
-    """What these ranks hold, the fullest first; ranks with the same parts and the same passes as
-    one.
+    """The memory of these ranks, the fullest first; ranks with equal parts and passes are joined.
 
     Entries of one rank's peak add up. ``inside``: only passes that begin and end within this time
-    (ns) fill and free.
+    range (ns) change the activations.
     """
     chosen, parts, names = set(ranks), dict[int, dict[str, int]](), dict[int, list[str]]()
     for one in stated:
@@ -94,26 +97,11 @@ def memory_profiles(
     return sorted(whole, key=lambda one: (-one.total, one.ranks))
 
 
-def representative_step(trace: Trace, ranks: Iterable[int]) -> tuple[tuple[int, int] | None, str]:
-    """Of several steps the one that stands for most: its time, and words on it; None and nothing
-    where there is one step or none.
-    """
-    steps = group_equal_steps(trace, sorted(ranks))
-    count = sum(step.times for step in steps)
-    if count < 2:
-        return None, ""
-    step = max(steps, key=lambda s: (s.times, -s.first))
-    return (step.start_ns, step.end_ns), f"step {step.first} of {count}" + (
-        f", × {step.times} equal" if step.times > 1 else ""
-    )
-
-
 def activation_curve(trace: Trace, rows: Ints) -> ActivationCurve | None:
-    """The activations of the rank whose rows these are; None where it makes no forward and backward
-    passes.
+    """The activations of one rank, from its rows; None if it makes no forward and backward passes.
 
-    They grow with the time of forward passes and shrink with that of backward ones, as many as
-    there are of each; where a backward pass comes in two halves, the second one frees
+    They grow in proportion to the time in forward passes and shrink in proportion to the time in
+    backward passes. If backward passes have two halves, the second half frees
     (`distsim.scenario.strategies.training_step.memory_footprint.peak_activation_bytes`).
     """
     names = [pass_letter(str(name)) for name in trace.tables["name"]] + [""]
@@ -137,9 +125,7 @@ def activation_curve(trace: Trace, rows: Ints) -> ActivationCurve | None:
 
 
 def _completed_share(start: Ints, end: Ints, edges: Ints) -> Floats:
-    """Which share of the time of some passes is over at each edge; passes of a rank don't
-    overlap.
-    """
+    """The share of the passes' total time that is over at each edge; passes do not overlap."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     total = np.concatenate([[0], np.cumsum(end - start)])
@@ -155,5 +141,4 @@ __all__ = [
     "ActivationCurve",
     "activation_curve",
     "memory_profiles",
-    "representative_step",
 ]

@@ -1,9 +1,10 @@
-"""The messages of a run from point to point: who sent what to whom, which receive took it, and
-which other it could have taken.
+"""The point-to-point messages of a run: sender, receiver, which receive took each message, and
+which others that receive could have taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +14,16 @@ from distsim.operations.registry import OPERATIONS
 from distsim.trace.model import Trace
 
 Ints = NDArray[np.int64]
+#: Operations that send or receive a message, including signals of one-sided transfers.
 _SEND_OPS = tuple(name for name, row in OPERATIONS.items() if row.direction == "send")
 _RECV_OPS = tuple(name for name, row in OPERATIONS.items() if row.direction == "recv")
 
 
 class MatchedMessages(NamedTuple):
-    """Column by column, in the order of the sends. ``left_ns``: when it is on its way; ``came_ns``:
-    when the receive has it; ``send`` and ``recv`` are rows of the trace."""
+    """One column for each fact, in the order of the sends.
+
+    ``source`` and ``target`` are ranks; ``send`` and ``recv`` are rows of the trace.
+    """
 
     source: Ints
     target: Ints
@@ -33,8 +37,8 @@ class MatchedMessages(NamedTuple):
 
 
 class AlternativeMatch(NamedTuple):
-    """A receive from any source (a row), and a send (a row) that it could have taken in place of
-    the one that it took.
+    """A receive from any source, and a send whose message it could have taken instead; both are
+    rows of the trace.
     """
 
     recv: int
@@ -42,82 +46,112 @@ class AlternativeMatch(NamedTuple):
 
 
 def matched_messages(trace: Trace, end_ns: int) -> MatchedMessages:
-    """The messages that were taken; one that is still on its way arrives at ``end_ns``."""
+    """The messages that a receive took. One that is still in flight arrives at ``end_ns``."""
     match = trace["match"]
-    sends, recvs = (
-        np.flatnonzero(trace.ops(*ops) & (match >= 0)) for ops in (_SEND_OPS, _RECV_OPS)
-    )
-    recvs = recvs[np.argsort(match[recvs], kind="stable")]
-    at = np.searchsorted(match[recvs], match[sends])
-    met = at < len(recvs)
-    met[met] = match[recvs[at[met]]] == match[sends[met]]
-    send, recv = sends[met], recvs[at[met]]
-    left = np.where(
-        trace["started_ns"][send] >= 0, trace["started_ns"][send], trace["posted_ns"][send]
-    )
-    came = np.where(trace["finished_ns"][recv] >= 0, trace["finished_ns"][recv], end_ns)
-    keep = left >= 0
+    sends = np.flatnonzero(trace.ops(*_SEND_OPS) & (match >= 0))
+    receives = np.flatnonzero(trace.ops(*_RECV_OPS) & (match >= 0))
+    receives = receives[np.argsort(match[receives], kind="stable")]
+    place = np.searchsorted(match[receives], match[sends])
+    has_receive = place < len(receives)
+    has_receive[has_receive] = match[receives[place[has_receive]]] == match[sends[has_receive]]
+    send, receive = sends[has_receive], receives[place[has_receive]]
+    started, finished = trace["started_ns"][send], trace["finished_ns"][receive]
+    sent_ns = np.where(started >= 0, started, trace["posted_ns"][send])
+    received_ns = np.maximum(np.where(finished >= 0, finished, end_ns), sent_ns)
     rank = trace["rank"].astype(np.int64)
-    found = (rank[send], rank[recv], left, np.maximum(came, left), send, recv)
-    return MatchedMessages(*(column[keep].astype(np.int64) for column in found))
+    columns = (rank[send], rank[receive], sent_ns, received_ns, send, receive)
+    was_posted = sent_ns >= 0
+    return MatchedMessages(*(column[was_posted].astype(np.int64) for column in columns))
+
+
+class LaneMessage(NamedTuple):
+    """A message between two lanes of a picture, with the rows of its send and its receive."""
+
+    sender_lane: int
+    receiver_lane: int
+    send: int
+    receive: int
+
+
+def messages_between_lanes(trace: Trace, lane_of: Mapping[int, int]) -> Iterator[LaneMessage]:
+    """The matched messages between ranks of different lanes, in the order of their sends.
+
+    Signals of one-sided transfers are not messages here.
+    """
+    matched = trace["match"] >= 0
+    sends = np.flatnonzero(trace.ops("send", "isend") & matched)
+    receives = np.flatnonzero(trace.ops("recv", "irecv") & matched)
+    receive_of = dict(zip(trace["match"][receives].tolist(), receives.tolist(), strict=True))
+    for send in sends.tolist():
+        receive = receive_of.get(int(trace["match"][send]))
+        if receive is None:
+            continue
+        sender = lane_of.get(int(trace["rank"][send]))
+        receiver = lane_of.get(int(trace["rank"][receive]))
+        if sender is not None and receiver is not None and sender != receiver:
+            yield LaneMessage(sender, receiver, send, receive)
 
 
 def unmatched_rows(trace: Trace) -> Ints:
-    """Rows of sends and receives that were made and met nobody."""
+    """Rows of posted sends and receives that no call of another rank matched."""
     return np.flatnonzero(
         trace.ops(*_SEND_OPS, *_RECV_OPS) & (trace["match"] < 0) & (trace["posted_ns"] >= 0)
     )
 
 
 def alternative_matches(trace: Trace, found: MatchedMessages) -> tuple[AlternativeMatch, ...]:
-    """What receives from any source could have taken, in the order of the trace.
+    """Other messages that receives from any source could have taken, in the order of the trace.
 
-    Another sender's first message with the same tag in the same group, for which no receive
-    before this one had a use, and which was sent before this receive had what it took: so it did
-    not come about because of it. Messages of one sender do not overtake each other (MPI 4.1,
+    Such a message is the first one of another sender with the same tag in the same group. No
+    earlier receive took it, and it was posted before this receive had its message, so it cannot be
+    a consequence of this receive. Messages of one sender do not overtake each other (MPI 4.1,
     section 3.5).
     """
-    peer, tag, group, posted = trace["peer"], trace["tag"], trace["group"], trace["posted_ns"]
-    boxes: dict[
-        tuple[int, int, int], list[tuple[int, int]]
-    ] = {}  # (receiver, tag, group) -> (send, its receive)
-    for send, recv, target in zip(
-        found.send.tolist(), found.recv.tolist(), found.target.tolist(), strict=True
-    ):
-        boxes.setdefault((target, int(tag[send]), int(group[send])), []).append((send, recv))
-    for row in unmatched_rows(trace).tolist():
-        if (
-            peer[row] >= 0
-            and OPERATIONS[trace.text("op", int(trace["op"][row]))].direction == "send"
-        ):
-            boxes.setdefault((int(peer[row]), int(tag[row]), int(group[row])), []).append(
-                (row, len(trace))
-            )
-    made = []
-    for send, recv, came in zip(
-        found.send.tolist(), found.recv.tolist(), found.received_ns.tolist(), strict=True
-    ):
-        if peer[recv] >= 0:
+    peer, rank, tag, group = trace["peer"], trace["rank"], trace["tag"], trace["group"]
+    posted = trace["posted_ns"]
+    mailboxes = _mailboxes(trace, found)
+    alternatives = []
+    columns = (found.send.tolist(), found.recv.tolist(), found.received_ns.tolist())
+    for send, receive, received_ns in zip(*columns, strict=True):
+        is_from_any_source = peer[receive] < 0
+        if not is_from_any_source:
             continue
-        box = boxes[int(trace["rank"][recv]), int(tag[send]), int(group[send])]
-        first: dict[int, int] = {}
-        for other, taker in box:
-            if taker > recv and posted[other] < came:
-                first[int(trace["rank"][other])] = min(
-                    other, first.get(int(trace["rank"][other]), other)
-                )
-        made += [
-            AlternativeMatch(recv, other)
-            for other in first.values()
-            if trace["rank"][other] != trace["rank"][send]
-        ]
-    return tuple(sorted(made))
+        first_of_sender: dict[int, int] = {}
+        for other, taker in mailboxes[int(rank[receive]), int(tag[send]), int(group[send])]:
+            if taker > receive and posted[other] < received_ns:
+                sender = int(rank[other])
+                first_of_sender[sender] = min(other, first_of_sender.get(sender, other))
+        first_of_sender.pop(int(rank[send]), None)
+        alternatives += [AlternativeMatch(receive, other) for other in first_of_sender.values()]
+    return tuple(sorted(alternatives))
+
+
+def _mailboxes(
+    trace: Trace, found: MatchedMessages
+) -> dict[tuple[int, int, int], list[tuple[int, int]]]:
+    """All messages by receiver, tag and group: the row of the send, and of the receive that took
+    it. Unmatched sends have a receive after all rows.
+    """
+    peer, tag, group = trace["peer"], trace["tag"], trace["group"]
+    boxes: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    columns = (found.send.tolist(), found.recv.tolist(), found.target.tolist())
+    for send, receive, receiver in zip(*columns, strict=True):
+        key = (receiver, int(tag[send]), int(group[send]))
+        boxes.setdefault(key, []).append((send, receive))
+    for row in unmatched_rows(trace).tolist():
+        operation = OPERATIONS[trace.text("op", int(trace["op"][row]))]
+        if operation.direction == "send" and peer[row] >= 0:
+            key = (int(peer[row]), int(tag[row]), int(group[row]))
+            boxes.setdefault(key, []).append((row, len(trace)))
+    return boxes
 
 
 __all__ = [
     "AlternativeMatch",
+    "LaneMessage",
     "MatchedMessages",
     "unmatched_rows",
     "alternative_matches",
     "matched_messages",
+    "messages_between_lanes",
 ]

@@ -60,12 +60,14 @@ def parse_number_ranges(text: str, what: str) -> tuple[int, ...]:
     for piece in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", piece)
         if match is None:
-            raise UsageError(f"{what} {text!r} is no list of numbers", f"write `--{what} 0-3,8`")
+            raise UsageError(
+                f"{what}: {text!r} is not a list of numbers", f"for example `--{what} 0-3,8`"
+            )
         first, last = int(match[1]), int(match[2] or match[1])
         if last < first or last - first >= _MAX_NUMBERS:
             raise UsageError(
-                f"{what} {piece.strip()} is no range",
-                f"the lower number comes first: `--{what} 0-3,8`",
+                f"{what}: {piece.strip()} is not a range",
+                f"put the lower number first, for example `--{what} 0-3,8`",
             )
         found.update(range(first, last + 1))
     return tuple(sorted(found))
@@ -79,8 +81,8 @@ def _parse_time_range(text: str) -> tuple[int, int]:
         start, end = 0, 0
     if not dots or start >= end:
         raise UsageError(
-            f"time {text!r} is no stretch of time",
-            "write from and to with their units: `--time '1 ms..2.5 ms'`",
+            f"time: {text!r} is not a time range",
+            "give start and end with units, for example `--time '1 ms..2.5 ms'`",
         )
     return start, end
 
@@ -92,8 +94,8 @@ def selected_ranks(part: RunSelection, trace: Trace) -> tuple[int, ...]:
     ranks = tuple(rank for rank in ranks if rank < size)
     if not ranks and size:
         raise UsageError(
-            f"no rank of {rank_list(part.ranks or ())} takes part",
-            f"the run has the ranks 0 to {size - 1}",
+            f"the run has no rank {rank_list(part.ranks or ())}",
+            f"its ranks are 0 to {size - 1}",
         )
     if part.group is None:
         return ranks
@@ -104,7 +106,7 @@ def selected_ranks(part: RunSelection, trace: Trace) -> tuple[int, ...]:
     found = tuple(rank for rank in ranks if rank in members)
     if not found:
         raise UsageError(
-            f"none of the ranks is in the group {part.group}", "leave out --ranks, or name others"
+            f"none of these ranks is in group {part.group}", "remove --ranks, or select other ranks"
         )
     return found
 
@@ -114,7 +116,7 @@ def absent_ranks_text(part: RunSelection, world_size: int) -> str:
     absent = tuple(rank for rank in part.ranks or () if rank >= world_size)
     if not absent:
         return ""
-    return f"there is no rank {rank_list(absent)}: the run has the ranks 0 to {world_size - 1}"
+    return f"the run has no rank {rank_list(absent)}; its ranks are 0 to {world_size - 1}"
 
 
 def group_ids_named(name: str, trace: Trace) -> tuple[int, ...]:
@@ -128,8 +130,8 @@ def group_ids_named(name: str, trace: Trace) -> tuple[int, ...]:
 
         families = list(dict.fromkeys(axes))
         raise UsageError(
-            f"there is no group {name}{did_you_mean(name, families)}",
-            f"there is {', '.join(families[:12]) or 'none'}",
+            f"no group `{name}`{did_you_mean(name, families)}",
+            f"known: {', '.join(families[:12]) or 'none'}",
         )
     return found
 
@@ -139,7 +141,8 @@ def time_window(part: RunSelection, trace: Trace, end_ns: int) -> tuple[int, int
     start, end = part.time or (0, end_ns)
     if start >= end_ns > 0:
         raise UsageError(
-            f"nothing happens from {show_ns(start)} on", f"the run ends at {show_ns(end_ns)}"
+            f"the time range starts after the end of the run ({show_ns(end_ns)})",
+            f"choose a start before {show_ns(end_ns)}",
         )
     if part.steps is not None:
         first, last = step_time_ranges(trace)
@@ -147,8 +150,8 @@ def time_window(part: RunSelection, trace: Trace, end_ns: int) -> tuple[int, int
         steps = [step for step in existing if last[step] >= 0]
         if not steps:
             raise UsageError(
-                f"no step {part.steps[0]}",
-                f"the run has the steps 0 to {len(first) - 1}" if len(first) else "",
+                f"the run has no step {part.steps[0]}",
+                f"its steps are 0 to {len(first) - 1}" if len(first) else "",
             )
         start = max(start, int(first[steps].min()))
         end = min(end, int(last[steps].max()))

@@ -1,5 +1,6 @@
-"""Who sends how much to whom over a run: messages as they were, collectives by their usual
-algorithms.
+"""The bytes that each rank sends to each other rank over a run.
+
+Messages count as they were sent; a collective counts by its first algorithm.
 """
 
 from __future__ import annotations
@@ -17,15 +18,17 @@ from distsim.output.trace_data.messages import matched_messages
 from distsim.trace.model import Trace
 
 Bytes = NDArray[np.int64]
-#: Rows of a table at most; more ranks are taken together, machine by machine.
+#: The largest number of rows; with more ranks, the ranks of a node (or of several) share a row.
 MAX_MATRIX_ROWS = 64
 _COLLECTIVE_OPS = tuple(name for name, row in OPERATIONS.items() if row.kind == "collective")
 
 
 class TrafficMatrix(NamedTuple):
-    """``sent[i, j]``: bytes from block i to block j, blocks of ``block`` neighbouring ranks.
-    ``by``: operation -> its algorithm. ``ranks``: those that the rows are, where they were
-    chosen."""
+    """``sent[i, j]``: bytes from block i to block j, in blocks of ``block`` neighbouring ranks.
+
+    ``by``: the algorithm of each operation. ``ranks``: the ranks of the rows, if they were
+    selected.
+    """
 
     sent: Bytes
     block: int
@@ -34,8 +37,8 @@ class TrafficMatrix(NamedTuple):
 
 
 def ranks_per_row(trace: Trace) -> int:
-    """Ranks that share a row of a table: one where there is room, else those of a machine, or of
-    several.
+    """The number of ranks that share a row: one if there is room, else those of a node or of
+    several nodes.
     """
     world, local = trace.world_size, max(int(trace.header.get("local_size") or 0), 1)
     if world <= MAX_MATRIX_ROWS:
@@ -50,7 +53,9 @@ def ranks_per_row(trace: Trace) -> int:
 def measure_traffic(
     trace: Trace, block: int = 1, groups: tuple[int, ...] | None = None
 ) -> TrafficMatrix:
-    """What each block of ranks sends to each. ``groups``: only what is of these, all when None."""
+    """The bytes from each block of ranks to each other. ``groups``: only traffic in these groups;
+    None: all.
+    """
     size = -(-max(trace.world_size, 1) // block)
     sent, by = np.zeros((size, size), dtype=np.int64), dict[str, str]()
     found = matched_messages(trace, trace.makespan_ns)
@@ -82,7 +87,7 @@ def measure_traffic(
 def _collective_counts(
     trace: Trace, groups: tuple[int, ...] | None
 ) -> dict[tuple[str, int, int, int], int]:
-    """(operation, group, bytes, root) -> how often it met."""
+    """The number of matched collectives by (operation, group, bytes, root)."""
     rows = np.flatnonzero(
         trace.ops(*_COLLECTIVE_OPS) & (trace["match"] >= 0) & (trace["nbytes"] > 0)
     )
@@ -99,7 +104,7 @@ def _collective_counts(
 def algorithm_transfers(
     algorithm: CollectiveAlgorithm, n: int, root: int = 0
 ) -> tuple[Bytes, Bytes, Bytes]:
-    """Group ranks that send, that receive, and how many chunks, over all rounds."""
+    """Columns over all rounds: sending group rank, receiving group rank, number of chunks."""
     return _cached_transfers(algorithm, n, root)
 
 

@@ -1,4 +1,4 @@
-"""Calls in a few words, as boxes show them."""
+"""Short texts about calls, for the boxes of diagrams."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _MAX_LABEL_WIDTH = 34
 
 
 def ranks_in_words(ranks: Sequence[int], most: int = 6) -> str:
-    """``ranks 0-3, 7``: runs of three and more are drawn together; at most ``most`` runs are
-    named.
+    """``ranks 0-3, 7``: runs of three or more are shortened, and at most ``most`` runs are
+    listed.
     """
     runs = consecutive_ranges(sorted(ranks))
     shown = [
@@ -40,7 +40,7 @@ def shape_text(buffer: TensorBuffer) -> str:
 
 
 def tensors_text(call: ResolvedCall) -> str:
-    """What a call reads and writes: ``grad``, ``shard → full``."""
+    """The tensors that a call reads and writes: ``grad``, ``shard → full``."""
     given, got = list(call.inputs + call.reads), list(call.outputs + call.writes + call.adds)
     if given == got or not got:
         return buffers_text(given)
@@ -57,7 +57,7 @@ def group_text(call: ResolvedCall) -> str:
 
 
 def sends_to_peer(call: ResolvedCall) -> bool:
-    """Does it bring something to its peer?"""
+    """Whether the call moves data to its peer."""
     row = OPERATIONS[call.op]
     return row.direction == "send" or (row.kind == "remote" and row.gives == "all")
 
@@ -105,12 +105,12 @@ def call_text(call: ResolvedCall) -> str:
 
 
 def wait_text(program: Program, rank: int, position: int) -> str:
-    """What a ``wait`` waits for: ``irecv act, isend act``."""
+    """The requests that a ``wait`` completes: ``irecv act, isend act``."""
     waited = [
         program.call(rank, position - back) for back in program.code_call(rank, position).waits
     ]
     texts = [f"{c.op} {tensors_text(c)}".strip() for c in waited]
-    return clipped(", ".join(texts), _MAX_LABEL_WIDTH) if texts else "nothing open"
+    return clipped(", ".join(texts), _MAX_LABEL_WIDTH) if texts else "no open request"
 
 
 def place_text(program: Program, rank: int, position: int) -> str:

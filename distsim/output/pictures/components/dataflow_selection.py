@@ -62,9 +62,9 @@ def select_ranks_and_rows(
             rows &= trace["iteration"] == step.first
             count = sum(s.times for s in steps)
             same = (
-                f"which {step.times} of them are equal to"
+                f"one of {step.times} identical steps"
                 if step.times > 1
-                else "the others differ"
+                else "the other steps differ"
             )
             notes.append(f"step {step.first} of {count} is drawn, {same}")
     if len(ranks) <= most:
@@ -75,10 +75,12 @@ def select_ranks_and_rows(
     represented = sum(len(others) for others in represented_ranks.values())
     remaining = len(ranks) - len(shown) - represented
     if represented:
-        notes.append(f"{represented} ranks are alike to one that is drawn")
+        notes.append(
+            f"{represented} ranks are not drawn because they make the same calls as a drawn rank"
+        )
     if remaining:
         notes.append(
-            f"{remaining} more ranks differ from these and are not drawn: choose them with --ranks"
+            f"{remaining} more ranks differ from these and are not drawn; select them with --ranks"
         )
     return DataflowSelection(tuple(sorted(shown)), represented_ranks, rows, tuple(notes))
 

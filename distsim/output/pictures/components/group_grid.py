@@ -71,19 +71,19 @@ class _GroupGrid:
 
     def svg(self) -> str:
         program = self.program
-        title = f"{clipped(program.name, 60)}: machines, GPUs and groups"
+        title = f"{clipped(program.name, 60)}: nodes, GPUs and groups"
         self.draw.text(_MARGIN, 26, title, 17, bold=True)
         mesh = " × ".join(f"{clipped(axis, 24)} {size}" for axis, size in program.mesh.items())
-        about = f"{program.world_size} ranks on {program.nodes} machine{'s' * (program.nodes > 1)}"
+        about = f"{program.world_size} ranks on {program.nodes} node{'s' * (program.nodes > 1)}"
         about += f", mesh {mesh} (outermost first)" if mesh else ""
         self.draw.text(_MARGIN, 46, about, 12, colour=GREY)
         hint = (
-            "A frame is a machine, a cell a GPU (its rank beneath the pointer); "
-            "cells of one colour that touch are one group, a dark line parts two."
+            "Each frame is a node and each cell a GPU (hover over it for its rank). "
+            "Adjacent cells of one colour form a group; dark lines separate groups."
         )
         self.draw.text(_MARGIN, 66, hint, 12, colour=GREY)
         self.draw.outline(_MARGIN + 1, 77, 12, 12, INK, 2.4)
-        self.draw.text(_MARGIN + 20, 88, "the group of rank 0, or the first one", 12)
+        self.draw.text(_MARGIN + 20, 88, "the group of rank 0 (or the first group)", 12)
         y, right = _HEADER_HEIGHT + 12, text_width(hint, 12) + 40
         panels = list(self.families.items()) or [("", [])]
         wide = self.machine[0] * self.per_row
@@ -111,7 +111,7 @@ class _GroupGrid:
             self.draw.text(
                 _MARGIN,
                 bottom,
-                f"{self.left_out} more families of groups are not drawn: choose one with --group",
+                f"{self.left_out} more families of groups are not drawn; select one with --group",
                 11,
                 colour=GREY,
             )
@@ -121,18 +121,18 @@ class _GroupGrid:
     def _titles(self, name: str, groups: Sequence[RankGroup]) -> tuple[str, str]:
         """The number of groups, and the bytes that their ranks exchange."""
         if not groups:
-            return "no groups but the world", ""
+            return "no groups besides the default group", ""
         sizes = sorted({g.size for g in groups})
         of = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         local = all(self.program.node(g.ranks[0]) == self.program.node(g.ranks[-1]) for g in groups)
-        spread = "inside a machine" if local else "across machines"
+        spread = "within a node" if local else "across nodes"
         title = (
             f"{clipped(name, 24)}: {len(groups)} group{'s' * (len(groups) > 1)} of {of}, {spread}"
         )
         return title, self._bytes(groups) or ranks_in_words(groups[0].ranks, 3)
 
     def _bytes(self, groups: Sequence[RankGroup]) -> str:
-        """``16 MiB a rank: all_reduce 12 MiB, send 4 MiB``."""
+        """``16 MiB per rank: all_reduce 12 MiB, send 4 MiB``."""
         trace = self.trace
         if trace is None:
             return ""
@@ -146,10 +146,10 @@ class _GroupGrid:
             sums[trace.text("op", op)] = int(trace["nbytes"][mine & (trace["op"] == op)].sum())
         members = len({r for g in groups for r in g.ranks})
         if not sums:
-            return "they tell each other nothing"
+            return "no traffic in this run"
         first = sorted(sums.items(), key=lambda pair: (-pair[1], pair[0]))[:3]
         parts = ", ".join(f"{op} {show_bytes(total // members)}" for op, total in first)
-        return f"{show_bytes(sum(sums.values()) // members)} a rank: {parts}"
+        return f"{show_bytes(sum(sums.values()) // members)} per rank: {parts}"
 
     def _place(self, rank: int) -> tuple[int, int]:
         """Column and row of a rank's cell in the grid of all cells."""
@@ -177,11 +177,11 @@ class _GroupGrid:
                 self.machine[0] - 4,
                 self.machine[1] - 4,
                 "#F5F7FA",
-                f"machine {machine}",
+                f"node {machine}",
                 LINE_COLOUR,
             )
             if text:
-                self.draw.text(left + 5, top + 11, f"machine {machine}", 9, colour=GREY)
+                self.draw.text(left + 5, top + 11, f"node {machine}", 9, colour=GREY)
             first = machine * self.program.local_size
             for rank in range(first, min(first + self.program.local_size, self.program.world_size)):
                 local = rank - first
@@ -221,7 +221,7 @@ class _GroupGrid:
         said = (
             f"{clipped(group.name, 40)}, group rank {group.group_rank(rank)} of {group.size}"
             if group
-            else "in none of them"
+            else "in none of these groups"
         )
         fill = colours[number] if group else WHITE
         self.draw.rect(

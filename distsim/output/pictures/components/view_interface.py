@@ -103,5 +103,5 @@ def draws_trace_or_run(
 def require_input(part: T | None, what: str) -> T:
     """An input that the view cannot do without. Raises UsageError if it is missing."""
     if part is None:
-        raise UsageError(f"the view needs a {what} and none was given", f"hand in {what}=…")
+        raise UsageError(f"this view needs a {what}", f"pass {what}=…")
     return part

@@ -1,7 +1,7 @@
-"""What a picture is made of: plain records that every writer (DOT, Mermaid) understands.
+"""The elements of a diagram: plain records that every writer (DOT, Mermaid) understands.
 
-Lengths are points (1/72 inch), x to the right and y downwards. Texts are as they are: the writers
-escape them, so a name from a file may hold anything.
+Lengths are points (1/72 inch), x to the right and y downwards. The writers escape all
+texts, so a name from a file may contain anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 from distsim.output.pictures.drawing.palette import INK, LINE_COLOUR, WHITE
 from distsim.output.text_layout import truncated
 
-#: Sizes of text, in points. Nothing a person must read is smaller than SMALL.
+#: Sizes of text, in points. No text is smaller than SMALL_SIZE.
 TITLE_SIZE, NORMAL_SIZE, SMALL_SIZE = 16, 12, 10
 
 
@@ -43,8 +43,11 @@ class TableCell(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DiagramNode:
-    """A box: lines of text, under them a table. ``at`` is its centre and ``size`` its least size,
-    both left out when the layout engine places it.
+    """A box: lines of text, and a table below them.
+
+    ``at`` is its centre and ``size`` its minimum size; both are None if the layout engine places
+    it. ``part_of``: a point that belongs to this box; writers without positions join its arrows to
+    the box.
     """
 
     id: str
@@ -57,9 +60,7 @@ class DiagramNode:
     width: float = 1.0
     at: tuple[float, float] | None = None
     size: tuple[float, float] | None = None
-    part_of: str = (
-        ""  # a point that belongs to this box: writers without positions join its arrows to the box
-    )
+    part_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

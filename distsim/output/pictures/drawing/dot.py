@@ -1,8 +1,8 @@
-"""A `BoxDiagram` as DOT text, and DOT drawn: svg, png, pdf. pygraphviz brings Graphviz along; no
-``dot`` need be installed.
+"""Writes a `BoxDiagram` as DOT text, and draws DOT as svg, png or pdf. pygraphviz includes
+Graphviz, so no ``dot`` command is needed.
 
-Every label is HTML-like and every text in it escaped, so a name from a file can't become markup.
-The text is deterministic; goldens compare it, never the layout.
+Every label is HTML-like and every text in it is escaped, so a name from a file cannot become
+markup. The text is deterministic; tests compare it, never the layout.
 """
 
 from __future__ import annotations
@@ -263,21 +263,21 @@ _PNG_DPI = "144"
 def render_dot(dot: str, fmt: str, engine: str) -> bytes:
     """The picture's bytes. ``fmt``: svg, png or pdf; ``engine``: a layout engine of Graphviz.
 
-    Raises EnvironmentFault where pygraphviz is missing, where it can't write ``fmt``, or where a
-    png would have no letters.
+    Raises EnvironmentFault if pygraphviz is missing or cannot write ``fmt``, or if there is no font
+    for a png.
     """
     try:
         import pygraphviz
     except (ImportError, OSError) as error:
         raise EnvironmentFault(
-            f"pictures need pygraphviz, which can't be loaded: {error}",
-            "pip install 'pygraphviz>=2'; --format mermaid does without",
+            f"drawing needs pygraphviz, which cannot be loaded: {error}",
+            "pip install 'pygraphviz>=2', or use --format mermaid",
         ) from None
     if fmt in ("png", "pdf") and not _has_fonts():
         raise EnvironmentFault(
-            f"a {fmt} needs a font and this machine has none: all letters would be empty boxes",
-            "put a .ttf file into ~/.fonts, install a font package (fonts-dejavu-core), "
-            "or ask for --format svg",
+            f"writing {fmt} needs a font, and this system has none",
+            "install a font package (fonts-dejavu-core), put a .ttf file into ~/.fonts, "
+            "or use --format svg",
         )
     graph = pygraphviz.AGraph(string=dot)
     if fmt == "png":
@@ -287,15 +287,13 @@ def render_dot(dot: str, fmt: str, engine: str) -> bytes:
             return bytes(graph.draw(format=fmt, prog=engine))
     except (OSError, ValueError) as error:
         raise EnvironmentFault(
-            f"pygraphviz can't draw {fmt} here: {error}", "ask for --format svg, dot or mermaid"
+            f"pygraphviz cannot write {fmt} here: {error}", "use --format svg, dot or mermaid"
         ) from None
 
 
 @contextmanager
 def _silence_font_library() -> Iterator[None]:
-    """Keep what the font library has to say of the machine's fonts off the standard error, below
-    Python.
-    """
+    """Suppress messages of the font library, which it writes to the file descriptor of stderr."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

@@ -1,7 +1,8 @@
-"""Columns of boxes with time running down: the shape of the data-flow and start-up pictures.
+"""Columns of boxes with time running downwards, for the data-flow and start-up pictures.
 
-`SequenceDiagram` says what stands in which column and row; `place` turns it into a `BoxDiagram`
-with exact positions, and `distsim.output.pictures.drawing.mermaid` into a sequence diagram.
+`SequenceDiagram` states the column and row of every box; `laid_out_diagram` turns it into a
+`BoxDiagram` with exact positions, and `distsim.output.pictures.drawing.mermaid` turns it into a
+sequence diagram.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ class SequenceParticipant:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBox:
-    """A box in one column. ``in_arrow``: an arrow tells the same, so a sequence diagram leaves the
-    box out.
+    """A box in one column. ``in_arrow``: an arrow has the same content, so a Mermaid sequence
+    diagram omits the box.
     """
 
     id: str
@@ -53,7 +54,7 @@ class SequenceBox:
 
 @dataclass(frozen=True, slots=True)
 class SequenceBand:
-    """What several columns do together. ``cells``: lines under the title, by column."""
+    """A call that several columns make together. ``cells``: lines under the title, by column."""
 
     id: str
     columns: tuple[int, ...]
@@ -69,7 +70,7 @@ Point = tuple[float, float]
 
 
 class LifelinePoint(NamedTuple):
-    """A point on a column's line."""
+    """A point on the line below a column."""
 
     column: int
     row: int
@@ -77,8 +78,8 @@ class LifelinePoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SequenceArrow:
-    """From a box to a box, or to a point of a column's line. ``words``: what a sequence diagram
-    says instead of the label.
+    """From a box to a box, or to a point of a column's line. ``words``: the text of a Mermaid
+    sequence diagram, instead of the label.
     """
 
     tail: str
@@ -330,7 +331,7 @@ class _SequenceLayout:
     def _label(
         self, number: int, arrow: SequenceArrow, tail: Point, head: Point, beside: int
     ) -> None:
-        """Put the label on the arrow, in the gap beside its tail, where nothing else is."""
+        """Put the label on the arrow, in the gap next to its tail, at a free place."""
         (x0, y0), (x1, y1) = tail, head
         step = 1 if x1 > x0 else -1
         near, far = x0, self.xs[beside] - step * self.widths[beside] / 2

@@ -1,5 +1,5 @@
-"""Plain SVG, for pictures whose places carry meaning, as on a time axis. The same picture gives the
-same bytes.
+"""Plain SVG, for pictures in which positions have a meaning, such as charts over time. The same
+picture gives the same bytes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from distsim.output.pictures.drawing.palette import GREY, INK, LINE_COLOUR, WHIT
 
 Point = tuple[float, float]
 
-#: The last name is of a font that the extra `pictures` brings along, where a machine has none.
+#: The extra `pictures` installs the font of the last name, for systems without fonts.
 SVG_FONT = "Helvetica, Arial, 'DejaVu Sans', 'DejaVu Sans Mono', sans-serif"
 
 
@@ -41,7 +41,7 @@ class SvgDrawing:
         tip: str = "",
         border: str = "",
     ) -> None:
-        """``fill`` empty: only what the pointer finds is drawn, and the border."""
+        """Without ``fill``, only the border and the tip under the pointer are drawn."""
         look = f'fill="{fill}"' if fill else 'fill="#fff" fill-opacity="0"'
         look += f' stroke="{border}" stroke-width="0.8"' if border else ""
         head = f"<rect {_box_attributes(x, y, width, height)} {look}"
@@ -119,6 +119,27 @@ class SvgDrawing:
         look = f'font-size="{size}"{weight} text-anchor="{anchor}" fill="{colour}"'
         self._parts.append(f"<text {place} {look}>{_escaped_text(text)}</text>")
 
+    def heading(self, title: str, facts: Iterable[str]) -> None:
+        """The title of a page, and below it the facts that are not empty."""
+        self.text(16, 26, title, 17, bold=True)
+        self.text(16, 46, "; ".join(fact for fact in facts if fact), 12, colour=GREY)
+
+    def line_key(
+        self,
+        at: Point,
+        colour: str,
+        words: str,
+        width: float = 1.6,
+        dash: str = "",
+        arrow: bool = False,
+        length: float = 22,
+    ) -> float:
+        """A key of the legend that is a line; returns where the next key begins."""
+        x, y = at
+        self.line((x, y + 6), (x + length, y + 6), colour, width, dash=dash, arrow=arrow)
+        self.text(x + length + 6, y + 10, words, 12)
+        return x + length + 6 + text_width(words, 12) + 16
+
     def document(self, width: float, height: float, title: str) -> str:
         across, down = number_text(width), number_text(height)
         size = f'width="{across}" height="{down}" viewBox="0 0 {across} {down}"'
@@ -142,8 +163,8 @@ class SvgDrawing:
 
 
 class TimeChart(SvgDrawing):
-    """Time to the right: nanoseconds from ``start_ns`` to ``end_ns`` over ``width`` pixels, beside
-    names on the left.
+    """Time to the right: nanoseconds from ``start_ns`` to ``end_ns`` over ``width`` pixels, to the
+    right of the names.
 
     Several may draw into one document: ``on`` is the drawing that they share.
     """
@@ -174,8 +195,9 @@ class TimeChart(SvgDrawing):
         ) / (self.end_ns - self.start_ns)
 
     def axis(self, ticks: Iterable[int], bottom: float, since_ns: int = 0) -> None:
-        """Lines at the instants, each with its time since ``since_ns``; a word that would touch the
-        one before it is left out.
+        """Lines at the instants, labelled with their times since ``since_ns``.
+
+        A label that would touch the one before it is omitted.
         """
         free = self.left - 30
         for ns in ticks:
@@ -189,8 +211,8 @@ class TimeChart(SvgDrawing):
     def legend(
         self, keys: Iterable[tuple[str, str]], y: float = 58, right: float = 0.0
     ) -> tuple[float, float]:
-        """Fills and what they mean, side by side and in as many lines as they need; returns where
-        the next would stand.
+        """Fills and their meanings, in as many lines as they need; returns the place of the next
+        key.
         """
         at, right = 16.0, right or self.left + self.width
         for fill, word in keys:
@@ -203,7 +225,7 @@ class TimeChart(SvgDrawing):
         return at, y
 
     def page(self, bottom: float, title: str, right: float = 32) -> str:
-        """The document: so wide that some pixels are left beside the chart."""
+        """The document: with some free pixels to the right of the chart."""
         return self.document(self.left + self.width + right, bottom + 40, title)
 
 
@@ -216,8 +238,8 @@ def round_ticks(length: int) -> list[int]:
     return list(range(0, max(length, 0) + 1, step))
 
 
-#: Fills that differ in more than their colour, for print and for who sees few colours: what waits,
-#: and what is hidden behind work.
+#: Striped fills, which are distinct in print and for colour-blind readers as well: for waiting, and
+#: for communication that is overlapped with compute.
 WAITING_FILL, HIDDEN_FILL = "url(#waiting)", "url(#hidden)"
 
 #: Arrow heads, and the stripes that fill waits and hidden transfers.

@@ -1,5 +1,5 @@
-"""Our own SVG as png or pdf, without a system package: typst reads SVG and brings its fonts
-along.
+"""Converts our own SVG to png or pdf without a system package: typst reads SVG and ships its
+fonts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
         import typst
     except (ImportError, OSError) as error:
         raise EnvironmentFault(
-            f"this picture as {fmt} needs typst, which can't be loaded: {error}",
+            f"writing {fmt} needs typst, which cannot be loaded: {error}",
             f"{install_command('pictures')}; --format svg works without it",
         ) from None
     with TemporaryDirectory() as folder:
@@ -39,5 +39,5 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
             )
         except (RuntimeError, ValueError, TypeError, OSError) as error:
             raise EnvironmentFault(
-                f"typst can't draw this {fmt}: {str(error)[:200]}", "ask for --format svg"
+                f"typst cannot write this {fmt}: {str(error)[:200]}", "use --format svg"
             ) from None

@@ -1,7 +1,8 @@
-"""Tracks to scale: what is wider than a pixel is drawn as it is, what is narrower as density.
+"""Tracks to scale: spans wider than a pixel are drawn as they are, narrower ones as density.
 
-Below a pixel a track is filled from its foot by as much of its height as the time takes: a track
-that communicates 0.7 % of the time is covered to 0.7 % of its area, however often it does so.
+A column of density is filled from its foot, to the share of its time that the spans cover. A track
+that communicates 0.7 % of the time is therefore covered to 0.7 % of its area, whatever the number
+of transfers.
 """
 
 from __future__ import annotations
@@ -27,23 +28,39 @@ MIN_SPAN_WIDTH = 1.5
 
 
 class TrackLayer(NamedTuple):
-    """A fill and when it is there. Layers of one track do not overlap."""
+    """A fill and its spans of time. Layers of one track do not overlap."""
 
     fill: str
     spans: TimeSpans
 
 
 class TrackBand(NamedTuple):
-    """Where a track lies."""
+    """The vertical place of a track, in pixels."""
 
     y: float
     height: float
 
 
+def draw_layers(
+    chart: TimeChart,
+    band: TrackBand,
+    layers: Sequence[TrackLayer],
+    ranks: int = 1,
+    column: float = 1.0,
+) -> None:
+    """Draw the layers of one rank as they are, and those of several ranks as their mean density."""
+    if ranks == 1:
+        draw_track(chart, band, layers, column)
+        return
+    edges = density_edges(chart, max(column, 2.0))
+    parts = [(layer.fill, covered_shares(layer.spans, edges, ranks)) for layer in layers]
+    draw_density(chart, band, edges, parts)
+
+
 def draw_track(
     chart: TimeChart, band: TrackBand, layers: Sequence[TrackLayer], column: float = 1.0
 ) -> None:
-    """Draw the layers; ``column``: how wide a column of density is, in pixels."""
+    """Draw the layers; ``column``: the width of a column of density, in pixels."""
     scale = chart.width / (chart.end_ns - chart.start_ns)
     inside = [
         merged_spans(spans_within(layer.spans, chart.start_ns, chart.end_ns)) for layer in layers
@@ -79,7 +96,7 @@ def density_edges(chart: TimeChart, column: float = 1.0) -> Floats:
 
 
 def _density_edges_around(chart: TimeChart, wide: Sequence[TimeSpans], column: float) -> Floats:
-    """Columns that do not reach over the sides of what is drawn as it is."""
+    """The edges of columns, with the sides of wide spans added: no column crosses such a side."""
     sides = [side for spans in wide for side in spans]
     return np.unique(
         np.concatenate([density_edges(chart, column), *(side.astype(float) for side in sides)])
@@ -89,7 +106,7 @@ def _density_edges_around(chart: TimeChart, wide: Sequence[TimeSpans], column: f
 def draw_density(
     chart: TimeChart, band: TrackBand, edges: Floats, parts: Sequence[tuple[str, Floats]]
 ) -> None:
-    """Each fill as high as its share of a column, one upon the other from the foot of the track."""
+    """Stack the fills in each column, each as high as its share, from the foot of the track."""
     xs = chart.left + chart.width * (edges - chart.start_ns) / (chart.end_ns - chart.start_ns)
     top = np.cumsum([share for _, share in parts], axis=0)
     for place, (fill, share) in reversed(list(enumerate(parts))):
@@ -99,7 +116,7 @@ def draw_density(
 
 
 def _skyline_path(xs: Floats, share: Floats, band: TrackBand) -> str:
-    """The outline of bars that stand side by side; equal neighbours are one."""
+    """The outline of adjacent bars; equal neighbours are joined."""
     heights = np.round(np.where(np.diff(xs) > 0, share * band.height, 0.0), 3)
     change = np.flatnonzero(np.concatenate([[True], np.diff(heights) != 0]))
     starts, tall = xs[:-1][change], heights[change]

@@ -1,10 +1,11 @@
-"""The views: each module in this folder is one, and goes by the module's name. Its `VIEW` says all
-that others need to know.
+"""The views. Each module in this folder is one view, and its `VIEW` describes it.
+
+The name of a view is the name of its module, with `-` for `_`.
 """
 
 from pkgutil import iter_modules
 
 
 def view_names() -> tuple[str, ...]:
-    """All views."""
-    return tuple(sorted(module.name for module in iter_modules(__path__)))
+    """The names of all views, sorted."""
+    return tuple(sorted(module.name.replace("_", "-") for module in iter_modules(__path__)))

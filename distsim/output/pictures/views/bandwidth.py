@@ -1,8 +1,9 @@
-"""Bandwidth over size: what the cost model says of each collective of a scenario, its band, the
-sizes that occur, and measured ones.
+"""Bandwidth by message size: the prediction for each collective of a scenario with its range, the
+calls of the run, and measured times.
 
-algbw is the buffer over the time, busbw that by the factor of nccl-tests (doc/PERFORMANCE.md). The
-band is that of `distsim.hardware.cost.prediction_range`: nine of ten measured times lie in it.
+algbw is the buffer size divided by the time; busbw multiplies it by the factor of nccl-tests
+(doc/PERFORMANCE.md). 90 % of measured times are in the range
+(`distsim.hardware.cost.prediction_range`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from distsim.output.pictures.drawing.svg import SvgDrawing, number_text
 from distsim.output.trace_data.selection import group_ids_named
 from distsim.trace.model import Trace
 
-#: Panels at most.
+#: The largest number of panels.
 MAX_PANELS = 6
 _WIDTH, _HEIGHT, _LEFT, _PITCH_X, _PITCH_Y, _TOP = 430.0, 230.0, 70.0, 560.0, 330.0, 112.0
 _BUSBW_COLOUR, _ALGBW_COLOUR, _RANGE_FILL, _DOT_COLOUR = "#0B4F79", "#C2500A", "#CFE3F1", INK
@@ -44,7 +45,7 @@ _MIN_SIZE_LOG2 = 10
 
 
 class _BandwidthCurve(NamedTuple):
-    """Of one collective in groups of one size: what a panel shows. Rates in GB/s."""
+    """The content of a panel: one collective in groups of one size. Rates are in GB/s."""
 
     op: str
     group: RankGroup
@@ -70,23 +71,23 @@ def bandwidth_svg(
     groups: Sequence[RankGroup],
     measured: Sequence[OperationMeasurement] = (),
 ) -> str:
-    """The panels as SVG text. Raises UsageError where the run has no collective that moves
-    bytes.
-    """
+    """Draw the panels as SVG text. Raises UsageError if no collective of the run moves data."""
     curves = _bandwidth_curves(cost, trace, groups, measured)
     if not curves:
         raise UsageError(
-            "no collective of the run moves bytes",
-            "there is no bandwidth to draw; see --view timeline for messages",
+            "no collective of this run moves data",
+            "use --view timeline, which draws messages",
         )
     draw, shown = SvgDrawing(), curves[:MAX_PANELS]
-    draw.text(16, 26, f"{clipped(name, 60)}: bandwidth over size", 17, bold=True)
+    draw.text(16, 26, f"{clipped(name, 60)}: bandwidth by message size", 17, bold=True)
     more = (
-        f"; {len(curves) - len(shown)} more collectives are not drawn: choose with --group"
+        f"; {len(curves) - len(shown)} more collectives are not drawn; select with --group"
         if len(curves) > len(shown)
         else ""
     )
-    draw.text(16, 46, f"by the cost model of {clipped(cost.name, 40)}{more}", 12, colour=GREY)
+    draw.text(
+        16, 46, f"predicted by the cost model {clipped(cost.name, 40)}{more}", 12, colour=GREY
+    )
     right = _draw_legend(draw, shown)
     columns = min(len(shown), 2)
     for place, curve in enumerate(shown):
@@ -107,7 +108,7 @@ def _draw_legend(draw: SvgDrawing, curves: Sequence[_BandwidthCurve]) -> float:
             at += 30 + text_width(words, 12) + 18
     if any(c.bands for c in curves):
         draw.rect(at, 62, 24, 12, _RANGE_FILL, border=LINE_COLOUR)
-        words = "nine of ten measured times lie here"
+        words = "range of 90 % of measured times"
         draw.text(at + 30, 72, words, 12)
         at += 30 + text_width(words, 12) + 18
     for kind, words in (("used", "calls of this run"), ("measured", "measured")):
@@ -268,8 +269,8 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "strategies/gpt3_175b",
-            "What all_reduce reaches over size, in a machine and between them, "
-            "and where the run's calls lie.",
+            "Predicted bandwidth of all_reduce by message size, within a node and across nodes, "
+            "with the calls of the run.",
         ),
     ),
 )

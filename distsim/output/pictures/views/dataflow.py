@@ -62,11 +62,11 @@ if TYPE_CHECKING:
     from distsim.engine.run_record import SimulatedRun
     from distsim.values import BufferValues
 
-#: What is drawn at most; a picture with more is no picture. The rest is counted in a note. A run
-#: that hangs shows its last calls.
+#: Limits of a legible picture. A note counts the rest. For a run that hangs, the last calls are
+#: drawn.
 MAX_RANKS, MAX_ROWS = 12, 40
 _MAX_VALUES, _MAX_VALUE_WIDTH = 6, 40
-#: Beyond this the values at single calls are left out.
+#: With more calls than this, values at single calls are not computed.
 _MAX_CALLS_WITH_VALUES = 5_000
 _EXIT_TEXT = {
     "raised": "raised an error",
@@ -145,8 +145,8 @@ class _DataflowBuilder:
             for rank in self.ranks
         )
         result = f"{self.run.outcome}, {show_ns(self.run.makespan_ns)}; {self.program.backend}"
-        subtitle = f"{result}; time runs down, not to scale"
-        title = f"{clipped(self.program.name, 60)}: who sends what to whom"
+        subtitle = f"{result}; time runs downwards, not to scale"
+        title = f"{clipped(self.program.name, 60)}: data flow"
         drawn = (tuple(self.items), tuple(self.bands), tuple(self.arrows))
         return SequenceDiagram(title, subtitle, columns, *drawn, self._legend(), self._notes())
 
@@ -158,7 +158,7 @@ class _DataflowBuilder:
             where.append(f"{clipped(axis, 16)} {rank // below % size}")
         more = self.chosen.represented_ranks.get(rank, ())
         said = [", ".join(where)] if where else []
-        said += [f"and {len(more)} alike: {rank_list(more, 2)}"] if more else []
+        said += [f"same calls on {len(more)} more: {rank_list(more, 2)}"] if more else []
         return (
             TextLine(f"rank {rank}", bold=True, size=14),
             *(TextLine(line, colour=GREY, size=SMALL_SIZE) for line in said),
@@ -363,7 +363,7 @@ class _DataflowBuilder:
                 texts[_MAX_VALUES:] = [f"and {len(texts) - _MAX_VALUES} more"]
             if texts:
                 lines = (
-                    TextLine("in the end", bold=True, colour=GREY, size=11),
+                    TextLine("final values", bold=True, colour=GREY, size=11),
                     *(TextLine(t, size=11) for t in texts),
                 )
                 self.items.append(
@@ -384,7 +384,7 @@ class _DataflowBuilder:
         if not all(arrow.dashed for arrow in self.arrows):
             keys.append(LegendKey(MESSAGE_COLOUR, "message", "solid"))
         if any(call.red for call in calls):
-            keys.append(LegendKey(RED, "waits in vain, or does not fit", "dashed"))
+            keys.append(LegendKey(RED, "blocked or mismatched call", "dashed"))
         return tuple(keys)
 
     def _notes(self) -> tuple[str, ...]:
@@ -393,12 +393,13 @@ class _DataflowBuilder:
             which = "last" if self.hangs else "first"
             side = "before" if self.hangs else "after"
             hint = (
-                "; --view schedule draws a pipeline as a grid"
+                "; --view schedule draws all passes of a pipeline"
                 if has_passes(self.run.trace)
-                else "; choose with --steps or --time"
+                else "; select with --steps or --time"
             )
             notes.append(
-                f"only the {which} calls are drawn; {sum(self.hidden)} {side} them are not{hint}"
+                f"only the {which} calls are drawn; "
+                f"{sum(self.hidden)} calls {side} them are not{hint}"
             )
         return tuple(notes)
 
@@ -418,7 +419,7 @@ def _fill(event: DrawnCall) -> str:
 
 def _collective_title(heads: set[str], event: DrawnCall) -> str:
     where = group_text(event.call)
-    head = operation_text(event.call) if len(heads) == 1 else "met, but do not fit"
+    head = operation_text(event.call) if len(heads) == 1 else "mismatch"
     return f"{head}   {where}" if where else head
 
 
@@ -437,7 +438,7 @@ def _tag_and_group(event: DrawnCall) -> str:
 
 
 def _unmatched_text(event: DrawnCall) -> str:
-    """What a message that met nobody is looking for, where no arrow tells."""
+    """The tag and group of an unmatched message, which has no arrow to show them."""
     return _tag_and_group(event) if event.kind == "p2p" and event.match < 0 else ""
 
 
@@ -508,16 +509,16 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "hybrid",
-            "A model cut in two, two replicas of it: activations go right, gradients come back, "
-            "weight gradients are averaged.",
+            "Two pipeline stages, two replicas: activations go right, gradients come back, "
+            "and weight gradients are averaged.",
         ),
-        GalleryExample("head_to_head_sends", "Two sends that wait for each other."),
+        GalleryExample("head_to_head_sends", "Two blocking sends that wait for each other."),
         GalleryExample(
             "any_source_ring",
-            "A ring with isend and receives from any source, with the values that travel.",
+            "A ring with isend and receives from any source, with the values of each message.",
         ),
         GalleryExample(
-            "ddp_by_hand", "Three gradient buckets, each reduced while the next is computed."
+            "ddp_by_hand", "Three gradient buckets: each is reduced while the next one is computed."
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""The mesh as machines and ranks: every rank with its numbers in each group."""
+"""The mesh as nodes and ranks: every rank with its numbers in each group."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ _MAX_MACHINES, _MAX_RANKS_PER_MACHINE, _BOXES_PER_ROW, _MAX_LEGEND_KEYS = 6, 16,
 
 
 def groups_picture(program: Program) -> BoxDiagram:
-    """Machines as frames, ranks as boxes; ranks of one group have one colour in that group's
-    line.
-    """
+    """Nodes as frames and ranks as boxes. In a group's row, ranks of one group have one colour."""
     families = _group_families(program)
     groups = [group for family in families.values() for group in family]
     colours = {group.id: fill_colour(i) for i, group in enumerate(groups)}
@@ -45,9 +43,7 @@ def groups_picture(program: Program) -> BoxDiagram:
         nodes += [_rank_node(program, rank, families, colours) for rank in ranks]
         names = [f"rank{rank}" for rank in ranks]
         clusters.append(
-            DiagramFrame(
-                f"machine{machine}", f"machine {machine}   NODE_RANK {machine}", tuple(names)
-            )
+            DiagramFrame(f"machine{machine}", f"node {machine}   NODE_RANK {machine}", tuple(names))
         )
         for i in range(0, len(names), _BOXES_PER_ROW):
             row = names[i : i + _BOXES_PER_ROW]
@@ -57,10 +53,10 @@ def groups_picture(program: Program) -> BoxDiagram:
             above = row[0]
     mesh = " × ".join(f"{clipped(axis, 24)} {size}" for axis, size in program.mesh.items())
     return BoxDiagram(
-        f"{clipped(program.name, 60)}: machines, ranks and groups",
-        f"{program.world_size} ranks on {program.nodes} machine{'s' if program.nodes > 1 else ''}"
+        f"{clipped(program.name, 60)}: nodes, ranks and groups",
+        f"{program.world_size} ranks on {program.nodes} node{'s' if program.nodes > 1 else ''}"
         + (f", mesh {mesh} (outermost first)" if mesh else "")
-        + "; in the group world, group rank = RANK",
+        + "; in the default group, the group rank is RANK",
         tuple(nodes),
         tuple(edges),
         tuple(clusters),
@@ -134,17 +130,17 @@ def _picture_notes(program: Program, families: dict[str, list[RankGroup]]) -> tu
     notes = []
     if families:
         notes.append(
-            "“1 of 2” is the group rank and the group's size; "
-            "ranks with one colour in a line are one group"
+            "“1 of 2” means group rank 1 in a group of 2 ranks; "
+            "in each row, ranks of one colour form one group"
         )
     if program.nodes > _MAX_MACHINES:
-        notes.append(f"and {program.nodes - _MAX_MACHINES} more machines, not drawn")
+        notes.append(f"{program.nodes - _MAX_MACHINES} more nodes are not drawn")
     if program.local_size > _MAX_RANKS_PER_MACHINE:
         hidden_ranks = program.local_size - _MAX_RANKS_PER_MACHINE
-        notes.append(f"and {hidden_ranks} more ranks on each machine, not drawn")
+        notes.append(f"{hidden_ranks} more ranks on each node are not drawn")
     hidden = sum(len(f) for f in families.values()) - _MAX_LEGEND_KEYS
     if hidden > 0:
-        notes.append(f"and {hidden} more groups, not in the legend")
+        notes.append(f"{hidden} more groups are not in the legend")
     return tuple(notes)
 
 
@@ -164,8 +160,8 @@ def _draw_large(subject: PictureInput) -> str | None:
         family = chosen.partition("[")[0]
         if family not in families:
             raise UsageError(
-                f"there is no group {chosen}{did_you_mean(chosen, families)}",
-                f"there is {', '.join(families) or 'none'}",
+                f"no group `{chosen}`{did_you_mean(chosen, families)}",
+                f"known: {', '.join(families) or 'none'}",
             )
         families = {family: [g for g in families[family] if chosen in (family, g.name)]}
     return group_grid_svg(program, families, subject.run.trace if subject.run is not None else None)
@@ -177,16 +173,16 @@ VIEW = PictureView(
     examples=(
         GalleryExample(
             "hybrid",
-            "The mesh behind it: each rank is in a group of its replica and in one of its stage.",
+            "The mesh: each rank is in the group of its replica and in the group of its stage.",
         ),
         GalleryExample(
             "strategies/gpt3_175b",
-            "Eight machines of eight GPUs as grids: who is in a group with whom, "
+            "Eight nodes of eight GPUs as grids: the ranks of each group, "
             "and how much they exchange.",
         ),
         GalleryExample(
             "two_machines",
-            "Two machines of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks.",
+            "Two nodes of four GPUs: RANK, LOCAL_RANK, NODE_RANK and the group ranks.",
         ),
     ),
 )

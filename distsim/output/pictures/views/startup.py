@@ -1,5 +1,5 @@
-"""How a job comes to life: the store opens, ranks register, exchange addresses by its keys, and the
-groups come into being.
+"""The start-up of a job: the store opens, ranks register, exchange addresses through its keys, and
+create the groups.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from distsim.scenario.startup.records import (
 from distsim.scenario.startup.rendezvous import simulate_startup
 
 _MAX_RANKS, _MAX_GROUPS = 8, 10
-#: Larger worlds that say nothing of their start-up are drawn as one that goes well.
+#: For larger worlds without start-up settings, a successful start-up of a few ranks is drawn.
 _MAX_SIMULATED_RANKS = 4096
 _MAX_LINE_LENGTH = 24
 
@@ -56,7 +56,7 @@ def startup_diagram(program: Program, master: str = "MASTER_ADDR:MASTER_PORT") -
 
 
 def _default_startup(program: Program, absent: tuple[int, ...]) -> StartupResult:
-    """The start-up of a program without settings for it: env:// with all that it needs."""
+    """The start-up of a program without settings for it: env:// with all its variables."""
     size = program.world_size if program.world_size <= _MAX_SIMULATED_RANKS else _MAX_RANKS
     found = [
         StartupProcess(
@@ -104,19 +104,21 @@ class _StartupDrawing:
         if self.wrong:
             self._stuck()
         else:
-            self._met()
+            self._ready()
         hidden = self.program.world_size - len(self.shown)
         notes = tuple(
             clipped(cause.message.partition("\n")[0], 110) for cause in self.found.causes[:3]
         )
-        notes += (f"and {hidden} more ranks, not drawn",) if hidden else ()
-        legend = (LegendKey(RED, "what fails, and those who wait for it"),) if self.wrong else ()
+        notes += (f"{hidden} more ranks are not drawn",) if hidden else ()
+        legend = (
+            (LegendKey(RED, "failure, and ranks that wait because of it"),) if self.wrong else ()
+        )
         title = f"{clipped(self.program.name, 50)}: start-up" + (
             f", {ranks_in_words(self.absent)} missing" if self.absent else ""
         )
         return SequenceDiagram(
             title,
-            "time runs down; init_process_group returns only when every rank has come",
+            "time runs downwards; init_process_group returns when all ranks have arrived",
             self._columns(),
             tuple(self.items),
             tuple(self.bands),
@@ -126,14 +128,14 @@ class _StartupDrawing:
         )
 
     def _columns(self) -> tuple[SequenceParticipant, ...]:
-        server = {"rank 0": "on rank 0", "nobody": "that nobody serves"}.get(
+        server = {"rank 0": "on rank 0", "nobody": "without a server"}.get(
             self.found.server, f"of {self.found.server}"
         )
         about = {
             "tcp": ("TCP store", f"a key-value table {server}"),
-            "file": ("file store", "ranks append keys, all read them"),
+            "file": ("file store", "ranks append keys, all ranks read them"),
             "hash": ("hash store", "a table in each process"),
-            "launcher": ("MPI", "its launcher knows all ranks"),
+            "launcher": ("MPI", "the launcher knows all ranks"),
         }[self.kind]
         lines = (
             TextLine(about[0], bold=True),
@@ -150,7 +152,7 @@ class _StartupDrawing:
             SequenceParticipant(
                 (
                     TextLine(f"rank {r}", bold=True),
-                    TextLine(f"machine {self.program.node(r)}", size=SMALL_SIZE),
+                    TextLine(f"node {self.program.node(r)}", size=SMALL_SIZE),
                 ),
                 f"rank {r}",
                 RED_FILL if r in self.bad else PALE_FILL,
@@ -189,7 +191,7 @@ class _StartupDrawing:
 
     # --- one stage after the other ---
     def _launch(self) -> None:
-        """The launcher starts the processes; variables or arguments tell each process its rank."""
+        """The launcher starts the processes; variables or arguments give each process its rank."""
         for column, rank in enumerate(self.shown, 1):
             if rank in self.absent:
                 self._item(
@@ -202,12 +204,12 @@ class _StartupDrawing:
                 continue
             said = [
                 TextLine(clipped(words, _MAX_LINE_LENGTH), size=SMALL_SIZE)
-                for words in self._told(rank)
+                for words in self._rank_settings(rank)
             ]
             self._item(column, (TextLine("starts", bold=True), *said), PALE_FILL, GREY)
         self.row += 1
 
-    def _told(self, rank: int) -> tuple[str, ...]:
+    def _rank_settings(self, rank: int) -> tuple[str, ...]:
         brought = self.found.entrances[rank] if rank < len(self.found.entrances) else None
         local = rank % self.program.local_size
         if brought is None or (brought.env.get("RANK") and brought.rank_argument == -1):
@@ -246,7 +248,7 @@ class _StartupDrawing:
         for column, rank in enumerate(self.shown, 1):
             ending = self._ending(rank)
             if ending.status == "raises" and rank not in registered:
-                self._red(column, "raises at once", ending.error, *self._why(rank))
+                self._red(column, "raises immediately", ending.error, *self._why(rank))
         self.row += any(item.row == row_of_refusals for item in self.items)
         for column, rank in enumerate(self.shown, 1):
             ending = self._ending(rank)
@@ -254,12 +256,16 @@ class _StartupDrawing:
                 continue
             lost = rank not in registered and rank < len(self.found.entrances)
             if self.kind == "file":
-                said = "opens the file" if not lost else "goes elsewhere"
+                said = "opens the file" if not lost else "uses another file"
             else:
-                opens = "opens the store" if rank in opened else f"rank {self._said(rank)} is here"
+                opens = (
+                    "opens the store"
+                    if rank in opened
+                    else f"registers as rank {self._claimed_rank(rank)}"
+                )
                 said = opens
                 if lost:
-                    said = "opens it, goes elsewhere" if rank in opened else "no answer"
+                    said = "opens another store" if rank in opened else "no answer"
             caller = self._item(column, (TextLine("init_process_group", bold=True),), in_arrow=True)
             words = f"init_process_group: {said}"
             self.arrows.append(
@@ -285,7 +291,7 @@ class _StartupDrawing:
     def _has_event(self, rank: int, kind: str) -> bool:
         return any((event.rank, event.kind) == (rank, kind) for event in self.found.events)
 
-    def _said(self, rank: int) -> int:
+    def _claimed_rank(self, rank: int) -> int:
         here = self._address(rank)
         return here.rank if here is not None else rank
 
@@ -299,7 +305,7 @@ class _StartupDrawing:
             return
         for column, rank in enumerate(self.shown, 1):
             if rank in setters:
-                said = f"set key {self._said(rank)}"
+                said = f"set key {self._claimed_rank(rank)}"
                 caller = self._item(column, (TextLine(said, bold=True),), WHITE, GREY)
                 self.arrows.append(
                     SequenceArrow(
@@ -328,7 +334,7 @@ class _StartupDrawing:
             )
             self._item(column, (TextLine(clipped(said, _MAX_LINE_LENGTH), bold=True),), WHITE, GREY)
             store = self._item(
-                0, (TextLine("the others' addresses", size=SMALL_SIZE),), WHITE, GREY
+                0, (TextLine("addresses of the others", size=SMALL_SIZE),), WHITE, GREY
             )
             self.arrows.append(
                 SequenceArrow(
@@ -354,9 +360,7 @@ class _StartupDrawing:
                     else ranks_in_words(self.absent)
                 )
                 until = (
-                    f"torch raises after {ending.after_ns / 1e9:g} s"
-                    if ending.after_ns
-                    else "for ever"
+                    f"timeout after {ending.after_ns / 1e9:g} s" if ending.after_ns else "forever"
                 )
                 self._red(
                     column,
@@ -365,7 +369,7 @@ class _StartupDrawing:
                     until if self.program.startup else "until its timeout",
                 )
             elif ending.status == "apart":
-                self._red(column, "in a group apart", "its first communication", "never ends")
+                self._red(column, "in a separate group", "its first collective", "never completes")
             elif ending.status == "raises" and self._has_event(rank, "registers"):
                 self._red(column, "raises", ending.error, *self._why(rank))
         self.row += 1
@@ -377,7 +381,7 @@ class _StartupDrawing:
         if self.found.server == "nobody":
             return (
                 "no store",
-                "rank 0 would have opened it" if 0 in self.absent else "nobody serves it",
+                "rank 0 would open it" if 0 in self.absent else "no rank serves it",
             )
         if here < world:
             missing = (
@@ -385,45 +389,45 @@ class _StartupDrawing:
                 if self.absent
                 else f"{world - here} did not register"
             )
-            return f"{here} of {world} are here", missing
-        return f"all {world} are here", "and do not find each other"
+            return f"{here} of {world} arrived", missing
+        return f"all {world} arrived", "but do not find each other"
 
-    def _met(self) -> None:
+    def _ready(self) -> None:
         everyone = tuple(range(len(self.shown) + 1))
         ranks = everyone[1:]
         world = self.program.world_size
         met = {
-            "tcp": f"all {world} ranks are here (get waits for a key that is not set yet)",
-            "file": f"all {world} ranks are here (each reads the file until it has the keys)",
-            "launcher": f"all {world} ranks are here: "
-            "mpirun started them together, no store is needed",
-        }.get(self.kind, f"all {world} ranks are here")
+            "tcp": f"all {world} ranks have arrived (get waits until its key is set)",
+            "file": f"all {world} ranks have arrived (each rank reads the file for all keys)",
+            "launcher": f"all {world} ranks have arrived: "
+            "mpirun started them together, so no store is needed",
+        }.get(self.kind, f"all {world} ranks have arrived")
         self._band(
             everyone,
-            met if self.program.backend != "nccl" else f"all {world} ranks are here",
+            met if self.program.backend != "nccl" else f"all {world} ranks have arrived",
             PALE_FILL,
             GREY,
         )
         self._fetch()
         eager = self.program.options.get("init") == "eager"
         if self.program.backend == "gloo":
-            self._band(ranks, "every pair of ranks connects, at once", WHITE, GREY, dashed=True)
+            self._band(ranks, "every pair of ranks connects immediately", WHITE, GREY, dashed=True)
         self._band(
             ranks,
-            f"group world: all {world} ranks ({clipped(self.program.backend, 12)})",
+            f"default group: all {world} ranks ({clipped(self.program.backend, 12)})",
             "#DCE9F5",
         )
         self._groups(ranks)
         if self.program.backend == "nccl":
             when = (
-                "at once (init: eager)"
+                "immediately (init: eager)"
                 if eager
-                else "at first use, of a group or of a pair (init: lazy)"
+                else "at the first use of a group or pair (init: lazy)"
             )
-            self._band(ranks, f"NCCL communicators are made {when}", WHITE, GREY, dashed=True)
+            self._band(ranks, f"NCCL creates communicators {when}", WHITE, GREY, dashed=True)
             self._band(
                 everyone,
-                "for each, its rank 0 sets an id as a key, and its other ranks get it",
+                "for each communicator, its rank 0 sets an id as a key, and the other ranks get it",
                 WHITE,
                 GREY,
                 dashed=True,
@@ -435,7 +439,7 @@ class _StartupDrawing:
         for group in groups:
             members = tuple(i for i, r in enumerate(self.shown, 1) if r in group.ranks)
             if drawn == _MAX_GROUPS:
-                self._band(ranks, f"and {len(groups) - drawn} more groups", WHITE, GREY)
+                self._band(ranks, f"{len(groups) - drawn} more groups", WHITE, GREY)
                 break
             if members:
                 self._band(members, f"group {clipped(group.name, 30)}", fill_colour(group.id - 1))
@@ -473,7 +477,7 @@ def _two_lines(text: str) -> tuple[str, ...]:
 
 
 def _shown_ranks(world_size: int, special: tuple[int, ...]) -> tuple[int, ...]:
-    """The first ranks, and room for some that never come or fail."""
+    """The first ranks, and up to two later ranks that fail or never start."""
     if world_size <= _MAX_RANKS:
         return tuple(range(world_size))
     late = sorted(r for r in special if r >= _MAX_RANKS - 2)[:2]
@@ -490,19 +494,19 @@ VIEW = PictureView(
         GalleryExample(
             "hybrid",
             "How a job starts: ranks register at the store, exchange addresses, "
-            "and the groups come into being.",
+            "and create the groups.",
         ),
-        GalleryExample("never_starts", "The first hang everybody meets: one rank never starts."),
+        GalleryExample("never_starts", "The most common start-up hang: one rank never starts."),
         GalleryExample(
-            "startup/file", "The same without a port: addresses are exchanged in a file."
+            "startup/file", "Start-up without a port: ranks exchange addresses through a file."
         ),
         GalleryExample(
             "startup/rank_twice",
-            "Two processes with one number: all wait for the key of the rank that nobody is.",
+            "Two processes with the same rank: all ranks wait for the key of the missing rank.",
         ),
         GalleryExample(
             "startup/variable_missing",
-            "env:// with a variable missing: one rank raises at once, the others wait.",
+            "env:// with a missing variable: one rank raises immediately, the others wait.",
         ),
     ),
 )

@@ -1,5 +1,5 @@
-"""What each rank holds before an operation and after it. Everything follows from the operation's
-row.
+"""The data of each rank before and after an operation. Everything follows from the operation's row
+in the table of operations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _COLUMN_WIDTH, _GAP = 150.0, 24.0
 MAX_RANKS = 8
 
 
-def op_picture(
+def operation_diagram(
     row: type[Operation], n: int = 4, root: int = 0, members: Sequence[int] = ()
 ) -> BoxDiagram:
     """Before, the operation, after, for a row of the table and ``n`` ranks (at most MOST_RANKS), or
@@ -62,13 +62,13 @@ def named_operation(subject: PictureInput, view: str = "op") -> type[Operation]:
     """The operation that is to be drawn. Raises UsageError."""
     if subject.op is None:
         raise UsageError(
-            f"the view {view} draws one operation and none was named", "name one, as all_gather"
+            f"the view {view} needs the name of an operation", "for example --op all_gather"
         )
     names = sorted((*OPERATIONS, *OPERATION_ALIASES))
     if subject.op not in names:
         raise UsageError(
-            f"there is no operation {subject.op}{did_you_mean(subject.op, names)}",
-            f"there is {', '.join(names)}",
+            f"no operation `{subject.op}`{did_you_mean(subject.op, names)}",
+            f"known: {', '.join(names)}",
         )
     return OPERATIONS[OPERATION_ALIASES.get(subject.op, subject.op)]
 
@@ -81,14 +81,14 @@ def shown_ranks(subject: PictureInput, view: str = "op") -> tuple[int, ...]:
     if not 2 <= len(ranks) <= MAX_RANKS:
         raise UsageError(
             f"the view {view} draws 2 to {MAX_RANKS} ranks, not {len(ranks)}",
-            "leave the number out: it draws 4",
+            "omit --ranks to draw 4 ranks",
         )
     return ranks
 
 
 def _draw(subject: PictureInput) -> BoxDiagram:
     row, ranks = named_operation(subject), shown_ranks(subject)
-    return op_picture(row, len(ranks), members=subject.members)
+    return operation_diagram(row, len(ranks), members=subject.members)
 
 
 _EXAMPLE_OPS = (
@@ -132,7 +132,7 @@ def _collective_diagram(
         role = _role_text(row, r, root, bool(members))
         if not moves:  # a barrier: nothing but arrivals
             arrives = _single_cell_table(_plain_cell("arrives"))
-            goes_on = _single_cell_table(_plain_cell("goes on"))
+            goes_on = _single_cell_table(_plain_cell("returns"))
             holders.append(_RankContents(name, arrives, goes_on, True, True, role))
             continue
         before = _repeated_per_tensor(row, _input_table(row, r, n, root))
@@ -145,10 +145,12 @@ def _collective_diagram(
         if row.root_field
         else ""
     )
-    about += "; one colour for each rank's data" if moves else ""
+    about += "; one colour per source rank" if moves else ""
     if moves and row.input_parts == "n":
         about += f", a1 is part 1 of rank {members[0] if members else 0}'s"
-    about += "; the same happens to every tensor of its list, x and y here" if row.coalesces else ""
+    about += (
+        "; it handles every tensor of its list the same way (here x and y)" if row.coalesces else ""
+    )
     return _before_after_diagram(row, holders, about)
 
 
@@ -184,7 +186,7 @@ def _plain_cell(text: str) -> TableCell:
 
 def _input_table(row: type[Operation], rank: int, n: int, root: int) -> CellTable:
     if row.gives == "root" and rank != root:
-        return ((_plain_cell("room for it" if row.gets == "all" else "nothing"),),)
+        return ((_plain_cell("empty buffer" if row.gets == "all" else "nothing"),),)
     many = row.input_parts == "n"
     return tuple((_piece_cell(rank, part, many),) for part in range(n if many else 1))
 
@@ -288,8 +290,8 @@ def _cells_width(table: CellTable) -> float:
 
 
 def _wait_notes(row: type[Operation]) -> tuple[str, ...]:
-    """Who waits for whom, in the row's own words."""
-    lines = _wrapped_lines(f"Who waits? {row.words.waits}", 92)
+    """When the operation blocks, in the words of its row."""
+    lines = _wrapped_lines(f"Blocking: {row.words.waits}", 92)
     return (
         tuple(_wrapped_lines(" ".join(lines), 92 // len(lines) + 24))
         if len(lines) > 1
@@ -327,7 +329,7 @@ def _message_diagram(row: type[Operation]) -> BoxDiagram:
     holders = [
         _RankContents("rank 0", a, after[0], gets=False),
         _RankContents(
-            "rank 1", _single_cell_table(_plain_cell("room for it")), after[1], gives=False
+            "rank 1", _single_cell_table(_plain_cell("empty buffer")), after[1], gives=False
         ),
     ]
     return _before_after_diagram(row, holders, about)

@@ -2,7 +2,7 @@
 
 Up to `MAX_SINGLE_BOXES` blocked ranks have a box each. With more, the ranks of a cycle keep their
 boxes, and all other ranks that are blocked in the same call and wait for the same ranks share one.
-A thousand ranks become the cycle and one box "1 016 ranks wait behind it".
+A thousand ranks become the cycle and one box "1 016 ranks wait for the cause".
 
 The graph itself comes from `distsim.checker.diagnosis.wait_for_graph`; this module only draws it.
 """
@@ -87,7 +87,7 @@ class _WaitBox(NamedTuple):
         return f"rank{self.ranks[0]}"
 
 
-def waitfor_picture(
+def wait_for_diagram(
     program: Program,
     final_state: FinalState,
     core: Sequence[int] | None = None,
@@ -100,8 +100,8 @@ def waitfor_picture(
     """
     name = clipped(program.name, 60)
     if not final_state.blocked:
-        only_box = DiagramNode("none", (TextLine("no rank is stuck", bold=True),))
-        return BoxDiagram(f"{name}: nobody waits", "every rank came to its end", (only_box,))
+        only_box = DiagramNode("none", (TextLine("no rank is blocked", bold=True),))
+        return BoxDiagram(f"{name}: no rank is blocked", "every rank finished", (only_box,))
     return _WaitForDrawing(program, final_state, core, part).picture(name)
 
 
@@ -142,23 +142,20 @@ class _WaitForDrawing:
         if len(self.shown) <= MAX_SINGLE_BOXES:
             return [_WaitBox((rank,), rank in self.cause) for rank in sorted(self.shown)]
         drawn_cycles = self.cycles[:_MAX_CYCLES]
-        self._note_cycles_not_drawn(len(self.cycles) - len(drawn_cycles), len(drawn_cycles))
+        self._note_cycles_not_drawn(len(self.cycles) - len(drawn_cycles))
         boxes: list[_WaitBox] = []
         for cycle in drawn_cycles:
             boxes += _boxes_of_cycle(cycle)
         shared = self._shared_boxes()
         if len(shared) > _MAX_BOXES:
             rest = sum(len(box.ranks) for box in shared[_MAX_BOXES:])
-            self.notes.append(
-                f"and {rest} more ranks that wait, not drawn: choose them with --ranks"
-            )
+            self.notes.append(f"{rest} more blocked ranks are not drawn; select them with --ranks")
         return boxes + shared[:_MAX_BOXES]
 
-    def _note_cycles_not_drawn(self, count: int, drawn: int) -> None:
+    def _note_cycles_not_drawn(self, count: int) -> None:
         if count > 0:
-            plural = "s" if count > 1 else ""
-            like = "these" if drawn > 1 else "this"
-            self.notes.append(f"and {count} more circle{plural} like {like}, not drawn")
+            cycles = "cycles like this are" if count > 1 else "cycle like this is"
+            self.notes.append(f"{count} more {cycles} not drawn")
 
     def _shared_boxes(self) -> list[_WaitBox]:
         """Boxes of the ranks on no cycle: one for all ranks that wait in the same way."""
@@ -195,7 +192,7 @@ class _WaitForDrawing:
         if state.since_ns and len(box.ranks) == 1:
             lines.append(_small_line(f"since {show_ns(state.since_ns)}"))
         if state.device:
-            lines.append(_small_line("(on the device)"))
+            lines.append(_small_line("(blocked on its device)"))
         if box.cause:
             fill, border, width = RED_FILL, RED, 2.2
         else:
@@ -241,7 +238,7 @@ class _WaitForDrawing:
                 )
 
     def _awaited_to_draw(self, need: WaitDependency) -> list[int]:
-        """The awaited ranks that get an arrow: if all of many are needed, only the culprits."""
+        """The awaited ranks that get an arrow: if all are needed, only those of the cause."""
         drawn = [rank for rank in need.ranks if rank in self.box_of or rank in self.exited]
         if need.any:
             return drawn
@@ -260,9 +257,9 @@ class _WaitForDrawing:
         nodes += [self._exited_node(rank) for rank in sorted(heads & set(self.exited))]
         not_selected = len(self.blocked) - len(self.shown)
         if not_selected:
-            self.notes.append(f"{not_selected} more ranks wait and were not chosen")
+            self.notes.append(f"{not_selected} more blocked ranks were not selected")
         return BoxDiagram(
-            f"{name}: who waits for whom",
+            f"{name}: wait-for graph",
             self._subtitle(),
             tuple(nodes),
             tuple(edges),
@@ -276,7 +273,7 @@ class _WaitForDrawing:
         victims = [rank for rank in self.blocked if rank not in self.cause]
         if not victims:
             return cause
-        behind = "waiting behind it" if len(self.cause) == 1 else "waiting behind them"
+        behind = "blocked by it" if len(self.cause) == 1 else "blocked by them"
         return f"{cause}; {behind}: {ranks_in_words(victims)}"
 
     def _exited_node(self, rank: int) -> DiagramNode:
@@ -368,7 +365,7 @@ def _box_title(box: _WaitBox) -> list[TextLine]:
     ink = RED if box.cause else INK
     if len(box.ranks) == 1:
         return [TextLine(f"rank {box.ranks[0]}", bold=True, size=14, colour=ink)]
-    role = "are the cause" if box.cause else "wait behind it"
+    role = "cause the hang" if box.cause else "wait for the cause"
     return [
         TextLine(f"{len(box.ranks)} ranks {role}", bold=True, size=14, colour=ink),
         _small_line(ranks_in_words(box.ranks, 3)),
@@ -378,7 +375,7 @@ def _box_title(box: _WaitBox) -> list[TextLine]:
 def _skipped_node(box: _WaitBox, at: tuple[float, float] | None) -> DiagramNode:
     ink = RED if box.cause else INK
     lines = (
-        TextLine(f"… {len(box.ranks)} more of the circle …", bold=True, colour=ink),
+        TextLine(f"… {len(box.ranks)} more ranks of the cycle …", bold=True, colour=ink),
         _small_line(ranks_in_words(box.ranks, 2)),
     )
     return DiagramNode(box.id, lines, fill=WHITE, border=RED, dashed=True, width=1.6, at=at)
@@ -417,15 +414,15 @@ def _blocked_position(state: BlockedRank) -> int:
 
 def _legend_keys(edges: list[DiagramEdge], nodes: list[DiagramNode]) -> tuple[LegendKey, ...]:
     """Only the colours and strokes that occur in the picture."""
-    keys = [LegendKey(RED_FILL, "the cause")]
+    keys = [LegendKey(RED_FILL, "rank of the cause")]
     if any(node.fill == PALE_FILL for node in nodes):
-        keys.append(LegendKey(PALE_FILL, "waits behind it"))
+        keys.append(LegendKey(PALE_FILL, "blocked by the cause"))
     strokes = {(edge.colour, edge.dashed) for edge in edges}
-    for colour, whose in ((RED, "the cause, waiting"), (GREY, "behind it, waiting")):
+    for colour, whose in ((RED, "rank of the cause waits"), (GREY, "blocked rank waits")):
         if (colour, False) in strokes:
             keys.append(LegendKey(colour, f"{whose} for this rank", "solid"))
         if (colour, True) in strokes:
-            keys.append(LegendKey(colour, f"{whose} for any one of these", "dashed"))
+            keys.append(LegendKey(colour, f"{whose} for any of these", "dashed"))
     return tuple(keys)
 
 
@@ -433,17 +430,20 @@ def _draw(subject: PictureInput) -> BoxDiagram:
     core = None if subject.verdict is None else subject.verdict.core
     program = require_input(subject.program, "program")
     run = require_input(subject.run, "run")
-    return waitfor_picture(program, run.final_state, core or None, subject.part)
+    return wait_for_diagram(program, run.final_state, core or None, subject.part)
 
 
 VIEW = PictureView(
     _draw,
     uses=("verdict",),
     examples=(
-        GalleryExample("ring_of_four", "Everybody sends first: a circle of four."),
+        GalleryExample(
+            "ring_of_four", "Every rank sends before it receives: a wait-for cycle of four ranks."
+        ),
         GalleryExample(
             "pipeline_wrong_order",
-            "A pipeline whose last stage sends in the wrong order: the cause red, the victim grey.",
+            "A pipeline whose last stage sends in the wrong order. The cause is red; "
+            "the rank that it blocks is grey.",
         ),
     ),
 )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.api.inputs import read_cluster
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import FormatOption, OutputFormat
-from distsim.cli.shared.input_files import read_cluster
 from distsim.cli.shared.measurement_input import read_measurements
 
 if TYPE_CHECKING:

@@ -23,10 +23,9 @@ from distsim.cli.shared.arguments import (
     TraceOutputs,
     command_with_arguments,
 )
-from distsim.cli.shared.exit_status import simulation_exit_status
 from distsim.cli.shared.findings_output import FindingsFormat, FindingsFormatOption
 from distsim.cli.shared.html_report import check_report_path, write_simulation_report
-from distsim.cli.shared.input_files import check_scenario_suffix
+from distsim.cli.shared.scenario_output import check_scenario_suffix
 from distsim.cli.shared.trace_output import trace_writer
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def command(arguments: CaptureArguments) -> None:
     sys.stdout.flush()
     for_github = arguments.format is FindingsFormat.github
     console.out(_report(result, arguments.format), commands=for_github)
-    raise typer.Exit(simulation_exit_status(result.simulation, arguments.strict))
+    raise typer.Exit(result.simulation.status(arguments.strict))
 
 
 # --- options ---

@@ -18,6 +18,7 @@ from distsim.cli.shared.arguments import (
     SetOption,
     StrictOption,
     command_with_arguments,
+    read_input,
 )
 from distsim.cli.shared.findings_output import (
     FindingsFormat,
@@ -25,7 +26,6 @@ from distsim.cli.shared.findings_output import (
     findings_report,
 )
 from distsim.cli.shared.html_report import check_report_path, write_check_report
-from distsim.cli.shared.input_files import is_trace
 
 if TYPE_CHECKING:
     from distsim.simulation.check_scenario import CheckResult
@@ -143,49 +143,47 @@ def expand_folders(paths: list[str]) -> list[str]:
 
 
 def _check_file(path: str, arguments: CheckArguments) -> CheckResult:
-    """Check one file. A file that exceeds memory or recursion gives a problem, no exception."""
-    from distsim.cli.shared.trace_input import check_trace
-    from distsim.common.errors import RESOURCE_ERRORS, ScenarioProblem, resource_error
-    from distsim.simulation.check_scenario import MAX_STATES, CheckResult, check_file
+    """Check one file. A file that cannot be read, or exceeds memory or recursion, gives problems.
 
-    max_states = MAX_STATES if arguments.max_states is None else arguments.max_states
+    The function `distsim.check` raises an exception instead.
+    """
+    from distsim.api.functions import check
+    from distsim.common.errors import RESOURCE_ERRORS, ScenarioErrors, UsageError, resource_error
+    from distsim.simulation.check_scenario import CheckResult, unreadable_result
+
     try:
-        if is_trace(path):
-            backend = arguments.backend and str(arguments.backend)
-            return check_trace(path, backend=backend, max_states=max_states)
-        return check_file(
-            path,
-            sets=arguments.sets or (),
+        answer = check(
+            read_input(path, arguments.sets),
             backend=arguments.backend,
-            max_states=max_states,
             strict=arguments.strict,
+            max_states=arguments.max_states,
             max_calls=arguments.max_calls,
             fold=False if arguments.no_fold else None,
         )
+    except ScenarioErrors as error:
+        return CheckResult(path, error.problems)
+    except UsageError as error:
+        return unreadable_result(path, error)
     except RESOURCE_ERRORS as error:
-        fault = resource_error(error, "")
-        problem = ScenarioProblem(path, 0, 0, fault.message, hint=fault.remedy)
-        return CheckResult(path, (problem,))
+        return unreadable_result(path, resource_error(error, ""))
+    for note in answer.notes:
+        console.note(note)
+    return answer.raw
 
 
 def _simulate_for_report(arguments: CheckArguments) -> Simulation | None:
     """The run that the report shows with the verdict; None for a file that cannot be read."""
-    from distsim.cli.shared.input_files import read_scenario
-    from distsim.cli.shared.trace_input import simulate_trace
+    from distsim.api.functions import simulate
     from distsim.common.errors import DistsimError
-    from distsim.simulation.simulate_scenario import simulate
 
     (file,) = expand_folders(arguments.files)
     try:
-        if is_trace(file):
-            backend = arguments.backend and str(arguments.backend)
-            return simulate_trace(file, backend=backend, cluster=None)
         return simulate(
-            read_scenario(file, arguments.sets),
+            read_input(file, arguments.sets),
             backend=arguments.backend,
-            with_verdict=False,
+            verdict=False,
             max_calls=arguments.max_calls,
-        )
+        ).raw
     except DistsimError:
         # The result of the check already has this error.
         return None

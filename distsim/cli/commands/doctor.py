@@ -11,7 +11,8 @@ from distsim.cli.shared import console
 from distsim.cli.shared.arguments import FormatOption, OutputFormat
 
 if TYPE_CHECKING:
-    from distsim.hang_doctor import Diagnosis, Evidence
+    from distsim.api.results import DoctorAnswer
+    from distsim.hang_doctor import Diagnosis
 
 PathsArgument = Annotated[
     list[str] | None,
@@ -69,24 +70,21 @@ def command(
     Example: distsim doctor --torchrun 4711
     Example: distsim doctor dumps/ -o hang.yaml
     """
+    from distsim.api.functions import doctor
     from distsim.common.errors import UsageError
-    from distsim.hang_doctor import diagnose_hang
 
-    if not paths and not pid and torchrun is None:
-        raise UsageError(
-            "nothing was named to look at",
-            "`distsim doctor dumps/ train.log`, or --pid PID of a live rank",
-        )
     if view not in (None, "waitfor"):
         raise UsageError(f"there is no view {view}", "there is waitfor")
-    diagnosis = diagnose_hang(_collect_evidence(paths or [], pid or [], torchrun))
+    answer = doctor(*(paths or ()), pids=pid or (), torchrun=torchrun, width=width)
     if output is not None:
-        _write_output(diagnosis, output)
+        _write_output(answer, output)
     if view is not None and output is None:
-        console.out(str(_wait_for_picture(diagnosis, "svg")).rstrip("\n"))
+        console.out(str(answer.picture().content).rstrip("\n"))
+    elif format is OutputFormat.json:
+        console.out(console.to_json(answer.to_json()))
     else:
-        _print_diagnosis(diagnosis, format, width)
-    raise typer.Exit(_exit_status(diagnosis))
+        console.out(answer.to_text())
+    raise typer.Exit(_exit_status(answer.raw))
 
 
 def _exit_status(diagnosis: Diagnosis) -> int:
@@ -98,54 +96,18 @@ def _exit_status(diagnosis: Diagnosis) -> int:
     return 2 if nothing_read else 0
 
 
-def _collect_evidence(paths: list[str], pids: list[int], torchrun: int | None) -> Evidence:
-    from distsim.hang_doctor.model.reconcile import reconcile
-    from distsim.hang_doctor.readers.input_files import read_evidence
-    from distsim.hang_doctor.readers.live_processes import add_live_processes
-
-    evidence = read_evidence(paths)
-    if pids or torchrun is not None:
-        add_live_processes(evidence, pids, torchrun)
-        reconcile(evidence)
-    return evidence
-
-
-def _print_diagnosis(diagnosis: Diagnosis, format: OutputFormat, width: int | None) -> None:
-    from distsim.output.json.diagnosis import doctor_json
-    from distsim.output.text.diagnosis import doctor_text
-    from distsim.output.text_layout import page_width
-
-    if format is OutputFormat.json:
-        console.out(console.to_json(doctor_json(diagnosis)))
-        return
-    console.out(doctor_text(diagnosis, width or page_width()))
-
-
-def _write_output(diagnosis: Diagnosis, output: Path) -> None:
+def _write_output(answer: DoctorAnswer, output: Path) -> None:
     """Write a minimal scenario or the wait-for picture, as the suffix of the file asks for."""
     from distsim.common.errors import UsageError
-    from distsim.hang_doctor.minimal_scenario import minimal_scenario_text
 
     suffix = output.suffix.lower()
     if suffix in (".yaml", ".yml"):
-        console.write_file(output, minimal_scenario_text(diagnosis))
+        console.write_file(output, answer.minimal_scenario())
     elif suffix in (".svg", ".png", ".pdf", ".dot"):
-        console.write_file(output, _wait_for_picture(diagnosis, suffix[1:]))
+        console.write_file(output, answer.picture(suffix[1:]).content)
     else:
         raise UsageError(
             f"-o {output}: what is to be written there?",
             "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture",
         )
     console.note(f"wrote {output}")
-
-
-def _wait_for_picture(diagnosis: Diagnosis, format: str) -> str | bytes:
-    from distsim.output.pictures.drawing.dot import dot_text, render_dot
-    from distsim.output.pictures.hang_graph import doctor_picture
-
-    picture = doctor_picture(diagnosis)
-    text = dot_text(picture)
-    if format == "dot":
-        return text
-    image = render_dot(text, format, picture.engine)
-    return image.decode() if format == "svg" else image

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from distsim.cli.shared import console
-from distsim.cli.shared.arguments import ScenarioArgument, SetOption
-from distsim.cli.shared.input_files import read_scenario
+from distsim.cli.shared.arguments import ScenarioArgument, SetOption, read_scenario
 
 
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:
@@ -16,4 +15,6 @@ def command(file: ScenarioArgument, sets: SetOption = None) -> None:
     \b
     Example: distsim expand scenarios/strategies/ddp.yaml --set iterations=2
     """
-    console.out(read_scenario(file, sets).to_yaml(flat=True).rstrip("\n"))
+    from distsim.api.functions import expand
+
+    console.out(expand(read_scenario(file, sets)).rstrip("\n"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from distsim.api.inputs import read_cluster
 from distsim.cli.shared import console
-from distsim.cli.shared.input_files import read_cluster
 
 if TYPE_CHECKING:
     from distsim.hardware.cluster import Cluster

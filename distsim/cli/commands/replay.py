@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.api.inputs import read_cluster
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
     ClusterOption,
@@ -18,8 +19,8 @@ from distsim.cli.shared.arguments import (
     command_with_arguments,
 )
 from distsim.cli.shared.backend_names import RealBackendName
-from distsim.cli.shared.input_files import check_scenario_suffix, read_cluster
 from distsim.cli.shared.real_run_arguments import RealRunArguments
+from distsim.cli.shared.scenario_output import check_scenario_suffix
 from distsim.cli.shared.trace_output import (
     check_trace_path,
     report_refused_run,
@@ -162,26 +163,22 @@ def _refuse_real_options(arguments: ReplayArguments, real: RealRunArguments) -> 
 
 def _replay_simulated(arguments: ReplayArguments, scale: ReplayScale) -> int:
     """Simulate the calls, write the trace, print the report; return the exit status."""
-    from distsim.common.errors import UsageError
-    from distsim.output.text.replay_report import replay_json, replay_text
-    from distsim.trace.jsonl import read_trace
-    from distsim.trace_replay import replay_trace
+    from distsim.api.functions import replay
 
-    name = str(arguments.trace)
-    source = read_trace(arguments.trace)
-    cluster = read_cluster(arguments.cluster)
-    backend = arguments.backend and arguments.backend.value
-    try:
-        replay = replay_trace(source, cluster=cluster, backend=backend, scale=scale)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", error.remedy) from None
+    answer = replay(
+        arguments.trace,
+        cluster=arguments.cluster,
+        backend=arguments.backend and arguments.backend.value,
+        compute=scale.compute,
+        gaps=scale.gaps,
+    )
     if arguments.output is not None:
-        write_trace_by_suffix(arguments.output, replay.trace)
+        write_trace_by_suffix(arguments.output, answer.trace)
     if arguments.format is OutputFormat.json:
-        console.out(console.to_json(replay_json(replay, name)))
+        console.out(console.to_json(answer.to_json()))
     else:
-        console.out(replay_text(replay, name))
-    return int(replay.outcome != "completes")
+        console.out(answer.to_text())
+    return int(answer.outcome != "completes")
 
 
 # --- on torch.distributed ---

@@ -16,10 +16,10 @@ from distsim.cli.shared.arguments import (
     ScenarioArgument,
     SetOption,
     command_with_arguments,
+    read_scenario,
 )
 from distsim.cli.shared.backend_names import RealBackendName
 from distsim.cli.shared.html_report import check_report_path, write_real_run_report
-from distsim.cli.shared.input_files import read_scenario
 from distsim.cli.shared.real_run_arguments import RealDeviceName, RealRunArguments
 from distsim.cli.shared.trace_output import (
     check_trace_path,

@@ -8,8 +8,12 @@ from typing import Annotated
 import typer
 
 from distsim.cli.shared import console
-from distsim.cli.shared.arguments import BackendOption, ScenarioArgument, SetOption
-from distsim.cli.shared.input_files import read_scenario
+from distsim.cli.shared.arguments import (
+    BackendOption,
+    ScenarioArgument,
+    SetOption,
+    read_scenario,
+)
 
 OutputOption = Annotated[
     Path | None,
@@ -39,11 +43,9 @@ def command(
     \b
     Example: distsim shrink scenarios/pipeline_wrong_order.yaml -o small.yaml
     """
-    from distsim.repair.shrink import MAX_SHRINK_TRIALS, shrink_scenario
+    from distsim.api.functions import shrink
 
-    shrunk = shrink_scenario(
-        read_scenario(file, sets), backend=backend and str(backend), most=tries or MAX_SHRINK_TRIALS
-    )
+    shrunk = shrink(read_scenario(file, sets), backend=backend, tries=tries).raw
     if output is None:
         console.out(shrunk.text.rstrip("\n"))
     else:

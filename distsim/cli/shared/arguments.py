@@ -7,14 +7,18 @@ records are shared between commands (`WorkerArguments`, `RealRunArguments`).
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, get_type_hints
 
 import typer
 
 from distsim.cli.shared.backend_names import BackendName
+
+if TYPE_CHECKING:
+    from distsim.scenario import Scenario
 
 
 class OutputFormat(StrEnum):
@@ -78,6 +82,24 @@ StrictOption = Annotated[
         help="A leak counts as an error, and a search that stopped at its bound as a failure.",
     ),
 ]
+
+
+def read_scenario(file: str, sets: list[str] | None) -> Scenario:
+    """The scenario in a file, or on standard input if ``file`` is ``-``. Raises ScenarioErrors."""
+    from distsim.api.functions import load
+
+    if file == "-" and sys.stdin.isatty():
+        from distsim.cli.shared.console import note
+
+        note("reading a scenario from the terminal; Ctrl-D ends it")
+    return load(file, sets=sets or ())
+
+
+def read_input(file: str, sets: list[str] | None) -> Scenario | str:
+    """The scenario in a file; the name of a trace unchanged, as the public functions take it."""
+    from distsim.api.inputs import is_trace
+
+    return file if is_trace(file) else read_scenario(file, sets)
 
 
 def command_with_arguments(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from distsim.cli.shared.input_files import is_trace, read_scenario
+from distsim.api.inputs import is_trace
+from distsim.cli.shared.arguments import read_scenario
 from distsim.cli.shared.simulate_arguments import SimulateArguments, WhatIfArguments
 
 if TYPE_CHECKING:
@@ -52,13 +53,13 @@ def _scenario_comparison(
     arguments: SimulateArguments, other: str, simulation: Simulation
 ) -> list[str]:
     """The table of differences between this scenario and another one."""
+    from distsim.api.functions import simulate
     from distsim.output.text.whatif_tables import difference_lines
-    from distsim.simulation.simulate_scenario import simulate
     from distsim.simulation.what_if import metric_differences
 
     other_simulation = simulate(
-        read_scenario(other, None), backend=arguments.backend, with_values=False
-    )
+        read_scenario(other, None), backend=arguments.backend, values=False
+    ).raw
     words = [arguments.file, *(arguments.sets or ())]
     if arguments.cluster is not None:
         words.append(f"cluster={arguments.cluster}")
@@ -90,9 +91,9 @@ def _distribution_lines(
 
     Raises UsageError if nothing is random.
     """
+    from distsim.api.functions import simulate
     from distsim.common.errors import UsageError
     from distsim.output.text.whatif_tables import spread_lines
-    from distsim.simulation.simulate_scenario import simulate
     from distsim.simulation.what_if import makespan_distribution, parse_stragglers, random_scenarios
 
     stragglers = None if stragglers_text is None else parse_stragglers(stragglers_text)
@@ -109,8 +110,8 @@ def _distribution_lines(
             draw,
             backend=arguments.backend,
             cluster=arguments.cluster,
-            with_verdict=False,
-            with_values=False,
+            verdict=False,
+            values=False,
         )
         if simulation.outcome != "completes":
             return [f"the draw with seed {draw.seed} {simulation.outcome}: there is no spread"]

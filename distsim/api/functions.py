@@ -280,7 +280,7 @@ def capture(
     try:
         return CaptureAnswer(json.loads(done.stdout[start:]))
     except ValueError:
-        reason = done.stderr.strip() or "the script's ranks made no call"
+        reason = done.stderr.strip() or "the ranks of the script made no call"
         raise UsageError(reason, "run `distsim capture` in a terminal to see its output") from None
 
 
@@ -299,7 +299,7 @@ def doctor(
 
     if not paths and not pids and torchrun is None:
         raise UsageError(
-            "nothing was named to look at",
+            "no input was given",
             "`distsim doctor dumps/ train.log`, or --pid PID of a live rank",
         )
     evidence = read_evidence([str(path) for path in paths])
@@ -473,7 +473,9 @@ def report(
     from distsim.output.page import report_html, report_run_from_simulation
 
     if len(runs) not in (1, 2):
-        raise UsageError(f"a report shows one or two runs, not {len(runs)}", "pass one or two runs")
+        raise UsageError(
+            f"a report shows one or two runs, but {len(runs)} were given", "pass one or two runs"
+        )
     shown: list[ReportRun] = []
     notes: tuple[str, ...] = ()
     is_ok = True
@@ -515,7 +517,7 @@ def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _Recor
         answer = simulate(file, backend=backend, cluster=cluster)
         simulation, notes = answer.raw, answer.notes
     except DistsimError as error:
-        notes = (f"the calls of {file} can't be judged: {error}",)
+        notes = (f"the calls of {file} cannot be checked: {error}",)
     run = report_run_from_trace(trace, file, simulation)
     has_errors = any(finding.severity == "error" for finding in run.findings)
     return _RecordedRun(run, not is_partial(trace) and not has_errors, notes)

@@ -76,7 +76,7 @@ def _input_of_file(view: PictureView, request: PictureRequest) -> PictureInput:
     source = request.source
     if source is None:
         raise UsageError(
-            f"the view {request.view} draws a scenario and none was named",
+            f"the view {request.view} needs a scenario",
             f"`distsim render scenarios/hybrid.yaml --view {request.view}`",
         )
     part = parse_selection(request.ranks, request.steps, request.time, request.group)
@@ -149,8 +149,8 @@ def _read_measurements(file: str | Path | None) -> tuple[OperationMeasurement, .
         text = read_bytes(file).decode(errors="replace")
     except OSError as error:
         raise UsageError(
-            f"can't read {file}: {error.strerror}",
-            "an output of nccl-tests, or of `distsim bench --out F`",
+            f"cannot read {file}: {error.strerror}",
+            "name an output of nccl-tests, or of `distsim bench --output F`",
         ) from None
     if '"distsim' in text[:400]:
         points = points_from_bench(bench_from_json(text, str(file)))

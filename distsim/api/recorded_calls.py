@@ -107,8 +107,8 @@ def _read_nonempty_trace(file: str) -> Trace:
     trace = read_trace(file)
     if not len(trace) and is_partial(trace):
         raise UsageError(
-            f"{file}: the trace stops before its first call, so there is nothing to judge",
-            f"`distsim replay {file}` tells how the run ended",
+            f"{file}: the trace ends before its first call, so there is nothing to check",
+            f"`distsim replay {file}` shows how the run ended",
         )
     return trace
 
@@ -119,8 +119,8 @@ def _partial_trace_notes(file: str, trace: Trace) -> tuple[str, ...]:
     if not is_partial(trace):
         return ()
     return (
-        f"{file}: the trace stops before its run did; judged are the calls it tells of. "
-        f"How the run ended: `distsim replay {file}`",
+        f"{file}: the trace ends before the run did, so only the recorded calls are checked. "
+        f"`distsim replay {file}` shows how the run ended",
     )
 
 
@@ -132,7 +132,7 @@ def _backend_of_trace(file: str, named: object) -> str:
     backend = str(named or DEFAULT_BACKEND)
     if backend not in BACKEND_PROFILES:
         raise UsageError(
-            f"{file}: the trace is of back end `{backend}`, which has no profile",
-            "name one with --backend",
+            f"{file}: distsim does not know the backend `{backend}` of this trace",
+            "choose a backend with --backend",
         )
     return backend

@@ -83,7 +83,7 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         " takes, or on which sends are buffered.",
         "It passes a hundred times and hangs the next, when the network is slow on one side.",
         "Name the source of the receive, or give messages of different meaning different tags. The finding lists the choices that"
-        " lead there; `distsim simulate --schedule` follows them.",
+        " lead there; `distsim simulate --event-order` follows them.",
         example_scenario(
             3,
             "",

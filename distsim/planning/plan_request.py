@@ -1,4 +1,4 @@
-"""Checks of what a plan is asked for, before any layout is timed."""
+"""Checks of a request for a plan, before any layout is timed."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ def checked_plan_request(
     """The request for the layouts of a step.
 
     ``ranks_per_node``: by default that of the cluster's preset. Raises UsageError for a number of
-    GPUs that fills no whole machines, a field that the layouts decide, and an impossible choice.
+    GPUs that fills no whole nodes, a field that the layouts decide, and an impossible choice.
     """
     decided = [key for key in step or {} if key in _LAYOUT_FIELDS]
     if decided:
         raise UsageError(
-            f"--set {decided[0]}: the layouts decide that",
-            "--only zero=1 looks at some values alone; --sequence has its own option",
+            f"--set {decided[0]}: each layout decides this field",
+            "use --restrict zero=1 to fix a value, and --sequence for the sequence length",
         )
     layout_choices = _checked_choices(choices or {})
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
@@ -70,11 +70,11 @@ def is_number(word: str, low: int, high: int) -> bool:
 
 
 def _check_gpu_count(gpus: int, per_node: int) -> None:
-    """Raises UsageError if several machines are needed and one of them would be used in part."""
+    """Raises UsageError if several nodes are needed and one of them would be used in part."""
     if not 1 <= gpus <= MAX_GPUS:
         raise UsageError(
             f"--gpus {gpus}: expected numbers from 1 to {MAX_GPUS}",
-            "as --gpus 64 or --gpus 64,128",
+            "for example --gpus 64 or --gpus 64,128",
         )
     if gpus <= per_node or gpus % per_node == 0:
         return
@@ -84,7 +84,7 @@ def _check_gpu_count(gpus: int, per_node: int) -> None:
     divisors = [n for n in range(per_node, 1, -1) if gpus % n == 0]
     if divisors:
         remedy += f", or --ranks-per-node {divisors[0]}"
-    raise UsageError(f"--gpus {gpus}: these are no whole machines of {per_node} GPUs", remedy)
+    raise UsageError(f"--gpus {gpus}: does not fill whole nodes of {per_node} GPUs", remedy)
 
 
 def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str | int, ...]]:
@@ -96,15 +96,15 @@ def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[st
         text = f"{name}={','.join(words)}"
         if name not in known or not words:
             raise UsageError(
-                f"--only {text}: expected one of {name_list(known)} and its values"
+                f"--restrict {text}: expected one of {name_list(known)} and its values"
                 f"{did_you_mean(name, known)}",
-                "as --only tp=1,2",
+                "for example --restrict tp=1,2",
             )
         for word in words:
             if not _is_choice(name, word):
                 raise UsageError(
-                    f"--only {text}: {word} is no value of {name}",
-                    "as --only tp=1,2 or --only recompute=none",
+                    f"--restrict {text}: {word} is not a value of {name}",
+                    "for example --restrict tp=1,2 or --restrict recompute=none",
                 )
         checked[name] = words if name == "recompute" else tuple(map(int, words))
     return checked

@@ -11,9 +11,9 @@ import typer
 
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
+    AllRanksOption,
     BackendOption,
     MaxCallsOption,
-    NoFoldOption,
     ReportOption,
     SetOption,
     StrictOption,
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
 
 PathsArgument = Annotated[
-    list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")
+    list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders with scenarios.")
 ]
 MaxStatesOption = Annotated[
     int | None,
@@ -40,7 +40,7 @@ MaxStatesOption = Annotated[
         "--max-states",
         metavar="N",
         min=1,
-        help="Bound of the search over orders of events (200000).",
+        help="Stop the search over orders of events after N states. [default: 200000]",
     ),
 ]
 FixOption = Annotated[
@@ -62,7 +62,7 @@ class CheckArguments:
     backend: BackendOption = None
     strict: StrictOption = False
     max_calls: MaxCallsOption = None
-    no_fold: NoFoldOption = False
+    all_ranks: AllRanksOption = False
     sets: SetOption = None
     fix: FixOption = False
     patch: PatchOption = None
@@ -71,13 +71,14 @@ class CheckArguments:
 
 @command_with_arguments(CheckArguments)
 def command(arguments: CheckArguments) -> None:
-    """Check scenarios: verdict, findings, and each back end's outcome.
+    """Check scenarios: verdict, findings, and the outcome on every backend.
 
-    The verdict covers every reading of what blocks and every order of events. A file that can't be
-    read is reported, and the others are still checked. Ends with 2 when one can't be read, else
-    with 1 when one has an error finding, does not complete under its own back end (or --backend),
-    or may hang on some back end and the search stopped at its bound; else with 0. JSON has each
-    file as it comes.
+    The verdict covers every order of events and every rule that a backend may choose for blocking.
+    A file that cannot be read is reported, and the other files are still checked.
+
+    Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
+    under its backend (or --backend), or if the search reached its limit and some backend may hang.
+    0 otherwise.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml
@@ -158,7 +159,7 @@ def _check_file(path: str, arguments: CheckArguments) -> CheckResult:
             strict=arguments.strict,
             max_states=arguments.max_states,
             max_calls=arguments.max_calls,
-            fold=False if arguments.no_fold else None,
+            fold=False if arguments.all_ranks else None,
         )
     except ScenarioErrors as error:
         return CheckResult(path, error.problems)

@@ -26,23 +26,27 @@ FirstRunArgument = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="A trace, or a scenario, which is simulated; alone, measured times beside --cluster.",
+        help="Trace, or scenario to simulate. Without B: measured times to compare with --cluster.",
     ),
 ]
 SecondRunArgument = Annotated[
-    str | None, typer.Argument(metavar="B", help="The same; a scenario takes the other's back end.")
+    str | None,
+    typer.Argument(
+        metavar="B",
+        help="Trace or scenario. A scenario is simulated under the backend of the other run.",
+    ),
 ]
 ToleranceOption = Annotated[
     str,
     typer.Option(
         "--tolerance",
         metavar="SHARE",
-        help="Ends of calls may differ by this share of A's makespan: 0.05 or 5%.",
+        help="Allow ends of calls to differ by this share of A's makespan: 0.05 or 5%.",
     ),
 ]
 PictureOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="F.svg", help="Draw both runs over one axis of time."),
+    typer.Option("--output", "-o", metavar="F.svg", help="Draw both runs over one time axis."),
 ]
 
 
@@ -56,8 +60,9 @@ def command(
     sets: SetOption = None,
     report: ReportOption = None,
 ) -> None:
-    """Lay two runs side by side: calls, values, order, times; where they first part, and what makes
-    one longer.
+    """Compare two runs (calls, values, order, timing) and report the first difference.
+
+    The report also explains which parts make one run longer than the other.
 
     \b
     Example: distsim compare real.jsonl scenarios/hybrid.yaml --tolerance 25%
@@ -100,7 +105,7 @@ def _compare_log_with_cluster(log: str, cluster: str | None, format: OutputForma
 
     if cluster is None:
         raise UsageError(
-            "one run has nothing to be laid beside",
+            "only one run was given",
             "give two runs, or measured times and --cluster NAME",
         )
     if is_scenario(log):
@@ -112,7 +117,7 @@ def _compare_log_with_cluster(log: str, cluster: str | None, format: OutputForma
     residuals = cost_residuals(read_measurements(Path(log), None).points, known)
     if not residuals:
         raise UsageError(
-            f"{log} has no time that a cluster has a price for",
+            f"{log} has no measured time that the cost model predicts",
             "give a log of nccl-tests, a bench or a trace",
         )
     if format is OutputFormat.json:
@@ -133,5 +138,7 @@ def _parse_tolerance(text: str) -> float:
     except ValueError:
         share = -1.0
     if not 0 <= share < limit:
-        raise UsageError(f"--tolerance {text} is no share", "as --tolerance 0.05 or --tolerance 5%")
+        raise UsageError(
+            f"--tolerance {text} is not a share", "for example --tolerance 0.05 or --tolerance 5%"
+        )
     return share

@@ -18,22 +18,29 @@ PathsArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="PATH…",
-        help="Dumps, logs, stacks, traces; folders of them. Each is recognised by what it holds.",
+        help="Dumps, logs, stacks and traces, or folders with them. The content "
+        "decides the file type.",
     ),
 ]
 PidsOption = Annotated[
     list[int] | None,
-    typer.Option("--pid", metavar="PID", help="Take the stack of a live rank. Repeatable."),
+    typer.Option(
+        "--pid", metavar="PID", help="Process ID of a live rank whose stack is read. Repeatable."
+    ),
 ]
 TorchrunOption = Annotated[
     int | None,
     typer.Option(
-        "--torchrun", metavar="PID", help="Take the stacks of all ranks that this launcher started."
+        "--torchrun",
+        metavar="PID",
+        help="Process ID of a torchrun launcher; the stacks of all its ranks are read.",
     ),
 ]
 ViewOption = Annotated[
     str | None,
-    typer.Option("--view", metavar="VIEW", help="waitfor: who waits for whom, as a picture."),
+    typer.Option(
+        "--view", metavar="VIEW", help="Draw a picture; waitfor: the wait-for graph of the ranks."
+    ),
 ]
 OutputOption = Annotated[
     Path | None,
@@ -41,11 +48,12 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="F.yaml: the smallest scenario with this standstill; F.svg: the picture.",
+        help="Write the smallest scenario with this hang (F.yaml) or the picture (F.svg).",
     ),
 ]
 WidthOption = Annotated[
-    int | None, typer.Option("--width", metavar="N", min=40, max=200, help="Columns of the report.")
+    int | None,
+    typer.Option("--width", metavar="N", min=40, max=200, help="Width of the report in columns."),
 ]
 
 
@@ -58,12 +66,12 @@ def command(
     output: OutputOption = None,
     width: WidthOption = None,
 ) -> None:
-    """Say why a job hangs, from what it left: who waits for whom, who is behind or went another
-    way, and at which line.
+    """Find the cause of a hang from the files of a job, or from its live ranks.
 
-    Takes Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler stacks, RAS
-    reports, Kineto and distsim's traces, of all ranks or of some. A rank is called the culprit only
-    where the records prove it. Live ranks are only looked at.
+    The report shows which rank waits for which, which rank fell behind or diverged, and at which
+    line. Input files: Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler
+    stacks, NCCL RAS reports, Kineto traces and distsim traces, of all ranks or some. distsim blames
+    a rank only if the records prove it. Live ranks are only read, never changed.
 
     \b
     Example: distsim doctor dumps/ train.log stacks/
@@ -74,7 +82,7 @@ def command(
     from distsim.common.errors import UsageError
 
     if view not in (None, "waitfor"):
-        raise UsageError(f"there is no view {view}", "there is waitfor")
+        raise UsageError(f"unknown view {view}", "use --view waitfor")
     answer = doctor(*(paths or ()), pids=pid or (), torchrun=torchrun, width=width)
     if output is not None:
         _write_output(answer, output)
@@ -107,7 +115,7 @@ def _write_output(answer: DoctorAnswer, output: Path) -> None:
         console.write_file(output, answer.picture(suffix[1:]).content)
     else:
         raise UsageError(
-            f"-o {output}: what is to be written there?",
-            "F.yaml for a scenario; F.svg, .png, .pdf or .dot for the picture",
+            f"-o {output}: unknown file type",
+            "use F.yaml for a scenario, or F.svg, .png, .pdf or .dot for the picture",
         )
     console.note(f"wrote {output}")

@@ -7,10 +7,10 @@ from distsim.cli.shared.arguments import ScenarioArgument, SetOption, read_scena
 
 
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:
-    """Print a scenario in plain form: training strategies expanded, short forms written out, --set
-    applied.
+    """Print a scenario with training strategies expanded to plain operations.
 
-    What is printed is a scenario again, and makes the same calls.
+    Short forms are written out, and --set is applied. The output is a scenario that makes the same
+    calls.
 
     \b
     Example: distsim expand scenarios/strategies/ddp.yaml --set iterations=2

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from distsim.scenario.lessons import Lesson
 
 NameArgument = Annotated[
-    str | None, typer.Argument(metavar="LESSON", help="One lesson; left out: all.")
+    str | None, typer.Argument(metavar="LESSON", help="Name of a lesson. [default: all]")
 ]
 OutputOption = Annotated[
     Path | None,
@@ -22,13 +22,13 @@ OutputOption = Annotated[
         "-o",
         "--output",
         metavar="FOLDER",
-        help="Write the scenarios there; what is there stays as it is.",
+        help="Write the scenarios into this folder; existing files are kept.",
     ),
 ]
 
 
 def command(name: NameArgument = None, output: OutputOption = None) -> None:
-    """List the lessons, or write their scenarios into a folder to try and change.
+    """List the lessons, or write their scenarios into a folder.
 
     \b
     Example: distsim learn
@@ -47,7 +47,7 @@ def command(name: NameArgument = None, output: OutputOption = None) -> None:
     kept = len(files) - written
     message = f"wrote {written} scenario{'' if written == 1 else 's'} into {output}"
     if kept:
-        message += f"; {kept} were there already and stay as they are"
+        message += f"; {kept} already existed and were kept"
     console.note(message)
 
 
@@ -62,7 +62,7 @@ def _write_if_new(path: Path, file: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(
-            f"{path.parent} cannot be made: {error.strerror}", "name a folder that you may write"
+            f"{path.parent} cannot be created: {error.strerror}", "name a writable folder"
         ) from None
     console.write_file(path, lesson_scenario_text(file))
     return True
@@ -76,15 +76,15 @@ def _lesson_list(lessons: Sequence[Lesson]) -> str:
             "Lessons, in order",
             *lines,
             "",
-            "`distsim learn LESSON` tells what one has; `distsim learn -o FOLDER` writes",
-            "the scenarios of all. The pages are in docs/learn.",
+            "`distsim learn LESSON` shows one lesson. `distsim learn -o FOLDER` writes the",
+            "scenarios of all lessons. The pages are in docs/learn.",
         ]
     )
 
 
 def _lesson_text(lesson: Lesson) -> str:
     lines = [
-        f"{lesson.title}: at its end you can {lesson.able}.",
+        f"{lesson.title}: after this lesson you can {lesson.able}.",
         "",
         f"`distsim learn {lesson.name} -o scenarios` writes its files:",
     ]

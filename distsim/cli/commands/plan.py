@@ -18,22 +18,30 @@ if TYPE_CHECKING:
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'."),
+    typer.Argument(metavar="MODEL", help="Model preset (llama3-8b), or sizes: '{layers: 32, …}'."),
 ]
-GpusOption = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
+GpusOption = Annotated[
+    str, typer.Option("--gpus", metavar="N,M", help="Number of GPUs; several numbers are compared.")
+]
 ClusterNamesOption = Annotated[
-    str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")
+    str, typer.Option("--cluster", metavar="A,B", help="Hardware models (presets or files).")
 ]
 BatchOption = Annotated[
     int,
     typer.Option(
-        "--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout."
+        "--global-batch",
+        metavar="N",
+        min=1,
+        help="Number of sequences per step, the same for every layout.",
     ),
 ]
 SequenceOption = Annotated[
     int | None,
     typer.Option(
-        "--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's."
+        "--sequence",
+        metavar="N",
+        min=1,
+        help="Number of tokens per sequence. [default: the model's]",
     ),
 ]
 PerNodeOption = Annotated[
@@ -42,21 +50,24 @@ PerNodeOption = Annotated[
         "--ranks-per-node",
         metavar="N",
         min=1,
-        help="GPUs of a machine; left out, the preset's, or 8.",
+        help="Number of GPUs per node. [default: the preset's, or 8]",
     ),
 ]
-OnlyOption = Annotated[
+RestrictOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--only",
+        "--restrict",
         metavar="KEY=A,B",
-        help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch.",
+        help="Restrict the search to these values of tp, pp, chunks, cp, ep, zero, "
+        "recompute or micro_batch. Repeatable.",
     ),
 ]
 StepFieldsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a field of `transformer:`, such as 'launch=0 ns'. Repeatable.",
     ),
 ]
 OutputsOption = Annotated[
@@ -65,7 +76,8 @@ OutputsOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario.",
+        help="Write all layouts (F.csv, F.parquet), a plot (F.svg), or the fastest "
+        "layout as a scenario (F.yaml). Repeatable.",
     ),
 ]
 
@@ -83,7 +95,7 @@ class PlanArguments:
     global_batch: BatchOption
     sequence: SequenceOption = None
     ranks_per_node: PerNodeOption = None
-    only: OnlyOption = None
+    restrict: RestrictOption = None
     sets: StepFieldsOption = None
     output: OutputsOption = None
     format: FormatOption = OutputFormat.text
@@ -93,9 +105,9 @@ class PlanArguments:
 def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
-    Every layout of tensor, pipeline (1F1B, interleaved), context, expert and data parallelism, ZeRO
-    stage, recomputation and micro-batch that keeps the global batch is checked for its memory and
-    for hangs, and timed. Ends with 1 where none fits.
+    A layout combines tensor, pipeline (1F1B, interleaved), context, expert and data parallelism,
+    ZeRO stage, recomputation and micro-batch size. distsim checks the memory of each layout, checks
+    it for hangs, and predicts its step time. Exit status: 1 if no layout fits, otherwise 0.
 
     \b
     Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64
@@ -116,7 +128,7 @@ def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
             sequence=arguments.sequence,
             ranks_per_node=arguments.ranks_per_node,
             step=_parse_step_fields(arguments.sets or []),
-            choices=_parse_choices(arguments.only or []),
+            choices=_parse_choices(arguments.restrict or []),
             jobs=workers.jobs,
             address=workers.address,
             output=table,
@@ -143,10 +155,13 @@ def _check_outputs(paths: list[Path]) -> None:
     for path in paths:
         if path.suffix not in _OUTPUT_SUFFIXES:
             raise UsageError(
-                f"-o {path}: what is it to be?", "end it in .csv, .parquet, .svg or .yaml"
+                f"-o {path}: unknown file type",
+                "use a name that ends in .csv, .parquet, .svg or .yaml",
             )
     if sum(path.suffix in _TABLE_SUFFIXES for path in paths) > 1:
-        raise UsageError("-o: one table is kept", "name one file that ends in .csv or .parquet")
+        raise UsageError(
+            "-o: only one table can be written", "name one file that ends in .csv or .parquet"
+        )
 
 
 def _parse_gpu_counts(text: str) -> list[int]:
@@ -157,7 +172,7 @@ def _parse_gpu_counts(text: str) -> list[int]:
     if not all(is_number(word, 1, MAX_GPUS) for word in words):
         raise UsageError(
             f"--gpus {text}: expected numbers from 1 to {MAX_GPUS}",
-            "as --gpus 64 or --gpus 64,128",
+            "for example --gpus 64 or --gpus 64,128",
         )
     return list(dict.fromkeys(map(int, words)))
 
@@ -192,13 +207,15 @@ def _parse_step_fields(sets: list[str]) -> dict[str, object]:
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"expected name=value, found `{text}`", "as --set 'launch=0 ns'")
+            raise UsageError(
+                f"expected name=value, found `{text}`", "for example --set 'launch=0 ns'"
+            )
         step[name.strip()] = load_raw(f"value: {value}", "--set")["value"]
     return step
 
 
 def _parse_choices(texts: list[str]) -> dict[str, tuple[str, ...]]:
-    """The values of ``--only``: a field of the layout -> the values to try."""
+    """The values of ``--restrict``: a field of the layout -> the values to try."""
     choices: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, _, values = text.partition("=")
@@ -214,7 +231,7 @@ def _write_outputs(answer: PlanAnswer, paths: list[Path]) -> None:
     for path in paths:
         content = answer.to_svg().content if path.suffix == ".svg" else answer.best_scenario()
         if content is None:
-            console.note(f"{path} is not written: no layout fits")
+            console.note(f"{path} was not written, because no layout fits")
             continue
         console.write_file(path, content)
         console.note(f"wrote {path}")

@@ -29,7 +29,8 @@ FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
-        help="A scenario, or a trace (.jsonl); - reads standard input. The view op needs none.",
+        help="Scenario, or trace (.jsonl); - reads standard input. The views op and "
+        "rounds need none.",
     ),
 ]
 ViewOption = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
@@ -38,23 +39,29 @@ FormatOption = Annotated[
     typer.Option(
         "--format",
         metavar="FORMAT",
-        help=f"One of {FORMAT_LIST}; left out: by the name after -o, else svg.",
+        help=f"One of {FORMAT_LIST}. [default: the suffix of -o, otherwise svg]",
     ),
 ]
 OutputOption = Annotated[
     Path | None,
-    typer.Option("--output", "-o", metavar="F", help="Write there; left out: to standard output."),
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="F",
+        help="Write the picture to a file. [default: standard output]",
+    ),
 ]
 OpOption = Annotated[
     str | None,
-    typer.Option("--op", metavar="NAME", help="The operation that the views op and rounds draw."),
+    typer.Option("--op", metavar="NAME", help="Operation that the views op and rounds draw."),
 ]
 AlgorithmOption = Annotated[
     str | None,
     typer.Option(
         "--algorithm",
         metavar="NAME",
-        help="Of the view rounds: ring, tree, …; left out: the usual one.",
+        help="Algorithm that the view rounds draws: ring, tree, … [default: the "
+        "operation's usual one]",
     ),
 ]
 RanksOption = Annotated[
@@ -62,29 +69,34 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         metavar="N|LIST",
-        help="Only these ranks, as 0-7,12; of op and rounds: how many, or which. [default: all; 4]",
+        help="Draw only these ranks, such as 0-7,12. For op and rounds: the number of "
+        "ranks, or a list. [default: all; 4 for op and rounds]",
     ),
 ]
 StepsOption = Annotated[
     str | None,
-    typer.Option("--steps", metavar="LIST", help="Only these training iterations, as 0-2,9."),
+    typer.Option(
+        "--steps", metavar="LIST", help="Draw only these training iterations, such as 0-2,9."
+    ),
 ]
 TimeOption = Annotated[
     str | None,
     typer.Option(
-        "--time", metavar="FROM..TO", help="Only this stretch of time, as '1 ms..2.5 ms'."
+        "--time", metavar="FROM..TO", help="Draw only this time interval, such as '1 ms..2.5 ms'."
     ),
 ]
 GroupOption = Annotated[
     str | None,
-    typer.Option("--group", metavar="NAME", help="Only this group, or all groups of this axis."),
+    typer.Option(
+        "--group", metavar="NAME", help="Draw only this group, or all groups of this mesh axis."
+    ),
 ]
 MeasuredOption = Annotated[
     Path | None,
     typer.Option(
         "--measured",
         metavar="F",
-        help="Of the view bandwidth: an output of nccl-tests or of `distsim bench`.",
+        help="Measured times for the view bandwidth: output of nccl-tests or of `distsim bench`.",
     ),
 ]
 
@@ -114,7 +126,7 @@ class RenderArguments:
 
 @command_with_arguments(RenderArguments)
 def command(arguments: RenderArguments) -> None:
-    """Draw a picture of a scenario, or of one operation.
+    """Draw a picture of a scenario, a trace, or one operation.
 
     \b
     Example: distsim render scenarios/hybrid.yaml --view dataflow -o hybrid.svg

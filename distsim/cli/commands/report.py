@@ -21,12 +21,10 @@ from distsim.cli.shared.html_report import check_report_path
 
 FileArgument = Annotated[
     str,
-    typer.Argument(
-        metavar="FILE", help="A scenario, which is simulated, or a trace; - reads standard input."
-    ),
+    typer.Argument(metavar="FILE", help="Scenario to simulate, or trace; - reads standard input."),
 ]
 OutputOption = Annotated[
-    Path, typer.Option("--output", "-o", metavar="F.html", help="Write there.")
+    Path, typer.Option("--output", "-o", metavar="F.html", help="Write the report to this file.")
 ]
 
 
@@ -44,10 +42,11 @@ class ReportArguments:
 
 @command_with_arguments(ReportArguments)
 def command(arguments: ReportArguments) -> None:
-    """Write a report to open in a browser: one file, which asks nobody for anything.
+    """Write a self-contained HTML report.
 
-    Outcome and verdict, findings beside their source, a timeline to zoom and step through, why each
-    call waits, what it costs. A trace is shown as it was recorded, with the verdict on its calls.
+    The report shows outcome and verdict, findings next to their source lines, an interactive
+    timeline, the reason for each wait, and costs. A trace is shown as recorded, with the verdict on
+    its calls.
 
     \b
     Example: distsim report scenarios/hybrid.yaml -o hybrid.html

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @command_with_arguments(SimulateArguments, WhatIfArguments)
 def command(arguments: SimulateArguments, what_if: WhatIfArguments) -> None:
-    """Simulate a scenario: outcome, verdict, findings, times, values.
+    """Simulate a scenario; print its outcome, verdict, findings, times and values.
 
     \b
     Example: distsim simulate scenarios/hybrid.yaml
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
-    Example: distsim simulate a.yaml --against b.yaml
+    Example: distsim simulate a.yaml --compare-with b.yaml
     Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
     asks_what_if = what_if != WhatIfArguments()
@@ -77,7 +77,7 @@ def _simulate_input(
         strict=arguments.strict,
         schedule=_schedule_of(arguments),
         max_calls=arguments.max_calls,
-        fold=False if arguments.no_fold else None,
+        fold=False if arguments.all_ranks else None,
         progress=show_phase,
     )
     for note in answer.notes:
@@ -99,9 +99,9 @@ _SCHEDULE_REMEDY = (
 
 
 def _schedule_of(arguments: SimulateArguments) -> ReplaySchedule | None:
-    if arguments.schedule is None:
+    if arguments.event_order is None:
         return None
-    return read_schedule(arguments.schedule, arguments.file)
+    return read_schedule(arguments.event_order, arguments.file)
 
 
 def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
@@ -119,9 +119,9 @@ def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
     try:
         data = json.loads(read_bytes(path))
     except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}", _SCHEDULE_REMEDY) from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", _SCHEDULE_REMEDY) from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path} is no JSON", _SCHEDULE_REMEDY) from None
+        raise UsageError(f"{path} is not valid JSON", _SCHEDULE_REMEDY) from None
     return schedule_from_json(_schedule_in_json(data, path, scenario))
 
 
@@ -135,8 +135,8 @@ def _schedule_in_json(data: object, path: Path, scenario: str) -> object:
         return data
     if data["schedule"] is None:
         raise UsageError(
-            f"{path} has no schedule: any order of events leads to its verdict",
-            "simulate without --schedule",
+            f"{path} has no schedule: every order of events gives the same verdict",
+            "simulate without --event-order",
         )
     return data["schedule"]
 
@@ -151,4 +151,4 @@ def _result_of_file(files: list[object], path: Path, scenario: str) -> object:
             return result
     if len(results) == 1:
         return results[0]
-    raise UsageError(f"{path} says nothing of {scenario}", _SCHEDULE_REMEDY)
+    raise UsageError(f"{path} contains no result for {scenario}", _SCHEDULE_REMEDY)

@@ -28,13 +28,17 @@ _PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 GridOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable."
+        "--grid",
+        metavar="KEY=A,B",
+        help="Variable or key of the scenario, and the values to try. Repeatable.",
     ),
 ]
 ClustersOption = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's."
+        "--cluster",
+        metavar="A,B",
+        help="Hardware models (presets or files) to try; override the scenario.",
     ),
 ]
 OutputOption = Annotated[
@@ -43,7 +47,7 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="F.csv",
-        help="Keep the rows there as they come (.csv, .parquet); go on from it.",
+        help="Save each result row at once (.csv, .parquet). An existing file is continued.",
     ),
 ]
 PlotOption = Annotated[
@@ -51,7 +55,7 @@ PlotOption = Annotated[
     typer.Option(
         "--plot",
         metavar="F.svg",
-        help="Draw time over what was swept, and over memory (.svg, .png, .pdf).",
+        help="Plot time over the swept values, and over memory (.svg, .png, .pdf).",
     ),
 ]
 
@@ -73,11 +77,11 @@ class SweepArguments:
 
 @command_with_arguments(SweepArguments, WorkerArguments)
 def command(arguments: SweepArguments, workers: WorkerArguments) -> None:
-    """Simulate a scenario at every point of a grid; the fastest first.
+    """Simulate a scenario at every point of a grid, and list the fastest points first.
 
-    Without --grid and --cluster the grid is the file's `sweep:`. Equal points are computed once,
-    and those that the output has already not again. Ends with 0 when a point completes, else with
-    1.
+    Without --grid and --cluster, the grid is the `sweep:` block of the file. Equal points, and
+    points that the output file already contains, are computed once. Exit status: 0 if a point
+    completes, otherwise 1.
 
     \b
     Example: distsim sweep scenarios/hybrid.yaml --cluster dgx-a100,dgx-h100
@@ -119,7 +123,9 @@ def check_plot_path(path: Path) -> None:
     from distsim.common.errors import UsageError
 
     if path.suffix not in _PLOT_SUFFIXES:
-        raise UsageError(f"--plot {path}: what is it to be?", "end it in .svg, .png or .pdf")
+        raise UsageError(
+            f"--plot {path}: unknown file type", "use a name that ends in .svg, .png or .pdf"
+        )
 
 
 def _write_plot(arguments: SweepArguments, path: Path, answer: SweepAnswer) -> None:

@@ -11,5 +11,6 @@ def check_scenario_suffix(file: Path | None) -> None:
 
     if file is not None and file.suffix not in (".yaml", ".yml"):
         raise UsageError(
-            f"-o {file}: a scenario's file ends in .yaml", f"-o {file.with_suffix('.yaml')}"
+            f"-o {file}: the name of a scenario file must end in .yaml",
+            f"use -o {file.with_suffix('.yaml')}",
         )

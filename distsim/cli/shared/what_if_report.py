@@ -1,6 +1,6 @@
 """The what-if questions of `distsim simulate`, each answered by a table of text.
 
---against compares with another scenario, --what-if makes resources faster in turn, and --draws
+--compare-with compares with another scenario, --what-if makes resources faster in turn, and --seeds
 repeats the simulation with other seeds. Each question runs further simulations.
 """
 
@@ -21,14 +21,16 @@ def check_what_if_arguments(arguments: SimulateArguments, what_if: WhatIfArgumen
     """Check combinations of arguments before anything runs. Raises UsageError."""
     from distsim.common.errors import UsageError
 
-    if what_if.stragglers is not None and what_if.draws is None:
-        raise UsageError("--stragglers: one run has no spread", "add --draws 100")
+    if what_if.stragglers is not None and what_if.seeds is None:
+        raise UsageError("--stragglers needs several runs", "add --seeds 100")
     if str(arguments.format) == "json":
-        raise UsageError("--against, --what-if and --draws print text", "leave out --format json")
+        raise UsageError(
+            "--compare-with, --what-if and --seeds print text only", "omit --format json"
+        )
     if is_trace(arguments.file):
         raise UsageError(
-            f"{arguments.file} is a trace: what if is asked of scenarios",
-            "`distsim replay` runs it on other clusters",
+            f"{arguments.file} is a trace, but what-if questions need a scenario",
+            "use `distsim replay` to run the trace on another cluster",
         )
 
 
@@ -40,12 +42,12 @@ def what_if_report(
 ) -> str:
     """The tables that were asked for, separated by empty lines."""
     tables: list[list[str]] = []
-    if what_if.against is not None:
-        tables.append(_scenario_comparison(arguments, what_if.against, simulation))
+    if what_if.compare_with is not None:
+        tables.append(_scenario_comparison(arguments, what_if.compare_with, simulation))
     if what_if.what_if:
         tables += _speedup_tables(simulation, show_phase)
-    if what_if.draws is not None:
-        tables.append(_distribution_lines(arguments, what_if.draws, what_if.stragglers, show_phase))
+    if what_if.seeds is not None:
+        tables.append(_distribution_lines(arguments, what_if.seeds, what_if.stragglers, show_phase))
     return "\n\n".join("\n".join(lines) for lines in tables if lines)
 
 
@@ -100,12 +102,12 @@ def _distribution_lines(
     scenario = read_scenario(arguments.file, arguments.sets)
     if stragglers is None and not scenario.jitter:
         raise UsageError(
-            "--draws: nothing in the scenario is left to chance",
+            "--seeds: nothing in the scenario is random",
             "add --set jitter=0.1, or --stragglers 1%x1.3",
         )
     makespans = []
     for number, draw in enumerate(random_scenarios(scenario, count, stragglers), 1):
-        show_phase(f"draw {number} of {count}")
+        show_phase(f"run {number} of {count}")
         simulation = simulate(
             draw,
             backend=arguments.backend,
@@ -114,13 +116,13 @@ def _distribution_lines(
             values=False,
         )
         if simulation.outcome != "completes":
-            return [f"the draw with seed {draw.seed} {simulation.outcome}: there is no spread"]
+            return [f"the run with seed {draw.seed} {simulation.outcome}, so there is no spread"]
         makespans.append(simulation.makespan_ns)
     causes = []
     if scenario.jitter:
         causes.append(f"jitter up to {100 * scenario.jitter:g} %")
     if stragglers is not None:
         causes.append(
-            f"{100 * stragglers.share:g} % of the ranks {stragglers.factor:g} times as long"
+            f"{100 * stragglers.share:g} % of the ranks {stragglers.factor:g} times slower"
         )
     return spread_lines(makespan_distribution(makespans), f" ({', '.join(causes)})")

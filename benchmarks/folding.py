@@ -79,24 +79,24 @@ class Work(NamedTuple):
 WORKS = (
     Work("empty program", ["simulate"], "world: 1\nprogram: [barrier]\n"),
     Work("ring, 1024 ranks x 100 rounds", ["simulate", RING], beside=True),
-    Work("the same ring, --no-fold", ["simulate", RING, "--no-fold"]),
+    Work("the same ring, --all-ranks", ["simulate", RING, "--all-ranks"]),
     Work("1F1B 8 x 32 x dp 128", ["simulate", PIPELINE], beside=True),
-    Work("the same 1F1B, --no-fold", ["simulate", PIPELINE, "--no-fold"]),
+    Work("the same 1F1B, --all-ranks", ["simulate", PIPELINE, "--all-ranks"]),
     Work(
         "1F1B 8 x 32 x dp 2048, 16 384 ranks",
         ["simulate", PIPELINE, "--set", "mesh.dp=2048", "--set", "world=16384"],
     ),
     Work(
-        "Llama 3 405B, one pipeline, --no-fold",
-        ["simulate", LLAMA, "--set", "world.nodes=16", "--set", "mesh.dp=1", "--no-fold"],
+        "Llama 3 405B, one pipeline, --all-ranks",
+        ["simulate", LLAMA, "--set", "world.nodes=16", "--set", "mesh.dp=1", "--all-ranks"],
     ),
     Work("Llama 3 405B, all 16 384 ranks", ["simulate", LLAMA]),
     Work("Llama 3 405B with one slow rank", ["simulate", LLAMA, *SLOW]),
     Work("100 all_reduces on 1024 ranks", ["simulate"], ALL_REDUCES, beside=True),
-    Work("the same all_reduces, --no-fold", ["simulate", "--no-fold"], ALL_REDUCES),
+    Work("the same all_reduces, --all-ranks", ["simulate", "--all-ranks"], ALL_REDUCES),
     Work("deadlocked ring of 1024", ["simulate"], STUCK, beside=True, status=1),
     Work("check, 1024 ranks x 1200 calls", ["check"], LAYERS),
-    Work("the same check, --no-fold", ["check", "--no-fold"], LAYERS),
+    Work("the same check, --all-ranks", ["check", "--all-ranks"], LAYERS),
 )
 #: Bytecode is at hand, as after an installation.
 _ENVIRONMENT = {

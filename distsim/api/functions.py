@@ -1,19 +1,27 @@
 """The public functions. Each takes a scenario (or a file, a trace, a script) and returns an answer.
 
-A scenario may be given as a `Scenario`, as the path of a file, or as YAML text (a string with a
-line break). Errors of the user raise `UserError`, `UsageError` or `ScenarioErrors`; their text
-names the place, the cause and the remedy.
+A scenario may be given as a `Scenario`, as the path of a file, as ``-`` for standard input, or as
+YAML text (a string with a line break). Errors of the user raise `UserError`, `UsageError` or
+`ScenarioErrors`; their text names the place, the cause and the remedy.
+
+The commands of `distsim.cli` call these functions. docs/architecture.md names the exceptions.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distsim.api.inputs import (
+    is_trace,
+    known_backend,
+    load_machines,
+    load_scenario,
+    load_trace,
+    read_cluster,
+    scenario_text,
+)
 from distsim.api.results import (
     CaptureAnswer,
     CheckAnswer,
@@ -29,26 +37,27 @@ from distsim.api.results import (
     SimulationAnswer,
     SweepAnswer,
 )
-from distsim.common.errors import UsageError
+from distsim.common.errors import DistsimError, UsageError
 
 if TYPE_CHECKING:
+    from distsim.checker.replay_schedule import ReplaySchedule
     from distsim.hardware.cluster import Cluster
     from distsim.output.page import ReportRun
     from distsim.scenario import Scenario
     from distsim.trace.model import Trace
 
+#: Called with a description of the current step.
+PhaseCallback = Callable[[str], None]
+#: Called with the numbers of items done and of all items.
+CountCallback = Callable[[int, int], None]
+
 
 def load(source: str | Path, *, sets: Sequence[str] = ()) -> Scenario:
-    """Read a scenario from a file, or from YAML text.
+    """Read a scenario from a file, from standard input (``-``), or from YAML text.
 
     ``sets``: changes such as ``"iterations=2"``, as ``--set`` takes them. Raises ScenarioErrors.
     """
-    from distsim.scenario import load as load_file
-    from distsim.scenario import loads
-
-    if _is_yaml_text(source):
-        return loads(str(source), "<text>", tuple(sets))
-    return load_file(str(source), sets=tuple(sets))
+    return load_scenario(source, sets)
 
 
 def simulate(
@@ -58,24 +67,40 @@ def simulate(
     cluster: str | Mapping[str, Any] | Cluster | None = None,
     verdict: bool = True,
     values: bool | None = None,
+    strict: bool = False,
+    schedule: ReplaySchedule | None = None,
     max_calls: int | None = None,
+    fold: bool | None = None,
+    progress: PhaseCallback | None = None,
 ) -> SimulationAnswer:
     """Simulate a scenario on a backend and a cluster, by default those of the file.
 
-    ``verdict``: also check all event orders. ``values``: compute what tensors hold; None computes
-    them for small programs. Raises ScenarioErrors, UsageError.
+    The path of a trace simulates the recorded calls. ``verdict``: also check all event orders.
+    ``values``: compute what tensors hold; None computes them for small programs. ``strict``: a leak
+    counts as an error. ``schedule``: an event order that a check found. ``max_calls``: a limit on
+    simulated calls. ``fold``: simulate ranks with equal roles once; None decides by the size.
+    ``progress`` is called with a description of each step. Raises ScenarioErrors, UsageError.
     """
+    backend = known_backend(backend)
+    if is_trace(scenario):
+        from distsim.api.recorded_calls import simulate_trace
+
+        simulation, notes = simulate_trace(str(scenario), backend=backend, cluster=cluster)
+        return SimulationAnswer(simulation, notes, strict=strict)
     from distsim.simulation.simulate_scenario import simulate as simulate_scenario
 
     simulation = simulate_scenario(
-        _scenario(scenario),
-        backend=_known_backend(backend),
+        load_scenario(scenario),
+        backend=backend,
         cluster=cluster,
         with_verdict=verdict,
         with_values=values,
+        schedule=schedule,
         max_calls=max_calls,
+        fold=fold,
+        tell=progress or (lambda phase: None),
     )
-    return SimulationAnswer(simulation)
+    return SimulationAnswer(simulation, strict=strict)
 
 
 def check(
@@ -84,52 +109,100 @@ def check(
     backend: str | None = None,
     strict: bool = False,
     max_states: int | None = None,
+    max_calls: int | None = None,
+    fold: bool | None = None,
 ) -> CheckAnswer:
     """Find the verdict over all event orders, the findings, and the outcome on every backend.
 
-    ``strict``: a leak counts as an error. ``max_states`` limits the search over event orders.
+    The path of a trace checks the recorded calls. ``strict``: a leak counts as an error.
+    ``max_states`` limits the search over event orders. ``max_calls``, ``fold``: see `simulate`.
     """
     from distsim.simulation.check_scenario import MAX_STATES, check_scenario
 
+    backend = known_backend(backend)
     limit = MAX_STATES if max_states is None else max_states
+    if is_trace(scenario):
+        from distsim.api.recorded_calls import check_trace
+
+        return CheckAnswer(*check_trace(str(scenario), backend=backend, max_states=limit))
     result = check_scenario(
-        _scenario(scenario),
-        backend=_known_backend(backend),
+        load_scenario(scenario),
+        backend=backend,
         strict=strict,
         max_states=limit,
+        max_calls=max_calls,
+        fold=fold,
     )
     return CheckAnswer(result)
 
 
 def expand(scenario: Scenario | str | Path) -> str:
     """The scenario as YAML with its training strategies written out as plain calls."""
-    return _scenario(scenario).to_yaml(flat=True)
+    return load_scenario(scenario).to_yaml(flat=True)
 
 
 def plan(
     model: str | Mapping[str, Any],
     *,
-    gpus: int,
-    cluster: str | Cluster,
+    gpus: int | Sequence[int],
+    cluster: str | Cluster | Sequence[str | Cluster],
     global_batch: int,
     sequence: int | None = None,
+    ranks_per_node: int | None = None,
+    step: Mapping[str, Any] | None = None,
+    choices: Mapping[str, Sequence[Any]] | None = None,
     jobs: int | None = None,
+    address: str | None = None,
+    output: str | Path | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+    top: int = 15,
+    progress: CountCallback | None = None,
 ) -> PlanAnswer:
     """Rank the parallel layouts of a model's training step by their predicted time.
 
-    ``model``: a preset's name, or the sizes of a ``transformer``. ``gpus``: their number.
-    ``global_batch``: sequences per step. ``sequence``: tokens per sequence; None takes the model's.
-    ``jobs``: worker processes; None uses all cores. Raises UsageError.
+    ``model``: a preset's name, or the sizes of a ``transformer``. ``gpus``, ``cluster``: one or
+    several. ``global_batch``: sequences per step. ``sequence``: tokens per sequence; None takes the
+    model's. ``ranks_per_node``: None takes the cluster's. ``step``: further fields of
+    ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``. ``jobs``: worker
+    processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or Parquet
+    file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a guided
+    search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with the
+    numbers of layouts done and of all layouts. Raises UsageError.
     """
-    from distsim.hardware.cluster import cluster_from
-    from distsim.hardware.cluster.presets import gpus_per_machine
-    from distsim.planning.layouts import PlanRequest
+    from distsim.planning.plan_request import checked_plan_request
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
-    machines = cluster_from(cluster)
-    per_node = gpus_per_machine(machines.name)
-    request = PlanRequest(model, gpus, global_batch, machines, sequence, per_node)
-    return PlanAnswer(plan_layouts([request], PlanOptions(jobs=jobs)))
+    counts = [gpus] if isinstance(gpus, int) else list(gpus)
+    names: list[Any] = list(cluster) if isinstance(cluster, list | tuple) else [cluster]
+    clusters = [load_machines(one) for one in names]
+    requests = [
+        checked_plan_request(
+            model,
+            count,
+            one,
+            global_batch,
+            sequence=sequence,
+            ranks_per_node=ranks_per_node,
+            step=step,
+            choices=choices,
+        )
+        for count in counts
+        for one in clusters
+    ]
+    options = PlanOptions(
+        jobs=jobs,
+        address=address,
+        output=None if output is None else Path(output),
+        budget=budget,
+        seed=seed,
+        exact=top,
+    )
+    given_names = {
+        one.name: name for one, name in zip(clusters, names, strict=True) if isinstance(name, str)
+    }
+    ranked = plan_layouts(requests, options, progress or (lambda done, total: None))
+    return PlanAnswer(ranked, given_names, top)
 
 
 def sweep(
@@ -137,30 +210,44 @@ def sweep(
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
     clusters: Sequence[str] = (),
+    sets: Sequence[str] = (),
     backend: str | None = None,
+    max_calls: int | None = None,
     output: str | Path | None = None,
     jobs: int | None = None,
+    address: str | None = None,
+    budget: int | None = None,
+    seed: int = 0,
+    top: int = 15,
+    progress: CountCallback | None = None,
 ) -> SweepAnswer:
     """Simulate a scenario file at every point of a grid.
 
-    ``grid``: key of the file -> values, as ``{"backend": ["gloo", "nccl"]}``. ``output``: a CSV or
-    Parquet file that keeps the rows and is resumed. Raises UsageError, ScenarioErrors.
+    ``grid``: key of the file -> values, as ``{"backend": ["gloo", "nccl"]}``. Without ``grid`` and
+    ``clusters``, the file's ``sweep`` block is the grid. ``sets``: see `load`. ``output``: a CSV or
+    Parquet file that keeps the rows and is resumed. The other parameters are those of `plan` and
+    `simulate`. Raises UsageError, ScenarioErrors.
     """
-    from distsim.planning.sweep.run_sweep import SweepRequest, run_sweep
-    from distsim.scenario import read_text
+    from distsim.planning.sweep.run_sweep import SweepRequest, grid_from_block, run_sweep
+    from distsim.planning.sweep.sweep_request import with_grid
 
-    is_text = _is_yaml_text(scenario)
+    text, file = scenario_text(scenario)
     request = SweepRequest(
-        str(scenario) if is_text else read_text(str(scenario)),
-        "<text>" if is_text else str(scenario),
-        {key: tuple(map(str, choices)) for key, choices in (grid or {}).items()},
-        tuple(clusters),
-        (),
-        _known_backend(backend),
+        text,
+        file,
+        grid_from_block(grid or {}),
+        clusters=tuple(clusters),
+        sets=tuple(sets),
+        backend=known_backend(backend),
+        max_calls=max_calls,
         output=None if output is None else Path(output),
         jobs=jobs,
+        address=address,
+        budget=budget,
+        seed=seed,
     )
-    return SweepAnswer(run_sweep(request))
+    result = run_sweep(with_grid(request), progress or (lambda done, total: None))
+    return SweepAnswer(result, top)
 
 
 def capture(
@@ -177,6 +264,10 @@ def capture(
     The ranks are forked from a fresh Python process, because this one may have threads or a CUDA
     context, which a fork does not survive. Raises UsageError if the command reports no result.
     """
+    import json
+    import subprocess
+    import sys
+
     words = [sys.executable, "-m", "distsim", "capture", "--format", "json"]
     given = {"--nproc": nproc, "--backend": backend, "--cluster": cluster}
     for name, value in given.items():
@@ -189,15 +280,36 @@ def capture(
     try:
         return CaptureAnswer(json.loads(done.stdout[start:]))
     except ValueError:
-        reason = done.stderr.strip() or "the script's ranks made no call"
+        reason = done.stderr.strip() or "the ranks of the script made no call"
         raise UsageError(reason, "run `distsim capture` in a terminal to see its output") from None
 
 
-def doctor(*paths: str | Path) -> DoctorAnswer:
-    """Find why a job hangs, from its Flight Recorder dumps, logs and stacks (files or folders)."""
+def doctor(
+    *paths: str | Path,
+    pids: Sequence[int] = (),
+    torchrun: int | None = None,
+    width: int | None = None,
+) -> DoctorAnswer:
+    """Find why a job hangs, from its Flight Recorder dumps, logs and stacks (files or folders).
+
+    ``pids``: live ranks whose stacks are taken. ``torchrun``: the process of a launcher; the stacks
+    of all its ranks are taken. ``width``: columns of the text. Raises UsageError.
+    """
     from distsim.hang_doctor import diagnose_hang, read_evidence
 
-    return DoctorAnswer(diagnose_hang(read_evidence([str(path) for path in paths])))
+    if not paths and not pids and torchrun is None:
+        raise UsageError(
+            "no input was given",
+            "`distsim doctor dumps/ train.log`, or --pid PID of a live rank",
+        )
+    evidence = read_evidence([str(path) for path in paths])
+    if pids or torchrun is not None:
+        from distsim.hang_doctor.model.reconcile import reconcile
+        from distsim.hang_doctor.readers.live_processes import add_live_processes
+
+        add_live_processes(evidence, list(pids), torchrun)
+        reconcile(evidence)
+    return DoctorAnswer(diagnose_hang(evidence), width)
 
 
 def run_real(
@@ -218,13 +330,13 @@ def run_real(
     from distsim.real.run import RealRunOptions, run_scenario
 
     options = RealRunOptions(
-        backend=_known_backend(backend),
+        backend=known_backend(backend),
         device=device,
         repeat=repeat,
         timeout_ns=round(timeout_s * 1e9),
         force=force,
     )
-    run, _ = run_scenario(_scenario(scenario), options)
+    run, _ = run_scenario(load_scenario(scenario), options)
     assert run is not None  # only launchers of further machines have no record
     return RealRunAnswer(run)
 
@@ -243,131 +355,172 @@ def replay(
     """
     from distsim.trace_replay import ReplayScale, replay_trace
 
+    source = load_trace(trace)
     scale = ReplayScale(compute=compute, gaps=gaps)
-    return ReplayAnswer(
-        replay_trace(_trace(trace), cluster=cluster, backend=_known_backend(backend), scale=scale)
-    )
+    machines = read_cluster(cluster)
+    try:
+        result = replay_trace(source, cluster=machines, backend=known_backend(backend), scale=scale)
+    except UsageError as error:
+        if not isinstance(trace, str | Path):
+            raise
+        raise UsageError(f"{trace}: {error.message}", error.remedy) from None
+    return ReplayAnswer(result, str(trace) if isinstance(trace, str | Path) else "trace")
 
 
 def compare(
-    first: Trace | str | Path, second: Trace | str | Path, *, tolerance: float = 0.05
+    first: Trace | Scenario | str | Path,
+    second: Trace | Scenario | str | Path,
+    *,
+    tolerance: float = 0.0,
+    cluster: str | None = None,
 ) -> ComparisonAnswer:
-    """Compare two recorded runs and report the first difference.
+    """Compare two runs and report the first difference.
 
-    ``tolerance``: relative difference of times that counts as equal.
+    A run is a trace, or a scenario, which is simulated on ``cluster`` and under the backend of the
+    other run. ``tolerance``: the share of the first run's makespan by which the end of a call may
+    differ.
     """
     from distsim.analysis.run_comparison import compare_runs
+    from distsim.api.compared_runs import read_two_runs, source_name
 
-    names = (_name_of(first, "first"), _name_of(second, "second"))
-    found = compare_runs(_trace(first), _trace(second), tolerance=tolerance)
-    return ComparisonAnswer(found, names)
+    runs = read_two_runs(first, second, cluster)
+    found = compare_runs(runs[0].trace, runs[1].trace, tolerance=tolerance)
+    names = (source_name(first, "first"), source_name(second, "second"))
+    return ComparisonAnswer(found, runs, names)
 
 
-def shrink(scenario: Scenario | str | Path, *, backend: str | None = None) -> ShrinkAnswer:
-    """Reduce a failing scenario to a minimal one. Raises UsageError if it does not fail."""
-    from distsim.repair.shrink import shrink_scenario
+def shrink(
+    scenario: Scenario | str | Path, *, backend: str | None = None, tries: int | None = None
+) -> ShrinkAnswer:
+    """Reduce a failing scenario to a minimal one. Raises UsageError if it does not fail.
 
-    return ShrinkAnswer(shrink_scenario(_scenario(scenario), backend=_known_backend(backend)))
+    ``tries``: the largest number of smaller scenarios to check.
+    """
+    from distsim.repair.shrink import MAX_SHRINK_TRIALS, shrink_scenario
+
+    return ShrinkAnswer(
+        shrink_scenario(
+            load_scenario(scenario),
+            backend=known_backend(backend),
+            most=tries or MAX_SHRINK_TRIALS,
+        )
+    )
 
 
 def fix(scenario: str | Path, *, backend: str | None = None) -> FixAnswer:
     """Repairs of a failing scenario file (or YAML text); no file is changed."""
     from distsim.repair.search import find_repairs
-    from distsim.scenario import read_text
 
-    if _is_yaml_text(scenario):
-        return FixAnswer(find_repairs(str(scenario), "<text>", backend=_known_backend(backend)))
-    return FixAnswer(
-        find_repairs(read_text(str(scenario)), str(scenario), backend=_known_backend(backend))
-    )
+    text, name = scenario_text(scenario)
+    return FixAnswer(find_repairs(text, name, backend=known_backend(backend)))
 
 
 def render(
-    scenario: Scenario | str | Path,
+    scenario: Scenario | str | Path | None = None,
     *,
     view: str = "dataflow",
     format: str = "svg",
     backend: str | None = None,
     cluster: str | None = None,
+    op: str | None = None,
+    algorithm: str | None = None,
+    ranks: str | None = None,
+    steps: str | None = None,
+    time: str | None = None,
+    group: str | None = None,
+    measured: str | Path | None = None,
 ) -> Picture:
-    """Draw a scenario.
+    """Draw a scenario, a trace, or one operation.
 
     ``view``: dataflow, timeline, wait-for, groups, …; ``format``: svg, png, pdf, dot or mermaid.
+    ``op``, ``algorithm``: the operation that the views ``operation`` and ``algorithm`` draw;
+    they need no scenario. ``ranks`` (``"0-7,12"``), ``steps``, ``time`` (``"1 ms..2 ms"``) and ``group`` choose
+    a part of the run. ``measured``: measured times that the view ``bandwidth`` adds.
     """
-    from distsim.output.pictures.render import PictureInput, load_view, render_picture
-    from distsim.simulation.simulate_scenario import simulate as simulate_scenario
-    from distsim.values import compute_values
+    from distsim.api.picture_input import PictureRequest, missing_rank_notes, picture_input
+    from distsim.output.pictures.render import load_view, render_picture
 
-    uses = load_view(view).uses
-    done = simulate_scenario(
-        _scenario(scenario),
-        backend=_known_backend(backend),
-        cluster=cluster,
-        with_verdict="verdict" in uses,
-        with_values=False,
+    request = PictureRequest(
+        scenario,
+        view,
+        known_backend(backend),
+        cluster,
+        op,
+        algorithm,
+        ranks,
+        steps,
+        time,
+        group,
+        measured,
     )
-    values = None
-    if "values" in uses:
-        values = compute_values(done.program, done.run.trace, at_calls=True)
-    drawn = PictureInput(
-        done.program, done.run, values, done.verdict, cost=done.cost, scenario=done.scenario
-    )
-    return Picture(render_picture(view, format, drawn), format)
+    drawn = picture_input(load_view(view), request)
+    return Picture(render_picture(view, format, drawn), format, missing_rank_notes(drawn))
 
 
-def report(*runs: SimulationAnswer | Scenario | str | Path) -> HtmlReport:
+def report(
+    *runs: SimulationAnswer | Scenario | str | Path,
+    backend: str | None = None,
+    cluster: str | None = None,
+    max_calls: int | None = None,
+    progress: PhaseCallback | None = None,
+) -> HtmlReport:
     """One run, or two runs compared, as a self-contained HTML page.
 
-    A run is an answer of `simulate`, a scenario, or the path of a scenario or of a trace.
+    A run is an answer of `simulate`, a scenario, or the path of a scenario or of a trace. The other
+    parameters are those of `simulate`.
     """
     from distsim.analysis.run_comparison import compare_runs
-    from distsim.output.page import report_html
+    from distsim.output.page import report_html, report_run_from_simulation
 
     if len(runs) not in (1, 2):
-        raise UsageError(f"a report shows one or two runs, not {len(runs)}", "pass one or two runs")
-    shown = [_report_run(run) for run in runs]
+        raise UsageError(
+            f"a report shows one or two runs, but {len(runs)} were given", "pass one or two runs"
+        )
+    shown: list[ReportRun] = []
+    notes: tuple[str, ...] = ()
+    is_ok = True
+    for run in runs:
+        if is_trace(run):
+            recorded = _recorded_run(str(run), backend, cluster)
+            shown.append(recorded.run)
+            notes += recorded.notes
+            is_ok = is_ok and recorded.ok
+            continue
+        if not isinstance(run, SimulationAnswer):
+            run = simulate(
+                run, backend=backend, cluster=cluster, max_calls=max_calls, progress=progress
+            )
+        shown.append(report_run_from_simulation(run.raw))
+        is_ok = is_ok and run.ok
+    if progress is not None:
+        progress("the report")
     comparison = compare_runs(shown[0].trace, shown[1].trace) if len(shown) == 2 else None
-    return HtmlReport(report_html(shown, comparison))
+    return HtmlReport(report_html(shown, comparison), ok=is_ok, notes=notes)
 
 
-def _is_yaml_text(source: object) -> bool:
-    return isinstance(source, str) and "\n" in source
+class _RecordedRun(NamedTuple):
+    """A trace for a report; ``ok``: the recording is complete, and no finding is an error."""
+
+    run: ReportRun
+    ok: bool
+    notes: tuple[str, ...]
 
 
-def _scenario(source: Scenario | str | Path) -> Scenario:
-    return load(source) if isinstance(source, str | Path) else source
+def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _RecordedRun:
+    """A trace as it was recorded, with the verdict and findings on its calls if possible."""
+    from distsim.output.page import report_run_from_trace
+    from distsim.trace.run_end import is_partial
 
-
-def _known_backend(name: str | None) -> str | None:
-    """Raises UsageError for a name that no backend has."""
-    from distsim.backends import BACKEND_PROFILES
-    from distsim.common.message_text import did_you_mean, name_list
-
-    if name is not None and name not in BACKEND_PROFILES:
-        hint = did_you_mean(name, BACKEND_PROFILES)
-        raise UsageError(f"no backend `{name}`{hint}", f"known: {name_list(BACKEND_PROFILES)}")
-    return name
-
-
-def _trace(source: Trace | str | Path) -> Trace:
-    from distsim.trace.jsonl import read_trace
-
-    return read_trace(source) if isinstance(source, str | Path) else source
-
-
-def _name_of(source: object, default: str) -> str:
-    return str(source) if isinstance(source, str | Path) else default
-
-
-def _report_run(run: SimulationAnswer | Scenario | str | Path) -> ReportRun:
-    from distsim.output.page import report_run_from_simulation, report_run_from_trace
-    from distsim.trace.jsonl import TRACE_SUFFIXES, read_trace
-
-    if isinstance(run, SimulationAnswer):
-        return report_run_from_simulation(run.raw)
-    if isinstance(run, str | Path) and str(run).endswith(tuple(TRACE_SUFFIXES)):
-        return report_run_from_trace(read_trace(run), str(run), None)
-    return report_run_from_simulation(simulate(run).raw)
+    trace = load_trace(file)
+    simulation = None
+    try:
+        answer = simulate(file, backend=backend, cluster=cluster)
+        simulation, notes = answer.raw, answer.notes
+    except DistsimError as error:
+        notes = (f"the calls of {file} cannot be checked: {error}",)
+    run = report_run_from_trace(trace, file, simulation)
+    has_errors = any(finding.severity == "error" for finding in run.findings)
+    return _RecordedRun(run, not is_partial(trace) and not has_errors, notes)
 
 
 #: The functions that `distsim` itself offers.

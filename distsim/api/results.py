@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
     from distsim.analysis.run_comparison import RunComparison
     from distsim.findings.finding_types import Finding
     from distsim.hang_doctor import Diagnosis
+    from distsim.output.page import ReportRun
     from distsim.output.report_record import Report
     from distsim.planning.ranking import LayoutPlan
     from distsim.planning.sweep.run_sweep import SweepResult
@@ -37,7 +37,17 @@ Json = dict[str, Any]
 
 
 class Answer:
-    """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here."""
+    """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here.
+
+    No dataclass: creating thirteen dataclasses would take a tenth of the time of a short command.
+    """
+
+    raw: Any
+    notes: tuple[str, ...]
+
+    def __init__(self, raw: Any, notes: tuple[str, ...] = ()) -> None:
+        self.raw = raw
+        self.notes = notes
 
     def to_text(self) -> str:
         """The report that the command prints."""
@@ -65,11 +75,19 @@ class Answer:
         return Report([Section([Verbatim(self.to_text().splitlines())])])
 
 
-@dataclass(frozen=True, repr=False)
 class SimulationAnswer(Answer):
     """One simulated run. Times are in nanoseconds."""
 
     raw: Simulation
+
+    def __init__(self, raw: Simulation, notes: tuple[str, ...] = (), *, strict: bool = False):
+        super().__init__(raw, notes)
+        self._strict = strict
+
+    @property
+    def ok(self) -> bool:
+        """Whether the command would end with exit status 0."""
+        return self.raw.status(self._strict) == 0
 
     @property
     def outcome(self) -> str:
@@ -132,7 +150,6 @@ class SimulationAnswer(Answer):
         return f"{self.raw.program.name}, {ranks}, {ending}{verdict}"
 
 
-@dataclass(frozen=True, repr=False)
 class CheckAnswer(Answer):
     """The verdict on one scenario over all event orders, and its outcome on each backend."""
 
@@ -182,16 +199,20 @@ class CheckAnswer(Answer):
         return f"{self.raw.file}, verdict {self.verdict}, {findings}"
 
 
-@dataclass(frozen=True, repr=False)
 class PlanAnswer(Answer):
     """Layouts of a training step, the fastest first."""
 
     raw: LayoutPlan
 
+    def __init__(self, raw: LayoutPlan, cluster_names: Mapping[str, str], rows: int = 15) -> None:
+        super().__init__(raw)
+        self._cluster_names = cluster_names
+        self._rows = rows
+
     def to_text(self) -> str:
         from distsim.output.text.layout_plan import layout_plan_text
 
-        return layout_plan_text(self.raw, 15)
+        return layout_plan_text(self.raw, self._rows)
 
     def to_json(self) -> Json:
         from distsim.output.text.layout_plan import layout_plan_json
@@ -214,7 +235,14 @@ class PlanAnswer(Answer):
         best = self.raw.best
         if best is None:
             return None
-        return dump_yaml(self.raw.question(best).scenario(best.layout, best.cluster))
+        cluster = self._cluster_names.get(best.cluster, best.cluster)
+        return dump_yaml(self.raw.question(best).scenario(best.layout, cluster))
+
+    def to_svg(self) -> Picture:
+        """A plot of step time and memory of the layouts."""
+        from distsim.output.text.layout_plan import layout_plan_svg
+
+        return Picture(layout_plan_svg(self.raw), "svg")
 
     def _summary(self) -> str:
         best = self.raw.best
@@ -223,11 +251,19 @@ class PlanAnswer(Answer):
         return f"{len(self.raw.ranked)} layouts fit, fastest {best.layout.label()}"
 
 
-@dataclass(frozen=True, repr=False)
 class SweepAnswer(Answer):
     """One row per simulated grid point, the fastest first."""
 
     raw: SweepResult
+
+    def __init__(self, raw: SweepResult, shown_rows: int = 15) -> None:
+        super().__init__(raw)
+        self._shown_rows = shown_rows
+
+    @property
+    def ok(self) -> bool:
+        """Whether some point completes."""
+        return any(row["outcome"] == "completes" for row in self.raw.rows)
 
     @property
     def rows(self) -> Sequence[Mapping[str, str]]:
@@ -236,12 +272,18 @@ class SweepAnswer(Answer):
     def to_text(self) -> str:
         from distsim.output.text.sweep_table import sweep_text
 
-        return sweep_text(self.raw, 15)
+        return sweep_text(self.raw, self._shown_rows)
 
     def to_json(self) -> Json:
         from distsim.output.text.sweep_table import sweep_json
 
         return dict(sweep_json(self.raw))
+
+    def to_svg(self, title: str = "") -> Picture:
+        """A plot of the times over the swept values, and over memory."""
+        from distsim.output.pictures.sweep_plot import sweep_svg
+
+        return Picture(sweep_svg(self.raw, title), "svg")
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per grid point."""
@@ -256,11 +298,14 @@ class SweepAnswer(Answer):
         return f"{len(self.rows)} points"
 
 
-@dataclass(frozen=True, repr=False)
 class DoctorAnswer(Answer):
     """Why a job hangs, as far as its files prove it."""
 
     raw: Diagnosis
+
+    def __init__(self, raw: Diagnosis, width: int | None = None) -> None:
+        super().__init__(raw)
+        self._width = width
 
     @property
     def causes(self) -> tuple[Any, ...]:
@@ -268,8 +313,9 @@ class DoctorAnswer(Answer):
 
     def to_text(self) -> str:
         from distsim.output.text.diagnosis import doctor_text
+        from distsim.output.text_layout import page_width
 
-        return doctor_text(self.raw)
+        return doctor_text(self.raw, self._width or page_width())
 
     def to_json(self) -> Json:
         from distsim.output.json.diagnosis import doctor_json
@@ -281,12 +327,29 @@ class DoctorAnswer(Answer):
 
         return doctor_report(self.raw)
 
+    def minimal_scenario(self) -> str:
+        """The smallest scenario that hangs in the same way, as YAML. Raises UsageError."""
+        from distsim.hang_doctor.minimal_scenario import minimal_scenario_text
+
+        return minimal_scenario_text(self.raw)
+
+    def picture(self, format: str = "svg") -> Picture:
+        """The graph of which rank waits for which: svg, png, pdf or dot."""
+        from distsim.output.pictures.drawing.dot import dot_text, render_dot
+        from distsim.output.pictures.hang_graph import doctor_picture
+
+        graph = doctor_picture(self.raw)
+        text = dot_text(graph)
+        if format == "dot":
+            return Picture(text, format)
+        image = render_dot(text, format, graph.engine)
+        return Picture(image.decode() if format == "svg" else image, format)
+
     def _summary(self) -> str:
         count = len(self.causes)
         return f"{count} cause{'' if count == 1 else 's'} found"
 
 
-@dataclass(frozen=True, repr=False)
 class RealRunAnswer(Answer):
     """A run on torch.distributed."""
 
@@ -316,12 +379,14 @@ class RealRunAnswer(Answer):
         return self.to_text().partition("\n")[0]
 
 
-@dataclass(frozen=True, repr=False)
 class ReplayAnswer(Answer):
     """The calls of a trace, simulated again."""
 
     raw: ReplayResult
-    file: str = "trace"
+
+    def __init__(self, raw: ReplayResult, file: str = "trace") -> None:
+        super().__init__(raw)
+        self.file = file
 
     @property
     def outcome(self) -> str:
@@ -350,12 +415,20 @@ class ReplayAnswer(Answer):
         return self.to_text().partition("\n")[0]
 
 
-@dataclass(frozen=True, repr=False)
 class ComparisonAnswer(Answer):
     """Two runs compared: calls, values, order and times."""
 
     raw: RunComparison
-    names: tuple[str, str] = ("first", "second")
+
+    def __init__(
+        self,
+        raw: RunComparison,
+        runs: tuple[ReportRun, ReportRun],
+        names: tuple[str, str] = ("first", "second"),
+    ) -> None:
+        super().__init__(raw)
+        self._runs = runs
+        self.names = names
 
     @property
     def same(self) -> bool:
@@ -377,12 +450,23 @@ class ComparisonAnswer(Answer):
 
         return compare_report(self.raw, self.names)
 
+    def to_svg(self) -> Picture:
+        """Both runs over one time axis."""
+        from distsim.output.pictures.run_overlay import overlay_svg
+
+        return Picture(overlay_svg(self.raw, self.names), "svg")
+
+    def report(self) -> HtmlReport:
+        """Both runs as a self-contained HTML page."""
+        from distsim.output.page import report_html
+
+        return HtmlReport(report_html(self._runs, self.raw), ok=self.same)
+
     def _summary(self) -> str:
         first, second = self.names
         return f"{first} and {second} {'agree' if self.same else 'differ'}"
 
 
-@dataclass(frozen=True, repr=False)
 class ShrinkAnswer(Answer):
     """The smallest scenario found that fails in the same way."""
 
@@ -404,7 +488,6 @@ class ShrinkAnswer(Answer):
         return f"{before:,} calls reduced to {after:,}"
 
 
-@dataclass(frozen=True, repr=False)
 class FixAnswer(Answer):
     """Repairs of a failing scenario, the best first. Each checks ok under every reading."""
 
@@ -438,7 +521,6 @@ class FixAnswer(Answer):
         return f"{len(self.raw)} repair{'' if len(self.raw) == 1 else 's'}"
 
 
-@dataclass(frozen=True, repr=False)
 class CaptureAnswer(Answer):
     """A script's calls on all ranks and their verdict; ``raw`` is the JSON of the command."""
 
@@ -469,12 +551,13 @@ class CaptureAnswer(Answer):
         return f"{self.outcome}, verdict {self.verdict}"
 
 
-@dataclass(frozen=True, repr=False)
 class Picture:
     """A drawing. ``content`` is text for svg, dot and mermaid, and bytes for png and pdf."""
 
-    content: str | bytes
-    format: str
+    def __init__(self, content: str | bytes, format: str, notes: tuple[str, ...] = ()) -> None:
+        self.content = content
+        self.format = format
+        self.notes = notes
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing to a file, whole or not at all. Raises UsageError if it cannot."""
@@ -498,11 +581,13 @@ class Picture:
         return self.content if isinstance(self.content, bytes) and self.format == "png" else None
 
 
-@dataclass(frozen=True, repr=False)
 class HtmlReport:
-    """A run as one self-contained HTML page."""
+    """One run, or two compared runs, as a self-contained HTML page."""
 
-    html: str
+    def __init__(self, html: str, *, ok: bool = True, notes: tuple[str, ...] = ()) -> None:
+        self.html = html
+        self.ok = ok
+        self.notes = notes
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file, whole or not at all. Raises UsageError if it cannot."""

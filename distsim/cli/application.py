@@ -43,8 +43,8 @@ COMMANDS = (
 COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
-    "Run for real": ("run", "replay", "compare", "bench", "calibrate"),
-    "Find the cause": ("capture", "doctor", "shrink"),
+    "Run on torch.distributed": ("run", "replay", "compare", "bench", "calibrate"),
+    "Diagnose": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
     "Learn and look up": ("demo", "learn", "explain", "clusters"),
 }
@@ -93,20 +93,20 @@ def _global_options(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
     debug: Annotated[
-        bool, typer.Option("--debug", help="Print the traceback when distsim itself fails.")
+        bool, typer.Option("--debug", help="Print the traceback of an internal error of distsim.")
     ] = False,
 ) -> None:
     """Simulate and verify torch.distributed programs.
 
-    Will it hang, crash or compute the wrong thing, and why? How long does a step take, and where
-    does the time go?
+    Find out whether a program hangs, crashes or computes wrong results, and why. Predict how long a
+    step takes, and where the time goes.
 
     \b
     Example: distsim simulate scenarios/hybrid.yaml
 
     \b
-    Exit status: 0 clean; 1 findings or an outcome other than `completes`;
-    2 bad input or usage; 3 a fault of distsim; 4 a fault of the surroundings.
+    Exit status: 0 success; 1 findings or an outcome other than `completes`;
+    2 invalid input or usage; 3 internal error of distsim; 4 environment error.
     """
     from distsim.cli.shared.console import terminal_columns
     from distsim.output.text_layout import set_page_width

@@ -138,7 +138,7 @@ def _torch_argument_text(operation: type[Operation]) -> str:
     for argument, field in torch_argument_names(operation.op, fields).items():
         if argument in operation.words.signature:
             torch_names.setdefault(field, argument)
-    lines = ["| field | torch | says | default |", "|---|---|---|---|"]
+    lines = ["| field | torch | meaning | default |", "|---|---|---|---|"]
     for field in fields_in_order(operation):
         key = format_keys()[f"{operation.op}.{field}"]
         torch_name = torch_names.get(field)
@@ -147,7 +147,7 @@ def _torch_argument_text(operation: type[Operation]) -> str:
         torch_cell = f"`{torch_name}`" if torch_name else ""
         default = f"`{key.default}`" if key.default else ""
         if key.required:
-            default = "needed"
+            default = "required"
         lines.append(f"| `{field}` | {torch_cell} | {key.about} | {default} |")
     return "\n".join(lines)
 
@@ -171,7 +171,7 @@ def backends_manual() -> str:
     from distsim.output.text.explain.operation_pages import backends_page
 
     return (
-        f"# Back ends\n\n{GENERATED_NOTICE}\n\n"
+        f"# Backends\n\n{GENERATED_NOTICE}\n\n"
         "`distsim explain backends` prints the same.\n\n"
         f"```text\n{backends_page()}\n```\n"
     )

@@ -153,21 +153,23 @@ def _report_os_error(error: OSError) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     where = f": {error.filename}" if error.filename else ""
     console.note(
-        f"error: the system says: {error.strerror or error}{where}\n"
-        "  help: see that files and streams are there and take data"
+        f"error: {error.strerror or error}{where}\n"
+        "  help: check that files and streams exist and are writable"
     )
     return 4
 
 
 def _report_internal_error(error: Exception) -> int:
     """Report a bug of distsim, with the traceback only after ``--debug``."""
-    console.note(f"distsim failed, and it is not your fault: {type(error).__name__}: {error}")
+    console.note(f"internal error of distsim: {type(error).__name__}: {error}")
     if "--debug" in sys.argv[1:2]:
         import traceback
 
         console.note("".join(traceback.format_exception(error)).rstrip())
     else:
-        console.note("help: `distsim --debug …` shows where; please report that with your scenario")
+        console.note(
+            "help: run `distsim --debug …` for the traceback, and report it with your scenario"
+        )
     return 3
 
 

@@ -89,7 +89,7 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "message an open receive takes, or on which sends are buffered.",
         "The program passes a hundred times, then hangs when the network is slow on one side.",
         "Name the source of the receive, or use different tags for different kinds of messages. "
-        "The finding lists the choices that lead to the failure; `distsim simulate --schedule` "
+        "The finding lists the choices that lead to the failure; `distsim simulate --event-order` "
         "replays them.",
         example_scenario(
             3,

@@ -53,12 +53,12 @@ class PipelineWork(NamedTuple):
     last: Mapping[int, Sequence[MicroBatchPass]] | None
     #: (one rank, the next) -> ns of a message.
     message_ns: Mapping[tuple[int, int], int]
-    #: Messages of a channel that the back end buffers; 0: a send waits for its receive.
+    #: Messages of a channel that the backend buffers; 0: a send waits for its receive.
     ahead: int = 0
 
 
 class PipelineHang(Exception):
-    """Nobody can go on. ``ranks`` wait."""
+    """No rank can proceed; ``ranks`` are blocked."""
 
     def __init__(self, ranks: tuple[int, ...]) -> None:
         super().__init__(ranks)
@@ -114,8 +114,8 @@ class PipelineTimer:
         self.left = dict.fromkeys(range(schedule.stages), schedule.micro_batches)
         #: Communicator -> when each host came to its first use of it (N8).
         self.met: dict[tuple[int, ...], dict[int, int]] = {}
-        #: Sends of a channel in their order, and how many of them have left; where the back end
-        #: buffers.
+        #: Sends of a channel in their order, and the number of completed ones; used if the
+        #: backend buffers.
         self.sent: dict[tuple[int, int], list[StageMessage]] = {}
         self.taken: dict[tuple[int, int], int] = {}
 
@@ -129,7 +129,7 @@ class PipelineTimer:
         return self
 
     def advance(self, rank: PipelineRankClock) -> bool:
-        """A rank runs until it needs what nobody has said yet; did it move?"""
+        """Run a rank until it needs a message that is not sent yet; return whether it advanced."""
         before = rank.at
         while rank.at < len(rank.calls) and self.step(rank, rank.calls[rank.at]):
             rank.at += 1
@@ -210,8 +210,8 @@ class PipelineTimer:
     def _run_ahead(
         self, message: StageMessage, other: StageMessage, channel: tuple[int, int]
     ) -> None:
-        """A send that finds room in the back end's buffer needs nobody; one that does not, that an
-        earlier message is taken (N10).
+        """A send that fits into the backend's buffer completes at once. Otherwise it waits until an
+        earlier message is received (N10).
         """
         sent = self.sent.setdefault(channel, [])
         if message.sends:

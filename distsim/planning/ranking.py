@@ -151,7 +151,7 @@ def plan_layouts(
                 candidates.append(LayoutId(number, candidate))
     if not results and not candidates:
         raise UsageError(
-            f"no layout of {questions[0].gpus} GPUs has the values of --only",
+            f"no layout of {questions[0].gpus} GPUs has the values of --restrict",
             "the product of tp, pp, cp and ep has to divide the number of GPUs",
         )
     planner = _Planner(questions, options, report_progress)

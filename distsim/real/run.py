@@ -371,7 +371,7 @@ def _init_method(session: LaunchSession, scenario_init: str | None) -> str:
     url = _init_url(session, session.options.init, scenario_init)
     rendezvous.check_rendezvous_file(url)
     if url.startswith("tcp://") and not _startup_fails(session):
-        rendezvous.check_host(urlsplit(url).hostname or "", f"--init {url}")
+        rendezvous.check_host(urlsplit(url).hostname or "", f"--init-method {url}")
     return url
 
 
@@ -383,14 +383,14 @@ def _init_url(session: LaunchSession, wanted: str, scenario_init: str | None) ->
     if wanted == "file":
         if session.hosts > 1:
             raise UsageError(
-                "--init file needs a file that all machines share",
-                "give it: --init file:///shared/folder/name",
+                "--init-method file needs a file that all machines share",
+                "give it: --init-method file:///shared/folder/name",
             )
         return Path(session.directory, "rendezvous").as_uri()
     if wanted.startswith(("env://", "tcp://", "file://")):
         return wanted
     raise UsageError(
-        f"there is no --init {wanted}", "env, tcp, file, or a URL such as file:///tmp/name"
+        f"unknown --init-method {wanted}", "use env, tcp, file, or a URL such as file:///tmp/name"
     )
 
 

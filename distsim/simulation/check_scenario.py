@@ -9,6 +9,7 @@ change the result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from distsim.checker.reading_result import MAX_STATES
 from distsim.checker.replay_schedule import schedule_to_json
 from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import ScenarioErrors, ScenarioProblem, UsageError
+from distsim.common.file_io import escape_control_characters
 from distsim.common.records import gc_paused
 from distsim.common.units import show_bytes
 from distsim.engine import run_program
@@ -143,10 +145,14 @@ def check_file(
     except ScenarioErrors as error:
         return CheckResult(str(path), error.problems)
     except UsageError as error:
-        message = error.message.removeprefix(f"{path}: ")
-        return CheckResult(
-            str(path), (ScenarioProblem(str(path), 0, 0, message, hint=error.remedy),)
-        )
+        return unreadable_result(str(path), error)
+
+
+def unreadable_result(file: str, error: UsageError) -> CheckResult:
+    """The result of a file that cannot be checked; its problem does not repeat the file's name."""
+    name = re.escape(escape_control_characters(file, one_line=True))
+    message = re.sub(f"^{name}:? ", "", error.message)
+    return CheckResult(file, (ScenarioProblem(file, 0, 0, message, hint=error.remedy),))
 
 
 def check_scenario(

@@ -111,6 +111,21 @@ class Simulation:
         """Median duration of an iteration after the first; None with a single one."""
         return self.timeline.iteration_ns
 
+    def status(self, strict: bool = False) -> int:
+        """The exit status.
+
+        0 if the outcome is `completes`, no finding is an error and the memory suffices; else 1.
+        ``strict``: a leak, or a search that stopped at its bound, gives 1 as well. DS806 (the ranks
+        need more memory than their device has) gives 1 whatever its severity.
+        """
+        if self.outcome != "completes":
+            return 1
+        if any(f.severity == "error" or f.code == "DS806" for f in self.findings):
+            return 1
+        if strict and self.verdict is not None:
+            return int(self.verdict.verdict == "leak" or not self.verdict.complete)
+        return 0
+
 
 # --- options ---
 class _RunOptions(TypedDict, total=False):

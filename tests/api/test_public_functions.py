@@ -66,6 +66,91 @@ def test_check_reports_the_findings_of_a_hang(cli: Cli) -> None:
     assert without_file(answer.to_json()) == without_file(of_command)
 
 
+def test_check_of_a_trace_answers_as_the_command_does(cli: Cli) -> None:
+    (of_command,) = json_of_command(cli, "check", TRACE)["files"]
+
+    assert without_file(distsim.check(TRACE).to_json()) == without_file(of_command)
+
+
+def test_simulate_of_a_trace_answers_as_the_command_does(cli: Cli) -> None:
+    of_command = json_of_command(cli, "simulate", TRACE)
+
+    assert without_file(distsim.simulate(TRACE).to_json()) == without_file(of_command)
+
+
+@pytest.mark.parametrize("scenario", [HYBRID, RING], ids=["completes", "hangs"])
+def test_an_answer_is_ok_where_the_command_ends_with_0(cli: Cli, scenario: Path) -> None:
+    assert distsim.simulate(scenario).ok == (cli("simulate", scenario).returncode == 0)
+    assert distsim.check(scenario).ok == (cli("check", scenario).returncode == 0)
+    assert distsim.report(scenario).ok == (
+        cli("report", scenario, "-o", "/dev/null").returncode == 0
+    )
+
+
+def test_plan_answers_as_the_command_does(cli: Cli) -> None:
+    words = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--jobs", "1")
+    of_command = json_of_command(cli, "plan", "llama3-8b", *words)
+    answer = distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, jobs=1)
+
+    assert answer.to_json() == of_command
+
+
+def test_plan_refuses_gpus_that_fill_no_whole_nodes_as_the_command_does(cli: Cli) -> None:
+    words = ("--gpus", "12", "--cluster", "dgx-h100", "--global-batch", "16")
+    of_command = cli("plan", "llama3-8b", *words)
+    with pytest.raises(distsim.UsageError) as refused:
+        distsim.plan("llama3-8b", gpus=12, cluster="dgx-h100", global_batch=16)
+
+    assert of_command.returncode == 2
+    assert str(refused.value).partition("\n")[0] in of_command.stderr
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"choices": {"tpp": [1]}}, {"choices": {"zero": [7]}}, {"step": {"zero": 1}}],
+    ids=["unknown field", "impossible value", "field that the layouts decide"],
+)
+def test_plan_refuses_impossible_choices(options: dict[str, Any]) -> None:
+    with pytest.raises(distsim.UsageError):
+        distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, **options)
+
+
+def test_sweep_answers_as_the_command_does(cli: Cli) -> None:
+    words = ("--grid", "backend=gloo,nccl", "--jobs", "1")
+    answer = distsim.sweep(HYBRID, grid={"backend": ["gloo", "nccl"]}, jobs=1)
+
+    assert answer.to_json() == json_of_command(cli, "sweep", HYBRID, *words)
+
+
+def test_sweep_without_a_grid_is_refused_as_by_the_command(cli: Cli) -> None:
+    with pytest.raises(distsim.UsageError, match="nothing to sweep"):
+        distsim.sweep(HYBRID)
+
+    assert "nothing to sweep" in cli("sweep", HYBRID).stderr
+
+
+def test_compare_simulates_a_scenario_under_the_backend_of_the_trace(cli: Cli) -> None:
+    answer = distsim.compare(TRACE, HYBRID)
+    of_command = cli("compare", TRACE, HYBRID)
+
+    assert answer.same == (of_command.returncode == 0)
+    assert answer.to_text().strip() == of_command.stdout.strip()
+
+
+def test_doctor_without_files_is_refused_as_by_the_command(cli: Cli) -> None:
+    with pytest.raises(distsim.UsageError) as refused:
+        distsim.doctor()
+
+    assert str(refused.value).partition("\n")[0] in cli("doctor").stderr
+
+
+def test_render_draws_an_operation_as_the_command_does(cli: Cli) -> None:
+    words = ("--view", "op", "--op", "all_gather", "--format", "dot")
+    picture = distsim.render(view="op", op="all_gather", format="dot")
+
+    assert str(picture.content).strip() == cli("render", *words).stdout.strip()
+
+
 def test_expand_writes_strategies_as_plain_calls() -> None:
     text = distsim.expand(ROOT / "scenarios" / "strategies" / "ddp.yaml")
 

@@ -224,12 +224,14 @@ def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path)
     order.write_text(found, encoding="utf-8")
 
     free = json.loads(cli("simulate", file, "--format", "json").stdout)
-    led = json.loads(cli("simulate", file, "--schedule", order, "--format", "json").stdout)
+    led = json.loads(cli("simulate", file, "--event-order", order, "--format", "json").stdout)
 
     assert (free["outcome"], led["outcome"]) == ("completes", "hangs")
     order.write_text(json.dumps(one["schedule"]), encoding="utf-8")
     assert (
-        json.loads(cli("simulate", file, "--schedule", order, "--format", "json").stdout)["outcome"]
+        json.loads(cli("simulate", file, "--event-order", order, "--format", "json").stdout)[
+            "outcome"
+        ]
         == "hangs"
     )
 
@@ -259,7 +261,7 @@ def test_a_schedule_that_does_not_fit_is_bad_input(
     schedule = as_json(cli, file)["files"][0]["schedule"]
     change(schedule)
     order.write_text(json.dumps(schedule), encoding="utf-8")
-    done = cli("simulate", file, "--schedule", order)
+    done = cli("simulate", file, "--event-order", order)
 
     assert done.returncode == 2
     assert says in done.stderr

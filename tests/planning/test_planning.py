@@ -332,16 +332,16 @@ class TestCommand:
         "dgx-h100",
         "--global-batch",
         "16",
-        "--only",
+        "--restrict",
         "recompute=none",
-        "--only",
+        "--restrict",
         "micro_batch=1",
         "-j",
         "1",
         "--top",
         "3",
     )
-    ONE = ("--only", "zero=1", "--only", "recompute=none", "-j", "1", "--top", "1")
+    ONE = ("--restrict", "zero=1", "--restrict", "recompute=none", "-j", "1", "--top", "1")
 
     def test_the_best_layout_is_a_scenario_that_takes_as_long(
         self, cli: Cli, tmp_path: Path
@@ -378,9 +378,9 @@ class TestCommand:
             cluster,
             "--global-batch",
             "16",
-            "--only",
+            "--restrict",
             "micro_batch=1",
-            "--only",
+            "--restrict",
             "pp=1",
             "-j",
             "1",
@@ -407,7 +407,7 @@ class TestCommand:
         assert "--gpus 8 or 16, or --ranks-per-node 6" in done.stderr
 
     def test_values_that_no_layout_has_are_refused(self, cli: Cli) -> None:
-        done = cli("plan", "llama3-8b", *self.WORDS, "--only", "tp=3")
+        done = cli("plan", "llama3-8b", *self.WORDS, "--restrict", "tp=3")
 
         assert (done.returncode, done.stdout) == (2, "")
         assert "has to divide the number of GPUs" in done.stderr
@@ -423,7 +423,7 @@ class TestCommand:
             "dgx1-v100",
             "--global-batch",
             "16",
-            "--only",
+            "--restrict",
             "micro_batch=1",
             "-j",
             "1",
@@ -449,9 +449,9 @@ class TestCommand:
         ("words", "said"),
         [
             (("llama3-7b",), "did you mean"),
-            (("llama3-8b", "--only", "dp=2"), "--only dp=2"),
+            (("llama3-8b", "--restrict", "dp=2"), "--restrict dp=2"),
             (("llama3-8b", "-o", "x.txt"), "end it in"),
-            (("llama3-8b", "--set", "zero=1"), "--only zero=1"),
+            (("llama3-8b", "--set", "zero=1"), "--restrict zero=1"),
             (("llama3-8b", "--set", "lanch=0"), "did you mean launch"),
             (("{layers: 2}",), "expected hidden"),
         ],

@@ -518,7 +518,7 @@ def test_a_store_of_the_users_own_is_served_by_rank_0():
 
 
 def test_a_way_to_meet_that_torch_does_not_know_is_refused_before_anything_starts():
-    with pytest.raises(UsageError, match="there is no --init udp"):
+    with pytest.raises(UsageError, match="unknown --init-method udp"):
         run_scenario(
             scenario("group_sum"), RealRunOptions(backend="gloo", init="udp://127.0.0.1:1")
         )
@@ -534,7 +534,7 @@ def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli)
         "5",
         "--trace",
         "x.jsonl",
-        "--init",
+        "--init-method",
         "tcp",
     )
     done = cli(
@@ -552,7 +552,9 @@ def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli)
 
     assert "hybrid: 4 ranks on 2 machines of 2" in text
     assert "MASTER_ADDR=n0 MASTER_PORT=1234" in text
-    assert "--real --backend gloo --timeout '3 s' --init tcp --repeat 5 --trace x.jsonl" in text
+    assert (
+        "--real --backend gloo --timeout '3 s' --init-method tcp --repeat 5 --trace x.jsonl" in text
+    )
     assert "torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=n0" in text
 
 

@@ -378,7 +378,7 @@ def test_the_commands_measure_this_machine_and_fit_it(cli: Any, tmp_path: Path) 
     pytest.importorskip("torch")
     measured, cluster = tmp_path / "here.json", tmp_path / "here.yaml"
 
-    made = cli("bench", "--ranks", "2", "--sizes", "4KiB,1MiB", "--rounds", "3", "-o", measured)
+    made = cli("bench", "--ranks", "2", "--sizes", "4KiB,1MiB", "--samples", "3", "-o", measured)
     fitted = cli("calibrate", measured, "-o", cluster, "--format", "json")
 
     assert (made.returncode, fitted.returncode) == (0, 0), made.stderr + fitted.stderr

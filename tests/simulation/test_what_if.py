@@ -138,7 +138,9 @@ class TestCommand:
 
     def test_what_if_and_against_print_their_tables_in_80_columns(self, cli: Cli) -> None:
         faster = cli("simulate", self.HYBRID, "--what-if")
-        beside = cli("simulate", self.HYBRID, "--set", "cluster=dgx-h100", "--against", self.HYBRID)
+        beside = cli(
+            "simulate", self.HYBRID, "--set", "cluster=dgx-h100", "--compare-with", self.HYBRID
+        )
 
         assert (faster.returncode, beside.returncode) == (0, 0)
         assert "Twice as fast" in faster.stdout
@@ -151,12 +153,12 @@ class TestCommand:
         ] == []
 
     def test_draws_need_chance(self, cli: Cli) -> None:
-        told = cli("simulate", self.HYBRID, "--draws", "3", "--stragglers", "50%x2")
+        told = cli("simulate", self.HYBRID, "--seeds", "3", "--stragglers", "50%x2")
 
         assert told.returncode == 0
         assert told.stdout.startswith("3 draws (50 % of the ranks 2 times as long): mean ")
         for words in (
-            ("--draws", "3"),
+            ("--seeds", "3"),
             ("--stragglers", "1%x2"),
             ("--what-if", "--format", "json"),
         ):

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from distsim.cli.shared.exit_status import simulation_exit_status
 from distsim.common.errors import ScenarioErrors
 from distsim.operations.registry import OPERATIONS
 from distsim.program.lower import lower
@@ -215,7 +214,7 @@ def test_a_model_that_does_not_fit_is_a_finding_with_its_parts() -> None:
     """70 billion parameters, 16 bytes each with ZeRO 0: over a terabyte on 80 GB."""
     found = run({"dp": 8}, {"model": "llama3-70b", "zero": 0, "sequence": 2048}, cluster="dgx-h100")
     (finding,) = [f for f in found.findings if f.code == "DS806"]
-    assert (finding.severity, simulation_exit_status(found)) == ("error", 1)
+    assert (finding.severity, found.status()) == ("error", 1)
     assert finding.ranks == tuple(range(8))
     for word in ("parameters", "gradients", "optimizer", "activations"):
         assert word in finding.message

@@ -10,27 +10,39 @@ import typer
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import FormatOption, OutputFormat
 
-RanksOption = Annotated[str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes.")]
+RanksOption = Annotated[
+    str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes to measure.")
+]
 SizesOption = Annotated[
     str | None,
     typer.Option(
-        "--sizes", metavar="SIZE,…", help="As 4KiB,1MiB; left out: 4 KiB to 16 MiB by fours."
+        "--sizes",
+        metavar="SIZE,…",
+        help="Message sizes, such as 4KiB,1MiB. [default: 4 KiB to 16 MiB in factors of 4]",
     ),
 ]
 OpsOption = Annotated[
     str | None,
     typer.Option(
-        "--ops", metavar="OP,…", help="As send,all_reduce; left out: messages and every collective."
+        "--ops",
+        metavar="OP,…",
+        help="Operations, such as send,all_reduce. [default: send and all collectives]",
     ),
 ]
-RoundsOption = Annotated[int, typer.Option("--rounds", min=1, max=10000, help="Samples of each.")]
+SamplesOption = Annotated[
+    int,
+    typer.Option("--samples", min=1, max=10000, help="Number of samples per operation and size."),
+]
 TimeoutOption = Annotated[
-    str, typer.Option("--timeout", metavar="TIME", help="It is broken off after so long.")
+    str, typer.Option("--timeout", metavar="TIME", help="Stop after this long.")
 ]
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--out", "-o", metavar="F.json", help="Write the measurement, for `distsim calibrate`."
+        "--output",
+        "-o",
+        metavar="F.json",
+        help="Write the measurement to a file for `distsim calibrate`.",
     ),
 ]
 
@@ -39,15 +51,15 @@ def command(
     ranks: RanksOption = "2,4",
     sizes: SizesOption = None,
     ops: OpsOption = None,
-    rounds: RoundsOption = 15,
+    samples: SamplesOption = 15,
     timeout: TimeoutOption = "10 min",
     output: OutputOption = None,
     format: FormatOption = OutputFormat.text,
 ) -> None:
-    """Measure this machine with Gloo over loopback: messages and every collective.
+    """Measure the cost of messages and collectives on this machine (Gloo over loopback).
 
     \b
-    Example: distsim bench --out here.json
+    Example: distsim bench --output here.json
     Example: distsim bench --ranks 2 --sizes 4KiB,1MiB --ops send,all_reduce
     """
     from distsim.output.text.calibration_tables import bench_text
@@ -57,7 +69,7 @@ def command(
         _parse_rank_counts(ranks),
         BENCH_SIZES if sizes is None else _parse_sizes(sizes),
         BENCH_OPS if ops is None else _parse_names(ops),
-        rounds=rounds,
+        rounds=samples,
         timeout_s=_parse_timeout_s(timeout),
     )
     if output is not None:
@@ -81,7 +93,7 @@ def _parse_rank_count(word: str) -> int:
     from distsim.common.errors import UsageError
 
     if not word.strip().isdigit():
-        raise UsageError(f"expected numbers of ranks, found `{word}`", "as --ranks 2,4")
+        raise UsageError(f"expected numbers of ranks, found `{word}`", "for example --ranks 2,4")
     return int(word)
 
 
@@ -96,10 +108,10 @@ def _parse_size(word: str) -> int:
     try:
         size = parse_size_bytes(word.strip())
     except ValueError as error:
-        raise UsageError(f"--sizes: {error}", "as --sizes 4KiB,1MiB") from None
+        raise UsageError(f"--sizes: {error}", "for example --sizes 4KiB,1MiB") from None
     if size < 1024:
         raise UsageError(
-            f"--sizes: {word} is below 1 KiB", "smaller messages cost what 1 KiB costs"
+            f"--sizes: {word} is below 1 KiB", "use 1 KiB: smaller messages cost the same"
         )
     return size
 
@@ -111,4 +123,4 @@ def _parse_timeout_s(text: str) -> float:
     try:
         return parse_timeout_ns(text) / 1e9
     except ValueError as error:
-        raise UsageError(f"--timeout: {error}", "as --timeout '5 min'") from None
+        raise UsageError(f"--timeout: {error}", "for example --timeout '5 min'") from None

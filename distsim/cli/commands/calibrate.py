@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.api.inputs import read_cluster
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import FormatOption, OutputFormat
-from distsim.cli.shared.input_files import read_cluster
 from distsim.cli.shared.measurement_input import read_measurements
 
 if TYPE_CHECKING:
@@ -21,28 +21,33 @@ SourcesArgument = Annotated[
     list[Path],
     typer.Argument(
         metavar="SOURCE…",
-        help="Outputs of `distsim bench`, traces (.jsonl), or nccl-tests' text or JSON.",
+        help="Outputs of `distsim bench`, traces (.jsonl), or nccl-tests output (text or JSON).",
     ),
 ]
 OutputOption = Annotated[
-    Path, typer.Option("--output", "-o", metavar="F.yaml", help="The cluster's file to write.")
+    Path, typer.Option("--output", "-o", metavar="F.yaml", help="Write the cluster file here.")
 ]
 BaseOption = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="NAME", help="What the sources don't tell is taken from this cluster."
+        "--cluster",
+        metavar="NAME",
+        help="Cluster (preset or file) that supplies values the sources do not "
+        "contain. [default: a preset chosen by the sources]",
     ),
 ]
 NameOption = Annotated[
     str | None,
     typer.Option(
-        "--name", metavar="NAME", help="What the cluster is called; left out: as its file."
+        "--name", metavar="NAME", help="Name of the cluster. [default: the name of its file]"
     ),
 ]
 OpOption = Annotated[
     str | None,
     typer.Option(
-        "--op", metavar="OP", help="What an nccl-tests log measures, if its name does not tell."
+        "--op",
+        metavar="OP",
+        help="Operation that an nccl-tests log measures. [default: read from the log's name]",
     ),
 ]
 
@@ -55,7 +60,7 @@ def command(
     op: OpOption = None,
     format: FormatOption = OutputFormat.text,
 ) -> None:
-    """Fit a cluster's file to measurements, and say how far off it is.
+    """Fit a cluster file to measurements, and report the remaining error.
 
     \b
     Example: distsim calibrate here.json -o here.yaml

@@ -23,10 +23,9 @@ from distsim.cli.shared.arguments import (
     TraceOutputs,
     command_with_arguments,
 )
-from distsim.cli.shared.exit_status import simulation_exit_status
 from distsim.cli.shared.findings_output import FindingsFormat, FindingsFormatOption
 from distsim.cli.shared.html_report import check_report_path, write_simulation_report
-from distsim.cli.shared.input_files import check_scenario_suffix
+from distsim.cli.shared.scenario_output import check_scenario_suffix
 from distsim.cli.shared.trace_output import trace_writer
 
 if TYPE_CHECKING:
@@ -52,27 +51,34 @@ _HANG_REPORT_MODULES = (
 CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="-- COMMAND", help="As you would type it: python train.py …, torchrun … train.py."
+        metavar="-- COMMAND", help="Command to run: python train.py …, or torchrun … train.py."
     ),
 ]
 NprocOption = Annotated[
     int | None,
-    typer.Option("--nproc", metavar="N", help="Ranks of a node; left out, the script starts them."),
+    typer.Option(
+        "--nproc",
+        metavar="N",
+        help="Number of ranks per node. [default: the script starts its ranks]",
+    ),
 ]
 NnodesOption = Annotated[
     int | None,
-    typer.Option("--nnodes", metavar="M", help="Nodes, for the cluster's prices and LOCAL_RANK."),
+    typer.Option(
+        "--nnodes",
+        metavar="M",
+        help="Number of nodes, for costs between nodes and LOCAL_RANK. [default: 1]",
+    ),
 ]
 TimeoutOption = Annotated[
     str | None,
-    typer.Option(
-        "--timeout", metavar="D", help="End it after so long, if it still runs: 30 s, 5 min."
-    ),
+    typer.Option("--timeout", metavar="D", help="Stop after this long, for example 30 s or 5 min."),
 ]
 CudaOption = Annotated[
     bool | None,
     typer.Option(
-        "--cuda/--no-cuda", help="GPUs over this memory; left out: where the script speaks of cuda."
+        "--cuda/--no-cuda",
+        help="Emulate one GPU per rank in CPU memory. [default: if the script uses CUDA]",
     ),
 ]
 ScenarioOption = Annotated[
@@ -80,20 +86,25 @@ ScenarioOption = Annotated[
     typer.Option(
         "-o",
         metavar="S.yaml",
-        help="Write the calls as a scenario: loops, and one program for equal ranks.",
+        help="Write the calls as a compact scenario.",
     ),
 ]
 ComputeOption = Annotated[
     bool | None,
     typer.Option(
         "--compute/--no-compute",
-        help="Price what the script computes by the cluster's device; left out: with --cluster.",
+        help="Predict compute times from the cluster's device. [default: with --cluster]",
     ),
 ]
 FakeOption = Annotated[
-    bool, typer.Option("--fake", help="Sizes in place of numbers: models larger than this machine.")
+    bool,
+    typer.Option(
+        "--fake",
+        help="Track tensor sizes only, without data; allows models larger than this "
+        "machine's memory.",
+    ),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="A leak counts as an error.")]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Treat leaks as errors.")]
 
 
 @dataclass(frozen=True)
@@ -118,10 +129,10 @@ class CaptureArguments:
 
 @command_with_arguments(CaptureArguments)
 def command(arguments: CaptureArguments) -> None:
-    """Run a script on N ranks without network or GPU, and judge what it calls.
+    """Run an unmodified script on N ranks without network or GPU, and check its calls.
 
-    Its calls are matched by the rules of the back end that it asks for, or of another. A hang is
-    known, not timed out.
+    The rules of the script's backend, or of --backend, decide which calls match. Hangs are detected
+    immediately; there is no timeout to wait for.
 
     \b
     Example: distsim capture --nproc 4 -- python train.py --epochs 1
@@ -156,7 +167,7 @@ def command(arguments: CaptureArguments) -> None:
     sys.stdout.flush()
     for_github = arguments.format is FindingsFormat.github
     console.out(_report(result, arguments.format), commands=for_github)
-    raise typer.Exit(simulation_exit_status(result.simulation, arguments.strict))
+    raise typer.Exit(result.simulation.status(arguments.strict))
 
 
 # --- options ---
@@ -177,10 +188,10 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
     if ranks_per_node < 0 or nodes < 1 or ranks_per_node * nodes > _MAX_RANKS:
         raise UsageError(
             f"{ranks_per_node} ranks on each of {nodes} nodes",
-            f"take 1 to {_MAX_RANKS} ranks in all",
+            f"use 1 to {_MAX_RANKS} ranks in total",
         )
     if nodes > 1 and not ranks_per_node:
-        raise UsageError("--nnodes says nothing without --nproc", "give both: --nnodes 2 --nproc 4")
+        raise UsageError("--nnodes needs --nproc", "give both: --nnodes 2 --nproc 4")
     timeout_s = None
     if arguments.timeout is not None:
         timeout_s = parse_duration_ns(arguments.timeout) / 1e9
@@ -208,7 +219,7 @@ def _require_torch() -> None:
 
     if find_spec("torch") is None:
         raise EnvironmentFault(
-            "torch is not installed here, so no script of torch.distributed runs",
+            "torch is not installed, so scripts that use torch.distributed cannot run",
             install_command("real"),
         )
 
@@ -251,9 +262,9 @@ def _report_no_ranks(captured: CapturedRun) -> int:
     """Say that no rank called init_process_group; return 1 if the script itself failed, else 0."""
     end = captured.others[0].ended if captured.others else None
     console.note(
-        "no rank called init_process_group, so there is nothing to judge; "
+        "no rank called init_process_group, so there is nothing to check; "
         f"the script {end.how if end else 'ended'}\n"
-        "  help: did it expect a launcher? give --nproc N, "
+        "  help: if the script expects a launcher, add --nproc N, "
         "which sets RANK and WORLD_SIZE as torchrun does"
     )
     return 1 if end and end.code else 0

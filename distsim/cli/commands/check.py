@@ -11,13 +11,14 @@ import typer
 
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
+    AllRanksOption,
     BackendOption,
     MaxCallsOption,
-    NoFoldOption,
     ReportOption,
     SetOption,
     StrictOption,
     command_with_arguments,
+    read_input,
 )
 from distsim.cli.shared.findings_output import (
     FindingsFormat,
@@ -25,14 +26,13 @@ from distsim.cli.shared.findings_output import (
     findings_report,
 )
 from distsim.cli.shared.html_report import check_report_path, write_check_report
-from distsim.cli.shared.input_files import is_trace
 
 if TYPE_CHECKING:
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
 
 PathsArgument = Annotated[
-    list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders that hold some.")
+    list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders with scenarios.")
 ]
 MaxStatesOption = Annotated[
     int | None,
@@ -40,7 +40,7 @@ MaxStatesOption = Annotated[
         "--max-states",
         metavar="N",
         min=1,
-        help="Bound of the search over orders of events (200000).",
+        help="Stop the search over orders of events after N states. [default: 200000]",
     ),
 ]
 FixOption = Annotated[
@@ -62,7 +62,7 @@ class CheckArguments:
     backend: BackendOption = None
     strict: StrictOption = False
     max_calls: MaxCallsOption = None
-    no_fold: NoFoldOption = False
+    all_ranks: AllRanksOption = False
     sets: SetOption = None
     fix: FixOption = False
     patch: PatchOption = None
@@ -71,13 +71,14 @@ class CheckArguments:
 
 @command_with_arguments(CheckArguments)
 def command(arguments: CheckArguments) -> None:
-    """Check scenarios: verdict, findings, and each back end's outcome.
+    """Check scenarios: verdict, findings, and the outcome on every backend.
 
-    The verdict covers every reading of what blocks and every order of events. A file that can't be
-    read is reported, and the others are still checked. Ends with 2 when one can't be read, else
-    with 1 when one has an error finding, does not complete under its own back end (or --backend),
-    or may hang on some back end and the search stopped at its bound; else with 0. JSON has each
-    file as it comes.
+    The verdict covers every order of events and every rule that a backend may choose for blocking.
+    A file that cannot be read is reported, and the other files are still checked.
+
+    Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
+    under its backend (or --backend), or if the search reached its limit and some backend may hang.
+    0 otherwise.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml
@@ -143,49 +144,47 @@ def expand_folders(paths: list[str]) -> list[str]:
 
 
 def _check_file(path: str, arguments: CheckArguments) -> CheckResult:
-    """Check one file. A file that exceeds memory or recursion gives a problem, no exception."""
-    from distsim.cli.shared.trace_input import check_trace
-    from distsim.common.errors import RESOURCE_ERRORS, ScenarioProblem, resource_error
-    from distsim.simulation.check_scenario import MAX_STATES, CheckResult, check_file
+    """Check one file. A file that cannot be read, or exceeds memory or recursion, gives problems.
 
-    max_states = MAX_STATES if arguments.max_states is None else arguments.max_states
+    The function `distsim.check` raises an exception instead.
+    """
+    from distsim.api.functions import check
+    from distsim.common.errors import RESOURCE_ERRORS, ScenarioErrors, UsageError, resource_error
+    from distsim.simulation.check_scenario import CheckResult, unreadable_result
+
     try:
-        if is_trace(path):
-            backend = arguments.backend and str(arguments.backend)
-            return check_trace(path, backend=backend, max_states=max_states)
-        return check_file(
-            path,
-            sets=arguments.sets or (),
+        answer = check(
+            read_input(path, arguments.sets),
             backend=arguments.backend,
-            max_states=max_states,
             strict=arguments.strict,
+            max_states=arguments.max_states,
             max_calls=arguments.max_calls,
-            fold=False if arguments.no_fold else None,
+            fold=False if arguments.all_ranks else None,
         )
+    except ScenarioErrors as error:
+        return CheckResult(path, error.problems)
+    except UsageError as error:
+        return unreadable_result(path, error)
     except RESOURCE_ERRORS as error:
-        fault = resource_error(error, "")
-        problem = ScenarioProblem(path, 0, 0, fault.message, hint=fault.remedy)
-        return CheckResult(path, (problem,))
+        return unreadable_result(path, resource_error(error, ""))
+    for note in answer.notes:
+        console.note(note)
+    return answer.raw
 
 
 def _simulate_for_report(arguments: CheckArguments) -> Simulation | None:
     """The run that the report shows with the verdict; None for a file that cannot be read."""
-    from distsim.cli.shared.input_files import read_scenario
-    from distsim.cli.shared.trace_input import simulate_trace
+    from distsim.api.functions import simulate
     from distsim.common.errors import DistsimError
-    from distsim.simulation.simulate_scenario import simulate
 
     (file,) = expand_folders(arguments.files)
     try:
-        if is_trace(file):
-            backend = arguments.backend and str(arguments.backend)
-            return simulate_trace(file, backend=backend, cluster=None)
         return simulate(
-            read_scenario(file, arguments.sets),
+            read_input(file, arguments.sets),
             backend=arguments.backend,
-            with_verdict=False,
+            verdict=False,
             max_calls=arguments.max_calls,
-        )
+        ).raw
     except DistsimError:
         # The result of the check already has this error.
         return None

@@ -10,7 +10,7 @@ from distsim.cli.shared import console
 
 NameArgument = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Print this one whole, as `cluster:` may have it."),
+    typer.Argument(metavar="NAME", help="Preset to print in full, in the form of `cluster:`."),
 ]
 
 

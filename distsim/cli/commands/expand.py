@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from distsim.cli.shared import console
-from distsim.cli.shared.arguments import ScenarioArgument, SetOption
-from distsim.cli.shared.input_files import read_scenario
+from distsim.cli.shared.arguments import ScenarioArgument, SetOption, read_scenario
 
 
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:
-    """Print a scenario in plain form: training strategies expanded, short forms written out, --set
-    applied.
+    """Print a scenario with training strategies expanded to plain operations.
 
-    What is printed is a scenario again, and makes the same calls.
+    Short forms are written out, and --set is applied. The output is a scenario that makes the same
+    calls.
 
     \b
     Example: distsim expand scenarios/strategies/ddp.yaml --set iterations=2
     """
-    console.out(read_scenario(file, sets).to_yaml(flat=True).rstrip("\n"))
+    from distsim.api.functions import expand
+
+    console.out(expand(read_scenario(file, sets)).rstrip("\n"))

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from distsim.api.inputs import read_cluster
 from distsim.cli.shared import console
-from distsim.cli.shared.input_files import read_cluster
 
 if TYPE_CHECKING:
     from distsim.hardware.cluster import Cluster
@@ -17,8 +17,8 @@ NameArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A finding's code, an operation, a key of the file, "
-        "`scenario`, `expressions` or `backends`.",
+        help="Finding code, operation, strategy, key of the scenario file, term "
+        "(`busbw`), `scenario`, `expressions` or `backends`.",
     ),
 ]
 ClusterOption = Annotated[
@@ -26,19 +26,23 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="Tell an operation's price here, term by term: a preset or a file.",
+        help="Print the operation's cost on this hardware model (preset or file), term by term.",
     ),
 ]
 BytesOption = Annotated[
     str,
     typer.Option(
-        "--bytes", metavar="SIZE", help="Of that price: the buffer, as nccl-tests counts."
+        "--bytes", metavar="SIZE", help="With --cluster: buffer size, as nccl-tests counts it."
     ),
 ]
 RanksOption = Annotated[
     int,
     typer.Option(
-        "--ranks", metavar="N", min=2, max=1 << 17, help="Of that price: how many take part."
+        "--ranks",
+        metavar="N",
+        min=2,
+        max=1 << 17,
+        help="With --cluster: number of ranks in the group.",
     ),
 ]
 PerNodeOption = Annotated[
@@ -48,17 +52,19 @@ PerNodeOption = Annotated[
         metavar="N",
         min=1,
         max=1 << 17,
-        help="Of it: ranks on a machine; left out, the preset's GPUs, or 8.",
+        help="With --cluster: ranks per node. [default: the preset's GPUs per node, or 8]",
     ),
 ]
 ClusterSetsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a key of that cluster: nics.count=4. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a key of that cluster, such as nics.count=4. Repeatable.",
     ),
 ]
 
-_PRICED_KINDS = ("collective", "p2p")
+_KINDS_WITH_COST = ("collective", "p2p")
 
 
 def command(
@@ -69,8 +75,8 @@ def command(
     per_node: PerNodeOption = None,
     sets: ClusterSetsOption = None,
 ) -> None:
-    """Explain a finding (DS301), an operation (all_gather), a key of the file (world.nodes); with
-    --cluster, a price.
+    """Explain a finding (DS301), an operation (all_gather), a strategy (pipeline), a key of the
+    scenario file (world.nodes) or a term (busbw); with --cluster, the cost of an operation.
 
     \b
     Example: distsim explain all_gather
@@ -88,7 +94,7 @@ def command(
         from distsim.common.errors import UsageError
 
         raise UsageError(
-            "--set changes a cluster, and none is asked for", "add `--cluster dgx-h100`"
+            "--set changes a cluster, but no cluster was given", "add `--cluster dgx-h100`"
         )
     console.out(index_page() if name is None else explain_page(name))
 
@@ -116,17 +122,17 @@ def cost_page(
     from distsim.output.text.explain.cost_terms import cost_explanation_text
 
     operation = OPERATIONS.get(OPERATION_ALIASES.get(name or "", name or ""))
-    if operation is not None and (operation.signals or operation.kind not in _PRICED_KINDS):
+    if operation is not None and (operation.signals or operation.kind not in _KINDS_WITH_COST):
         operation = None
     if operation is None:
         raise UsageError(
-            f"no operation is called {name}{did_you_mean(name, OPERATIONS)}",
-            "as `distsim explain all_reduce --cluster dgx-h100`",
+            f"unknown operation {name}{did_you_mean(name, OPERATIONS)}",
+            "for example `distsim explain all_reduce --cluster dgx-h100`",
         )
     try:
         size = parse_size_bytes(nbytes)
     except ValueError as fault:
-        raise UsageError(f"--bytes: {fault}", "as --bytes 16MiB") from None
+        raise UsageError(f"--bytes: {fault}", "for example --bytes 16MiB") from None
     machine = changed_cluster(cluster, sets)
     cost = CostModel(machine, ranks, min(per_node or gpus_per_machine(machine.name), ranks))
     # A message goes from the first to the last rank: the farthest that there is.
@@ -134,8 +140,8 @@ def cost_page(
     explanation = explain_cost(cost, operation, members, size, ways=True)
     if explanation is None:
         raise UsageError(
-            f"{operation.op} has no forms to choose among on {cost.name}",
-            "GPU presets have `collectives: nccl`; others are priced by their schedule, "
+            f"{operation.op} has only one algorithm on {cost.name}",
+            "name a GPU preset (`collectives: nccl`); on others the schedule decides the cost, "
             f"see `distsim explain {operation.op}`",
         )
     return cost_explanation_text(operation.op, cost.name, explanation)
@@ -157,7 +163,7 @@ def changed_cluster(name: str, sets: Sequence[str]) -> Cluster:
         return cluster
     cluster_yaml = json.dumps(name if name in PRESETS else cluster.to_mapping())
     scenario = loads(
-        f"{{name: price, world: 2, cluster: {cluster_yaml}, program: [barrier]}}",
+        f"{{name: cost, world: 2, cluster: {cluster_yaml}, program: [barrier]}}",
         sets=[text if text.startswith("cluster.") else f"cluster.{text}" for text in sets],
     )
     return cluster if scenario.cluster is None else cluster_from(scenario.cluster)
@@ -216,6 +222,6 @@ def _raise_unknown_name(name: str) -> NoReturn:
         *format_keys(),
     ]
     raise UsageError(
-        f"nothing is called {name}{did_you_mean(name, known)}",
-        "`distsim explain` lists all names",
+        f"unknown name {name}{did_you_mean(name, known)}",
+        "run `distsim explain` for a list of all names",
     )

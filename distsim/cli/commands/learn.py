@@ -52,7 +52,7 @@ def command(name: NameArgument = None, output: OutputOption = None) -> None:
     kept = len(files) - written
     message = f"wrote {written} scenario{'' if written == 1 else 's'} into {output}"
     if kept:
-        message += f"; kept {kept} that existed already"
+        message += f"; {kept} already existed and were kept"
     console.note(message)
 
 
@@ -67,7 +67,7 @@ def _write_if_new(path: Path, file: str) -> bool:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise EnvironmentFault(
-            f"cannot create {path.parent}: {error.strerror}", "name a folder that you may write"
+            f"{path.parent} cannot be created: {error.strerror}", "name a writable folder"
         ) from None
     console.write_file(path, lesson_scenario_text(file))
     return True

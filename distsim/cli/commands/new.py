@@ -10,10 +10,11 @@ import typer
 from distsim.cli.shared import console
 
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="The file to write; it must not be there yet.")
+    Path, typer.Argument(metavar="FILE", help="File to write; it must not exist yet.")
 ]
 KindOption = Annotated[
-    str, typer.Option("--kind", metavar="KIND", help="Which one: plain, ring, ddp or pipeline.")
+    str,
+    typer.Option("--kind", metavar="KIND", help="Kind of scenario: plain, ring, ddp or pipeline."),
 ]
 
 
@@ -29,8 +30,6 @@ def command(file: FileArgument = Path("scenario.yaml"), kind: KindOption = "plai
 
     text = starter(kind)
     if file.exists() and not is_stream(file):
-        raise UsageError(
-            f"{file} is already there", "name a file that is not, as `distsim new mine.yaml`"
-        )
+        raise UsageError(f"{file} already exists", "choose a new name: `distsim new mine.yaml`")
     console.write_file(file, text)
-    console.note(f"wrote {file}; now `distsim simulate {file}`")
+    console.note(f"wrote {file}; run it: `distsim simulate {file}`")

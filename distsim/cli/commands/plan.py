@@ -11,32 +11,37 @@ import typer
 
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import FormatOption, OutputFormat, command_with_arguments
-from distsim.cli.shared.input_files import read_cluster
 from distsim.cli.shared.worker_arguments import WorkerArguments, comma_separated_names
 
 if TYPE_CHECKING:
-    from distsim.hardware.cluster import Cluster
-    from distsim.planning.layouts import PlanRequest
-    from distsim.planning.ranking import LayoutPlan
+    from distsim.api.results import PlanAnswer
 
 ModelArgument = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="A preset (llama3-8b), or sizes as '{layers: 32, …}'."),
+    typer.Argument(metavar="MODEL", help="Model preset (llama3-8b), or sizes: '{layers: 32, …}'."),
 ]
-GpusOption = Annotated[str, typer.Option("--gpus", metavar="N,M", help="How many GPUs there are.")]
+GpusOption = Annotated[
+    str, typer.Option("--gpus", metavar="N,M", help="Number of GPUs; several numbers are compared.")
+]
 ClusterNamesOption = Annotated[
-    str, typer.Option("--cluster", metavar="A,B", help="Which: presets or files.")
+    str, typer.Option("--cluster", metavar="A,B", help="Hardware models (presets or files).")
 ]
 BatchOption = Annotated[
     int,
     typer.Option(
-        "--global-batch", metavar="N", min=1, help="Sequences of a step, whatever the layout."
+        "--global-batch",
+        metavar="N",
+        min=1,
+        help="Number of sequences per step, the same for every layout.",
     ),
 ]
 SequenceOption = Annotated[
     int | None,
     typer.Option(
-        "--sequence", metavar="N", min=1, help="Tokens of a sequence; left out: the model's."
+        "--sequence",
+        metavar="N",
+        min=1,
+        help="Number of tokens per sequence. [default: the model's]",
     ),
 ]
 PerNodeOption = Annotated[
@@ -45,21 +50,24 @@ PerNodeOption = Annotated[
         "--ranks-per-node",
         metavar="N",
         min=1,
-        help="GPUs of a machine; left out, the preset's, or 8.",
+        help="Number of GPUs per node. [default: the preset's, or 8]",
     ),
 ]
-OnlyOption = Annotated[
+RestrictOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--only",
+        "--restrict",
         metavar="KEY=A,B",
-        help="Look at these values only: tp, pp, chunks, cp, ep, zero, recompute, micro_batch.",
+        help="Restrict the search to these values of tp, pp, chunks, cp, ep, zero, "
+        "recompute or micro_batch. Repeatable.",
     ),
 ]
 StepFieldsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="A field of `transformer:`, as launch=0 ns. Repeatable."
+        "--set",
+        metavar="KEY=VALUE",
+        help="Set a field of `transformer:`, such as 'launch=0 ns'. Repeatable.",
     ),
 ]
 OutputsOption = Annotated[
@@ -68,26 +76,13 @@ OutputsOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="F.csv, F.parquet: all layouts; F.svg: a plot; F.yaml: the best as a scenario.",
+        help="Write all layouts (F.csv, F.parquet), a plot (F.svg), or the fastest "
+        "layout as a scenario (F.yaml). Repeatable.",
     ),
 ]
 
-#: Fields of `transformer:` that the layout decides, so that --set may not.
-_LAYOUT_FIELDS = (
-    "model",
-    "micro_batch",
-    "micro_batches",
-    "zero",
-    "recompute",
-    "schedule",
-    "chunks",
-    "sequence",
-)
 _TABLE_SUFFIXES = (".csv", ".parquet")
 _OUTPUT_SUFFIXES = (*_TABLE_SUFFIXES, ".svg", ".yaml", ".yml")
-_MAX_GPUS = 2**17
-_RECOMPUTE_CHOICES = ("none", "selective", "op", "full")
-_MAX_ZERO_STAGE = 3
 
 
 @dataclass(frozen=True)
@@ -100,7 +95,7 @@ class PlanArguments:
     global_batch: BatchOption
     sequence: SequenceOption = None
     ranks_per_node: PerNodeOption = None
-    only: OnlyOption = None
+    restrict: RestrictOption = None
     sets: StepFieldsOption = None
     output: OutputsOption = None
     format: FormatOption = OutputFormat.text
@@ -110,43 +105,44 @@ class PlanArguments:
 def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
-    Every layout of tensor, pipeline (1F1B, interleaved), context, expert and data parallelism, ZeRO
-    stage, recomputation and micro-batch that keeps the global batch is checked for its memory and
-    for hangs, and timed. Ends with 1 where none fits.
+    A layout combines tensor, pipeline (1F1B, interleaved), context, expert and data parallelism,
+    ZeRO stage, recomputation and micro-batch size. distsim checks the memory of each layout, checks
+    it for hangs, and predicts its step time. Exit status: 1 if no layout fits, otherwise 0.
 
     \b
     Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64
     """
+    from distsim.api.functions import plan
     from distsim.cli.shared.progress import progress_bar
-    from distsim.output.text.layout_plan import layout_plan_json, layout_plan_text
-    from distsim.planning.ranking import PlanOptions, plan_layouts
 
     outputs = arguments.output or []
     _check_outputs(outputs)
-    requests = [
-        _plan_request(arguments, gpus, cluster)
-        for gpus in _parse_gpu_counts(arguments.gpus)
-        for cluster in _parse_cluster_names(arguments.cluster)
-    ]
     # Rows of the table are written as they are computed; the other outputs follow at the end.
     table = next((path for path in outputs if path.suffix in _TABLE_SUFFIXES), None)
-    options = PlanOptions(
-        jobs=workers.jobs,
-        address=workers.address,
-        output=table,
-        budget=workers.budget,
-        seed=workers.seed,
-        exact=workers.top,
-    )
     with progress_bar("timing layouts") as show_progress:
-        plan = plan_layouts(requests, options, show_progress)
-    others = [path for path in outputs if path != table]
-    _write_outputs(plan, others, _cluster_labels(arguments))
+        answer = plan(
+            _parse_model(arguments.model),
+            gpus=_parse_gpu_counts(arguments.gpus),
+            cluster=_parse_cluster_names(arguments.cluster),
+            global_batch=arguments.global_batch,
+            sequence=arguments.sequence,
+            ranks_per_node=arguments.ranks_per_node,
+            step=_parse_step_fields(arguments.sets or []),
+            choices=_parse_choices(arguments.restrict or []),
+            jobs=workers.jobs,
+            address=workers.address,
+            output=table,
+            budget=workers.budget,
+            seed=workers.seed,
+            top=workers.top,
+            progress=show_progress,
+        )
+    _write_outputs(answer, [path for path in outputs if path != table])
     if arguments.format is OutputFormat.json:
-        console.out(console.to_json(layout_plan_json(plan)))
+        console.out(console.to_json(answer.to_json()))
     else:
-        console.out(layout_plan_text(plan, workers.top))
-    raise typer.Exit(int(plan.best is None))
+        console.out(answer.to_text())
+    raise typer.Exit(int(answer.raw.best is None))
 
 
 # --- arguments ---
@@ -159,25 +155,24 @@ def _check_outputs(paths: list[Path]) -> None:
     for path in paths:
         if path.suffix not in _OUTPUT_SUFFIXES:
             raise UsageError(
-                f"-o {path}: what is it to be?", "end it in .csv, .parquet, .svg or .yaml"
+                f"-o {path}: unknown file type",
+                "use a name that ends in .csv, .parquet, .svg or .yaml",
             )
     if sum(path.suffix in _TABLE_SUFFIXES for path in paths) > 1:
-        raise UsageError("-o: one table is kept", "name one file that ends in .csv or .parquet")
-
-
-def _is_number(word: str, low: int, high: int) -> bool:
-    """Whether a word is a decimal number between two bounds (inclusive)."""
-    return word.isascii() and word.isdigit() and low <= int(word) <= high
+        raise UsageError(
+            "-o: only one table can be written", "name one file that ends in .csv or .parquet"
+        )
 
 
 def _parse_gpu_counts(text: str) -> list[int]:
     from distsim.common.errors import UsageError
+    from distsim.planning.plan_request import MAX_GPUS, is_number
 
     words = [word.strip() for word in text.split(",")]
-    if not all(_is_number(word, 1, _MAX_GPUS) for word in words):
+    if not all(is_number(word, 1, MAX_GPUS) for word in words):
         raise UsageError(
-            f"--gpus {text}: expected numbers from 1 to {_MAX_GPUS}",
-            "as --gpus 64 or --gpus 64,128",
+            f"--gpus {text}: expected numbers from 1 to {MAX_GPUS}",
+            "for example --gpus 64 or --gpus 64,128",
         )
     return list(dict.fromkeys(map(int, words)))
 
@@ -191,62 +186,6 @@ def _parse_cluster_names(text: str) -> tuple[str, ...]:
             "--cluster: expected a preset or a file", "`distsim clusters` lists the presets"
         )
     return names
-
-
-def _cluster_labels(arguments: PlanArguments) -> dict[str, str]:
-    """The name of each cluster -> the preset or file that the command names it by."""
-    names = _parse_cluster_names(arguments.cluster)
-    return {_load_cluster(name).name: name for name in names}
-
-
-def _load_cluster(name: str) -> Cluster:
-    from distsim.hardware.cluster import cluster_from
-
-    return cluster_from(read_cluster(name) or name)
-
-
-def _plan_request(arguments: PlanArguments, gpus: int, cluster_name: str) -> PlanRequest:
-    from distsim.common.errors import UsageError
-    from distsim.hardware.cluster.presets import gpus_per_machine
-    from distsim.planning.layouts import PlanRequest
-
-    step = _parse_step_fields(arguments.sets or [])
-    decided = [key for key in step if key in _LAYOUT_FIELDS]
-    if decided:
-        raise UsageError(
-            f"--set {decided[0]}: the layouts decide that",
-            "--only zero=1 looks at some values alone; --sequence has its own option",
-        )
-    model = _parse_model(arguments.model)
-    choices = _parse_choices(arguments.only or [])
-    cluster = _load_cluster(cluster_name)
-    per_node = arguments.ranks_per_node or gpus_per_machine(cluster.name)
-    _check_whole_machines(gpus, per_node)
-    return PlanRequest(
-        model,
-        gpus,
-        arguments.global_batch,
-        cluster,
-        sequence=arguments.sequence,
-        per_node=per_node,
-        step=step,
-        choices=choices,
-    )
-
-
-def _check_whole_machines(gpus: int, per_node: int) -> None:
-    """Raises UsageError if several machines are needed and one of them would be used in part."""
-    from distsim.common.errors import UsageError
-
-    if gpus <= per_node or gpus % per_node == 0:
-        return
-    fewer = gpus // per_node * per_node
-    more = fewer + per_node
-    remedy = f"--gpus {fewer} or {more}"
-    divisors = [n for n in range(per_node, 1, -1) if gpus % n == 0]
-    if divisors:
-        remedy += f", or --ranks-per-node {divisors[0]}"
-    raise UsageError(f"--gpus {gpus}: these are no whole machines of {per_node} GPUs", remedy)
 
 
 def _parse_model(text: str) -> str | Mapping[str, object]:
@@ -268,62 +207,31 @@ def _parse_step_fields(sets: list[str]) -> dict[str, object]:
     for text in sets:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UsageError(f"expected name=value, found `{text}`", "as --set 'launch=0 ns'")
+            raise UsageError(
+                f"expected name=value, found `{text}`", "for example --set 'launch=0 ns'"
+            )
         step[name.strip()] = load_raw(f"value: {value}", "--set")["value"]
     return step
 
 
-def _parse_choices(texts: list[str]) -> dict[str, tuple[str | int, ...]]:
-    """The values of ``--only``: a field of the layout -> the values to try."""
-    from distsim.common.errors import UsageError
-    from distsim.common.message_text import did_you_mean, name_list
-    from distsim.planning.layouts import ParallelLayout
-
-    known = [name for name in ParallelLayout._fields if name != "gpus"]
-    choices: dict[str, tuple[str | int, ...]] = {}
+def _parse_choices(texts: list[str]) -> dict[str, tuple[str, ...]]:
+    """The values of ``--restrict``: a field of the layout -> the values to try."""
+    choices: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, _, values = text.partition("=")
-        words = comma_separated_names(values)
-        if name not in known or not words:
-            raise UsageError(
-                f"--only {text}: expected one of {name_list(known)} and its values"
-                f"{did_you_mean(name, known)}",
-                "as --only tp=1,2",
-            )
-        for word in words:
-            if not _is_choice(name, word):
-                raise UsageError(
-                    f"--only {text}: {word} is no value of {name}",
-                    "as --only tp=1,2 or --only recompute=none",
-                )
-        choices[name] = words if name == "recompute" else tuple(map(int, words))
+        choices[name] = comma_separated_names(values)
     return choices
-
-
-def _is_choice(field: str, word: str) -> bool:
-    if field == "recompute":
-        return word in _RECOMPUTE_CHOICES
-    if field == "zero":
-        return _is_number(word, 0, _MAX_ZERO_STAGE)
-    return _is_number(word, 1, _MAX_GPUS)
 
 
 # --- output ---
 
 
-def _write_outputs(plan: LayoutPlan, paths: list[Path], labels: Mapping[str, str]) -> None:
+def _write_outputs(answer: PlanAnswer, paths: list[Path]) -> None:
     """Write the plot, and the best layout as a scenario."""
-    from distsim.output.text.layout_plan import layout_plan_svg
-    from distsim.scenario.format.source.yaml_nodes import dump_yaml
-
     for path in paths:
-        if path.suffix == ".svg":
-            console.write_file(path, layout_plan_svg(plan))
-        elif plan.best is not None:
-            request = plan.question(plan.best)
-            scenario = request.scenario(plan.best.layout, labels[plan.best.cluster])
-            console.write_file(path, dump_yaml(scenario))
-        else:
-            console.note(f"{path} is not written: no layout fits")
+        content = answer.to_svg().content if path.suffix == ".svg" else answer.best_scenario()
+        if content is None:
+            console.note(f"{path} was not written, because no layout fits")
             continue
+        console.write_file(path, content)
         console.note(f"wrote {path}")

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.api.inputs import read_cluster
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
     ClusterOption,
     FormatOption,
     OutputFormat,
+    choice_option,
     command_with_arguments,
 )
 from distsim.cli.shared.backend_names import RealBackendName
-from distsim.cli.shared.input_files import check_scenario_suffix, read_cluster
 from distsim.cli.shared.real_run_arguments import RealRunArguments
+from distsim.cli.shared.scenario_output import check_scenario_suffix
 from distsim.cli.shared.trace_output import (
     check_trace_path,
     report_refused_run,
@@ -36,25 +38,31 @@ if TYPE_CHECKING:
 TraceArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="TRACE", help="A trace, as `simulate --trace F.jsonl` and `run --real` write it."
+        metavar="TRACE", help="Trace written by `simulate --trace F.jsonl` or `run --real`."
     ),
 ]
 BackendOption = Annotated[
     RealBackendName | None,
-    typer.Option("--backend", help="In place of the trace's; auto, with --real: what is here."),
+    choice_option(
+        RealBackendName,
+        "--backend",
+        help="Backend; overrides the trace. auto (with --real): a backend that is available here.",
+    ),
 ]
 ScaleOption = Annotated[
     list[str] | None,
     typer.Option(
         "--scale",
         metavar="WHAT=FACTOR",
-        help="Multiply durations: compute, or gaps (a host between its calls).",
+        help="Multiply durations of compute, or of gaps (host time between calls). Repeatable.",
     ),
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        "--trace", metavar="F", help="Write the replay: F.jsonl native, F.json for Perfetto."
+        "--trace",
+        metavar="F",
+        help="Write a trace of the replay: F.jsonl (distsim's format) or F.json (for Perfetto).",
     ),
 ]
 ScenarioOption = Annotated[
@@ -62,12 +70,12 @@ ScenarioOption = Annotated[
     typer.Option(
         "-o",
         metavar="S.yaml",
-        help="Write the calls as a scenario: loops, and one program for equal ranks.",
+        help="Write the calls as a compact scenario.",
     ),
 ]
 RealOption = Annotated[
     bool,
-    typer.Option("--real", help="Run it on torch.distributed; the options below are for that."),
+    typer.Option("--real", help="Run on torch.distributed; the options below need it."),
 ]
 
 
@@ -87,7 +95,9 @@ class ReplayArguments:
 
 @command_with_arguments(ReplayArguments, RealRunArguments)
 def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
-    """Run the calls of a trace again: simulated, at another speed, elsewhere, or for real.
+    """Run the calls of a trace again, on the simulator or on torch.distributed.
+
+    The simulator can use other hardware, another backend or another compute speed.
 
     \b
     Example: distsim replay run.jsonl
@@ -130,7 +140,8 @@ def _parse_scale(texts: list[str] | None) -> ReplayScale:
         factor = _number_or_nan(value)
         if name not in ReplayScale._fields or not 0 <= factor < 1e9:
             raise UsageError(
-                f"--scale {text} is not understood", "as --scale compute=0.5 or --scale gaps=0"
+                f"--scale {text}: expected compute=FACTOR or gaps=FACTOR",
+                "for example --scale compute=0.5",
             )
         factors[name] = factor
     return ReplayScale(**factors)
@@ -155,33 +166,29 @@ def _refuse_real_options(arguments: ReplayArguments, real: RealRunArguments) -> 
         options.append("--backend auto")
     if options:
         raise UsageError(
-            f"{', '.join(options)}: for a run on torch.distributed only",
-            "add --real, or leave it out",
+            f"{', '.join(options)}: only valid for a run on torch.distributed",
+            "add --real, or omit the option",
         )
 
 
 def _replay_simulated(arguments: ReplayArguments, scale: ReplayScale) -> int:
     """Simulate the calls, write the trace, print the report; return the exit status."""
-    from distsim.common.errors import UsageError
-    from distsim.output.text.replay_report import replay_json, replay_text
-    from distsim.trace.jsonl import read_trace
-    from distsim.trace_replay import replay_trace
+    from distsim.api.functions import replay
 
-    name = str(arguments.trace)
-    source = read_trace(arguments.trace)
-    cluster = read_cluster(arguments.cluster)
-    backend = arguments.backend and arguments.backend.value
-    try:
-        replay = replay_trace(source, cluster=cluster, backend=backend, scale=scale)
-    except UsageError as error:
-        raise UsageError(f"{name}: {error.message}", error.remedy) from None
+    answer = replay(
+        arguments.trace,
+        cluster=arguments.cluster,
+        backend=arguments.backend and arguments.backend.value,
+        compute=scale.compute,
+        gaps=scale.gaps,
+    )
     if arguments.output is not None:
-        write_trace_by_suffix(arguments.output, replay.trace)
+        write_trace_by_suffix(arguments.output, answer.trace)
     if arguments.format is OutputFormat.json:
-        console.out(console.to_json(replay_json(replay, name)))
+        console.out(console.to_json(answer.to_json()))
     else:
-        console.out(replay_text(replay, name))
-    return int(replay.outcome != "completes")
+        console.out(answer.to_text())
+    return int(answer.outcome != "completes")
 
 
 # --- on torch.distributed ---
@@ -247,6 +254,6 @@ def _refuse_partial_trace(file: Path, source: Trace) -> None:
 
     if source.header.get("cut") or source.header.get("reason") == "under way":
         raise UsageError(
-            f"{file} is not run: {partial_run_text(source)}",
-            "--force runs the calls that are there",
+            f"cannot run {file}: {partial_run_text(source)}",
+            "use --force to run the recorded calls",
         )

@@ -15,11 +15,12 @@ from distsim.cli.shared.arguments import (
     ReportOption,
     ScenarioArgument,
     SetOption,
+    choice_option,
     command_with_arguments,
+    read_scenario,
 )
 from distsim.cli.shared.backend_names import RealBackendName
 from distsim.cli.shared.html_report import check_report_path, write_real_run_report
-from distsim.cli.shared.input_files import read_scenario
 from distsim.cli.shared.real_run_arguments import RealDeviceName, RealRunArguments
 from distsim.cli.shared.trace_output import (
     check_trace_path,
@@ -32,15 +33,21 @@ if TYPE_CHECKING:
     from distsim.real.run import RealRun, RealRunOptions
     from distsim.scenario import Scenario
 
-RealOption = Annotated[bool, typer.Option("--real", help="Run it on torch.distributed.")]
+RealOption = Annotated[bool, typer.Option("--real", help="Run on torch.distributed.")]
 BackendOption = Annotated[
     RealBackendName | None,
-    typer.Option("--backend", help="In place of the file's; auto: what is here."),
+    choice_option(
+        RealBackendName,
+        "--backend",
+        help="Backend of the run; overrides the scenario. auto: a backend that is available here.",
+    ),
 ]
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        "--trace", metavar="F", help="Write the recording: F.jsonl, or F.json for Perfetto."
+        "--trace",
+        metavar="F",
+        help="Write the recording: F.jsonl (distsim's format) or F.json (for Perfetto).",
     ),
 ]
 
@@ -60,10 +67,10 @@ class RunArguments:
 
 @command_with_arguments(RunArguments, RealRunArguments)
 def command(arguments: RunArguments, real: RealRunArguments) -> None:
-    """Print how to start a scenario for real; with --real, run and record it.
+    """Print the launch plan of a scenario; with --real, run and record it on torch.distributed.
 
-    Ends with 0 when it completes, 1 when the scenario hangs or fails, 4 when the machine lacks
-    something.
+    Exit status: 0 if the run completes, 1 if the scenario hangs or fails, 4 if this machine lacks
+    something that the run needs.
 
     \b
     Example: distsim run scenarios/hybrid.yaml
@@ -86,7 +93,7 @@ def _check_report_options(arguments: RunArguments) -> None:
     check_report_path(arguments.report)
     if arguments.report is not None and not arguments.real:
         raise UsageError(
-            "--report is of a run, and this is the plan of one",
+            "--report needs a run, but this command prints a launch plan",
             "add --real, or use `distsim report`",
         )
 
@@ -104,8 +111,8 @@ def _with_launch_options(scenario: Scenario, real: RealRunArguments) -> Scenario
     world = scenario.world
     if world.size % real.nnodes:
         raise UsageError(
-            f"{world.size} ranks can't be cut into --nnodes {real.nnodes}",
-            "give a number that divides the world",
+            f"{world.size} ranks cannot be divided by --nnodes {real.nnodes}",
+            "give a number of nodes that divides the number of ranks",
         )
     nodes = {}
     if real.nnodes > 1:
@@ -148,8 +155,8 @@ def _real_run_command_line(arguments: RunArguments, real: RealRunArguments) -> l
         words += ["--timeout", real.timeout]
     if real.launcher:
         words += ["--launcher", real.launcher.value]
-    if real.init and real.init != RealRunArguments.init:
-        words += ["--init", real.init]
+    if real.init_method and real.init_method != RealRunArguments.init_method:
+        words += ["--init-method", real.init_method]
     if real.repeat != RealRunArguments.repeat:
         words += ["--repeat", str(real.repeat)]
     if arguments.trace:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import choice_option
 
 
 class SchemaKind(StrEnum):
@@ -23,16 +24,23 @@ class SchemaKind(StrEnum):
 
 SchemaKindOption = Annotated[
     SchemaKind,
-    typer.Option("--of", help="The scenario file, or what a command prints with --format json."),
+    choice_option(
+        SchemaKind,
+        "--of",
+        help="Subject of the schema: the scenario file, or the JSON output of a command.",
+    ),
 ]
 InstallOption = Annotated[
     bool,
-    typer.Option(
-        "--install", help="Write the schema and editors' settings into a folder, the current one."
-    ),
+    typer.Option("--install", help="Write the schema and editor settings into FOLDER."),
 ]
 FolderArgument = Annotated[
-    str, typer.Argument(metavar="FOLDER", help="Where --install writes.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="FOLDER",
+        help="Folder for --install. [default: the current one]",
+        show_default=False,
+    ),
 ]
 
 
@@ -41,8 +49,7 @@ def command(
     of: SchemaKindOption = SchemaKind.scenario,
     install: InstallOption = False,
 ) -> None:
-    """Print the JSON Schema of scenario files, or of a command's output; with --install set up
-    editors.
+    """Print the JSON Schema of scenario files or of a command's output; --install sets up editors.
 
     \b
     Example: distsim schema > distsim.schema.json
@@ -54,12 +61,12 @@ def command(
 
     if install:
         if of is not SchemaKind.scenario:
-            raise UsageError("--install is for scenario files", "leave --of out")
+            raise UsageError("--install supports only the schema of scenario files", "omit --of")
         return _install_schema(Path(folder))
     if folder != ".":
         raise UsageError(
-            f"a schema is printed, not written to {folder}",
-            "`distsim schema > FILE`, or --install with a folder",
+            f"{folder}: a folder is valid only with --install",
+            "use `distsim schema > FILE`, or add --install",
         )
     if of is SchemaKind.scenario:
         return console.out(console.to_json(json_schema()))
@@ -79,7 +86,7 @@ def _install_schema(folder: Path) -> None:
     from distsim.scenario import json_schema
 
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder", "name the folder of your scenarios")
+        raise UsageError(f"{folder} is not a folder", "name the folder of your scenarios")
     (folder / ".distsim").mkdir(exist_ok=True)
     (folder / ".vscode").mkdir(exist_ok=True)
     target = folder / ".distsim" / "scenario.schema.json"
@@ -89,7 +96,7 @@ def _install_schema(folder: Path) -> None:
     console.note(f"wrote {target} and {settings}")
     console.note(
         "other editors: `# yaml-language-server: $schema=.distsim/scenario.schema.json` "
-        "as a file's first line"
+        "as the first line of a file"
     )
 
 
@@ -108,8 +115,8 @@ def _merged_settings(settings: Path) -> str:
     except (ValueError, AttributeError):
         entry = '"yaml.schemas": {".distsim/scenario.schema.json": "scenarios/**/*.yaml"}'
         raise UsageError(
-            f"{settings} is not plain JSON (comments?); it is left as it is",
-            f"add `{entry}` to it by hand",
+            f"{settings} is not plain JSON (perhaps it has comments), so it was not changed",
+            f"add `{entry}` manually",
         ) from None
     schemas.setdefault("./.distsim/scenario.schema.json", ["scenarios/**/*.yaml", "*.distsim.yaml"])
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -8,18 +8,30 @@ from typing import Annotated
 import typer
 
 from distsim.cli.shared import console
-from distsim.cli.shared.arguments import BackendOption, ScenarioArgument, SetOption
-from distsim.cli.shared.input_files import read_scenario
+from distsim.cli.shared.arguments import (
+    BackendOption,
+    ScenarioArgument,
+    SetOption,
+    read_scenario,
+)
 
 OutputOption = Annotated[
     Path | None,
     typer.Option(
-        "--output", "-o", metavar="S.yaml", help="Where it is written; else to the terminal."
+        "--output",
+        "-o",
+        metavar="S.yaml",
+        help="Write the scenario to a file. [default: standard output]",
     ),
 ]
-TriesOption = Annotated[
+MaxTrialsOption = Annotated[
     int | None,
-    typer.Option("--tries", metavar="N", min=1, help="Smaller scenarios tried at most (3000)."),
+    typer.Option(
+        "--max-trials",
+        metavar="N",
+        min=1,
+        help="Check at most N smaller scenarios. [default: 3000]",
+    ),
 ]
 
 
@@ -27,23 +39,21 @@ def command(
     file: ScenarioArgument,
     output: OutputOption = None,
     backend: BackendOption = None,
-    tries: TriesOption = None,
+    max_trials: MaxTrialsOption = None,
     sets: SetOption = None,
 ) -> None:
-    """Make a failing scenario as small as it can be.
+    """Reduce a failing scenario to a minimal one.
 
-    Ranks, steps, loops, tensors, fields and sizes are left out or made smaller as long as the
-    verdict, the first finding and the outcome under the back end stay the same. Ends with 0; with 2
-    for a scenario that does not fail.
+    Ranks, steps, loops, tensors, fields and sizes are removed or made smaller, as long as verdict,
+    first finding and outcome under the backend stay the same. Exit status: 0, or 2 for a scenario
+    that does not fail.
 
     \b
     Example: distsim shrink scenarios/pipeline_wrong_order.yaml -o small.yaml
     """
-    from distsim.repair.shrink import MAX_SHRINK_TRIALS, shrink_scenario
+    from distsim.api.functions import shrink
 
-    shrunk = shrink_scenario(
-        read_scenario(file, sets), backend=backend and str(backend), most=tries or MAX_SHRINK_TRIALS
-    )
+    shrunk = shrink(read_scenario(file, sets), backend=backend, tries=max_trials).raw
     if output is None:
         console.out(shrunk.text.rstrip("\n"))
     else:
@@ -52,8 +62,10 @@ def command(
     calls_before, calls_after = shrunk.calls
     ranks_before, ranks_after = shrunk.ranks
     console.note(
-        f"{calls_before:,} calls of {ranks_before:,} ranks became "
-        f"{calls_after:,} of {ranks_after:,}: {shrunk.failure} ({shrunk.tried:,} tried)"
+        f"reduced {calls_before:,} calls on {ranks_before:,} ranks to "
+        f"{calls_after:,} on {ranks_after:,}: {shrunk.failure} ({shrunk.tried:,} scenarios checked)"
     )
     if not shrunk.whole:
-        console.note("the tries are used up, so that more might be left out: raise --tries")
+        console.note(
+            "the limit of --max-trials was reached; a higher limit may give a smaller scenario"
+        )

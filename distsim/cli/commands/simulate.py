@@ -9,27 +9,24 @@ from typing import TYPE_CHECKING
 import typer
 
 from distsim.cli.shared import console
-from distsim.cli.shared.arguments import OutputFormat, command_with_arguments
-from distsim.cli.shared.exit_status import simulation_exit_status
-from distsim.cli.shared.html_report import check_report_path, write_simulation_report
-from distsim.cli.shared.input_files import is_trace, read_scenario
+from distsim.cli.shared.arguments import OutputFormat, command_with_arguments, read_input
 from distsim.cli.shared.simulate_arguments import SimulateArguments, WhatIfArguments
 from distsim.cli.shared.trace_output import trace_writer
 
 if TYPE_CHECKING:
+    from distsim.api.results import SimulationAnswer
     from distsim.checker.replay_schedule import ReplaySchedule
-    from distsim.simulation.simulate_scenario import Simulation
 
 
 @command_with_arguments(SimulateArguments, WhatIfArguments)
 def command(arguments: SimulateArguments, what_if: WhatIfArguments) -> None:
-    """Simulate a scenario: outcome, verdict, findings, times, values.
+    """Simulate a scenario; print its outcome, verdict, findings, times and values.
 
     \b
     Example: distsim simulate scenarios/hybrid.yaml
     Example: distsim simulate scenarios/ring_of_four.yaml --backend mpi
     Example: distsim simulate scenarios/hybrid.yaml --trace hybrid.json
-    Example: distsim simulate a.yaml --against b.yaml
+    Example: distsim simulate a.yaml --compare-with b.yaml
     Example: distsim simulate scenarios/hybrid.yaml --what-if
     """
     asks_what_if = what_if != WhatIfArguments()
@@ -39,56 +36,59 @@ def command(arguments: SimulateArguments, what_if: WhatIfArguments) -> None:
         check_what_if_arguments(arguments, what_if)
     trace_paths = arguments.trace or ()
     writers = [trace_writer(path) for path in trace_paths]
-    check_report_path(arguments.report)
+    if arguments.report is not None:
+        from distsim.cli.shared.html_report import check_report_path
+
+        check_report_path(arguments.report)
 
     with console.progress_phases(arguments.file != "-") as show_phase:
         show_phase(f"reading {arguments.file}")
-        simulation = _simulate_input(arguments, show_phase)
+        answer = _simulate_input(arguments, show_phase)
         show_phase("the report")
         for path, write_trace in zip(trace_paths, writers, strict=True):
-            write_trace(simulation, path)
-        write_simulation_report(arguments.report, simulation)
+            write_trace(answer.raw, path)
+        if arguments.report is not None:
+            from distsim.cli.shared.html_report import write_simulation_report
+
+            write_simulation_report(arguments.report, answer.raw)
         if asks_what_if:
             from distsim.cli.shared.what_if_report import what_if_report
 
-            report = what_if_report(arguments, what_if, simulation, show_phase)
+            report = what_if_report(arguments, what_if, answer.raw, show_phase)
         else:
-            report = _report_text(simulation, arguments.format)
+            report = _report_text(answer, arguments.format)
     console.out(report)
-    raise typer.Exit(simulation_exit_status(simulation, arguments.strict))
+    raise typer.Exit(int(not answer.ok))
 
 
-def _simulate_input(arguments: SimulateArguments, show_phase: Callable[[str], None]) -> Simulation:
+def _simulate_input(
+    arguments: SimulateArguments, show_phase: Callable[[str], None]
+) -> SimulationAnswer:
     """Simulate the scenario, or the calls that a trace recorded."""
-    if is_trace(arguments.file):
-        from distsim.cli.shared.trace_input import simulate_trace
-
-        backend = arguments.backend and str(arguments.backend)
-        return simulate_trace(arguments.file, backend=backend, cluster=arguments.cluster)
-    from distsim.simulation.simulate_scenario import simulate
+    from distsim.api.functions import simulate
 
     # None lets the simulation decide; the options can only switch values and folding off.
-    return simulate(
-        read_scenario(arguments.file, arguments.sets),
+    answer = simulate(
+        read_input(arguments.file, arguments.sets),
         backend=arguments.backend,
         cluster=arguments.cluster,
-        with_verdict=not arguments.no_verdict,
-        with_values=False if arguments.no_values else None,
+        verdict=not arguments.no_verdict,
+        values=False if arguments.no_values else None,
+        strict=arguments.strict,
         schedule=_schedule_of(arguments),
         max_calls=arguments.max_calls,
-        fold=False if arguments.no_fold else None,
-        tell=show_phase,
+        fold=False if arguments.all_ranks else None,
+        progress=show_phase,
     )
+    for note in answer.notes:
+        console.note(note)
+    return answer
 
 
-def _report_text(simulation: Simulation, format: OutputFormat) -> str:
+def _report_text(answer: SimulationAnswer, format: OutputFormat) -> str:
     if format is OutputFormat.json:
-        from distsim.output.json.simulation_result import simulation_json
-
-        return console.to_json(simulation_json(simulation))
-    from distsim.output.text.simulation_report import simulation_report_text
-
-    return simulation_report_text(simulation)
+        return console.to_json(answer.to_json())
+    return answer.to_text()
 
 
 # --- the order of events that `check --format json` wrote ---
@@ -99,9 +99,9 @@ _SCHEDULE_REMEDY = (
 
 
 def _schedule_of(arguments: SimulateArguments) -> ReplaySchedule | None:
-    if arguments.schedule is None:
+    if arguments.event_order is None:
         return None
-    return read_schedule(arguments.schedule, arguments.file)
+    return read_schedule(arguments.event_order, arguments.file)
 
 
 def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
@@ -119,9 +119,9 @@ def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
     try:
         data = json.loads(read_bytes(path))
     except OSError as error:
-        raise UsageError(f"can't read {path}: {error.strerror}", _SCHEDULE_REMEDY) from None
+        raise UsageError(f"cannot read {path}: {error.strerror}", _SCHEDULE_REMEDY) from None
     except (ValueError, RecursionError):
-        raise UsageError(f"{path} is no JSON", _SCHEDULE_REMEDY) from None
+        raise UsageError(f"{path} is not valid JSON", _SCHEDULE_REMEDY) from None
     return schedule_from_json(_schedule_in_json(data, path, scenario))
 
 
@@ -135,8 +135,8 @@ def _schedule_in_json(data: object, path: Path, scenario: str) -> object:
         return data
     if data["schedule"] is None:
         raise UsageError(
-            f"{path} has no schedule: any order of events leads to its verdict",
-            "simulate without --schedule",
+            f"{path} has no schedule: every order of events gives the same verdict",
+            "simulate without --event-order",
         )
     return data["schedule"]
 
@@ -151,4 +151,4 @@ def _result_of_file(files: list[object], path: Path, scenario: str) -> object:
             return result
     if len(results) == 1:
         return results[0]
-    raise UsageError(f"{path} says nothing of {scenario}", _SCHEDULE_REMEDY)
+    raise UsageError(f"{path} contains no result for {scenario}", _SCHEDULE_REMEDY)

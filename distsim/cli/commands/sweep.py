@@ -21,21 +21,24 @@ from distsim.cli.shared.arguments import (
 from distsim.cli.shared.worker_arguments import WorkerArguments, comma_separated_names
 
 if TYPE_CHECKING:
-    from distsim.planning.sweep.run_sweep import SweepRequest, SweepResult
-    from distsim.scenario.format.models.sections import SweepDecl as SweepBlock
+    from distsim.api.results import SweepAnswer
 
 _PLOT_SUFFIXES = (".svg", ".png", ".pdf")
 
 GridOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--grid", metavar="KEY=A,B", help="A var or a key of the file, and its values. Repeatable."
+        "--grid",
+        metavar="KEY=A,B",
+        help="Variable or key of the scenario, and the values to try. Repeatable.",
     ),
 ]
 ClustersOption = Annotated[
     str | None,
     typer.Option(
-        "--cluster", metavar="A,B", help="Clusters: presets or files, in place of the file's."
+        "--cluster",
+        metavar="A,B",
+        help="Hardware models (presets or files) to try; override the scenario.",
     ),
 ]
 OutputOption = Annotated[
@@ -44,7 +47,7 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="F.csv",
-        help="Keep the rows there as they come (.csv, .parquet); go on from it.",
+        help="Save each result row at once (.csv, .parquet). An existing file is continued.",
     ),
 ]
 PlotOption = Annotated[
@@ -52,7 +55,7 @@ PlotOption = Annotated[
     typer.Option(
         "--plot",
         metavar="F.svg",
-        help="Draw time over what was swept, and over memory (.svg, .png, .pdf).",
+        help="Plot time over the swept values, and over memory (.svg, .png, .pdf).",
     ),
 ]
 
@@ -74,33 +77,45 @@ class SweepArguments:
 
 @command_with_arguments(SweepArguments, WorkerArguments)
 def command(arguments: SweepArguments, workers: WorkerArguments) -> None:
-    """Simulate a scenario at every point of a grid; the fastest first.
+    """Simulate a scenario at every point of a grid, and list the fastest points first.
 
-    Without --grid and --cluster the grid is the file's `sweep:`. Equal points are computed once,
-    and those that the output has already not again. Ends with 0 when a point completes, else with
-    1.
+    Without --grid and --cluster, the grid is the `sweep:` block of the file. Equal points, and
+    points that the output file already contains, are computed once. Exit status: 0 if a point
+    completes, otherwise 1.
 
     \b
     Example: distsim sweep scenarios/hybrid.yaml --cluster dgx-a100,dgx-h100
     Example: distsim sweep a.yaml --grid backend=gloo,nccl -o backends.csv
     """
+    from distsim.api.functions import sweep
     from distsim.cli.shared.progress import progress_bar
-    from distsim.output.text.sweep_table import sweep_json, sweep_text
-    from distsim.planning.sweep.run_sweep import run_sweep
+    from distsim.planning.sweep.grid import parse_grid
 
     if arguments.plot is not None:
         check_plot_path(arguments.plot)
-    request = _sweep_request(arguments, workers)
     with progress_bar("simulating") as show_progress:
-        result = run_sweep(request, show_progress)
+        answer = sweep(
+            arguments.file,
+            grid=parse_grid(arguments.grid or ()),
+            clusters=comma_separated_names(arguments.cluster),
+            sets=arguments.sets or (),
+            backend=arguments.backend,
+            max_calls=arguments.max_calls,
+            output=arguments.output,
+            jobs=workers.jobs,
+            address=workers.address,
+            budget=workers.budget,
+            seed=workers.seed,
+            top=workers.top,
+            progress=show_progress,
+        )
     if arguments.format is OutputFormat.json:
-        console.out(console.to_json(sweep_json(result)))
+        console.out(console.to_json(answer.to_json()))
     else:
-        console.out(sweep_text(result, workers.top))
+        console.out(answer.to_text())
     if arguments.plot is not None:
-        _write_plot(arguments, arguments.plot, result)
-    some_point_completes = any(row["outcome"] == "completes" for row in result.rows)
-    raise typer.Exit(0 if some_point_completes else 1)
+        _write_plot(arguments, arguments.plot, answer)
+    raise typer.Exit(int(not answer.ok))
 
 
 def check_plot_path(path: Path) -> None:
@@ -108,64 +123,16 @@ def check_plot_path(path: Path) -> None:
     from distsim.common.errors import UsageError
 
     if path.suffix not in _PLOT_SUFFIXES:
-        raise UsageError(f"--plot {path}: what is it to be?", "end it in .svg, .png or .pdf")
-
-
-def _sweep_request(arguments: SweepArguments, workers: WorkerArguments) -> SweepRequest:
-    """The grid of the command line, or that of the file if the command line has none.
-
-    Raises UsageError if neither has one.
-    """
-    from distsim.common.errors import UsageError
-    from distsim.planning.sweep.grid import parse_grid
-    from distsim.planning.sweep.run_sweep import SweepRequest, grid_from_block
-    from distsim.scenario import read_text
-
-    text = read_text(arguments.file)
-    grid = parse_grid(arguments.grid or ())
-    clusters = comma_separated_names(arguments.cluster)
-    budget = workers.budget
-    if not grid and not clusters:
-        block = _sweep_block(text, arguments)
-        if block is not None:
-            grid = grid_from_block(block.grid)
-            clusters = tuple(block.cluster)
-            budget = budget or block.budget
-    if not grid and not clusters:
         raise UsageError(
-            f"{arguments.file}: there is nothing to sweep",
-            "add --grid mesh.dp=1,2,4 or --cluster a,b, or `sweep:` in the file",
+            f"--plot {path}: unknown file type", "use a name that ends in .svg, .png or .pdf"
         )
-    file = "<stdin>" if arguments.file == "-" else arguments.file
-    return SweepRequest(
-        text,
-        file,
-        grid,
-        clusters=clusters,
-        sets=tuple(arguments.sets or ()),
-        backend=arguments.backend and str(arguments.backend),
-        max_calls=arguments.max_calls,
-        output=arguments.output,
-        jobs=workers.jobs,
-        address=workers.address,
-        budget=budget,
-        seed=workers.seed,
-    )
 
 
-def _sweep_block(text: str, arguments: SweepArguments) -> SweepBlock | None:
-    """The validated `sweep:` of the file. Raises ScenarioErrors."""
-    from distsim.scenario import loads
-
-    return loads(text, arguments.file, tuple(arguments.sets or ())).sweep
-
-
-def _write_plot(arguments: SweepArguments, path: Path, result: SweepResult) -> None:
+def _write_plot(arguments: SweepArguments, path: Path, answer: SweepAnswer) -> None:
     from distsim.output.pictures.drawing.svg_conversion import convert_svg
-    from distsim.output.pictures.sweep_plot import sweep_svg
 
     title = "" if arguments.file == "-" else Path(arguments.file).stem
-    svg = sweep_svg(result, title)
+    svg = str(answer.to_svg(title).content)
     if path.suffix == ".svg":
         console.write_file(path, svg)
     else:

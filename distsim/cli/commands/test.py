@@ -15,15 +15,14 @@ if TYPE_CHECKING:
     from distsim.simulation.expectations import ScenarioTestResult
 
 PathsArgument = Annotated[
-    list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders that hold some.")
+    list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders with scenarios.")
 ]
 
 
 def command(paths: PathsArgument) -> None:
-    """Run scenarios and compare with what each says under `expect`.
+    """Simulate scenarios and compare the results with their `expect` block.
 
-    Ends with 0 when all came out as expected, with 1 when one did not, with 2 when one can't be
-    read.
+    Exit status: 0 if all results are as expected, 1 if one is not, 2 if a file cannot be read.
 
     \b
     Example: distsim test scenarios/

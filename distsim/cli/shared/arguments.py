@@ -7,14 +7,35 @@ records are shared between commands (`WorkerArguments`, `RealRunArguments`).
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from distsim.cli.shared.backend_names import BackendName
+
+if TYPE_CHECKING:
+    from distsim.scenario import Scenario
+
+
+def choice_option(choices: type[StrEnum], name: str, help: str) -> Any:
+    """An option that takes one member of an enumeration; a misspelt value gets a suggestion."""
+
+    def parse(text: str) -> StrEnum:
+        from distsim.common.message_text import did_you_mean
+
+        names = [choice.value for choice in choices]
+        if text not in names:
+            expected = ", ".join(names)
+            hint = did_you_mean(text, names)
+            raise typer.BadParameter(f"unknown value '{text}'{hint} (expected one of {expected})")
+        return choices(text)
+
+    metavar = f"[{'|'.join(choice.value for choice in choices)}]"
+    return typer.Option(name, parser=parse, metavar=metavar, help=help)
 
 
 class OutputFormat(StrEnum):
@@ -25,27 +46,33 @@ class OutputFormat(StrEnum):
 
 
 ScenarioArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="A scenario; - reads standard input.")
+    str, typer.Argument(metavar="FILE", help="Scenario file; - reads standard input.")
 ]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a var or a key of the file. Repeatable."
+        "--set", metavar="KEY=VALUE", help="Set a variable or a key of the scenario. Repeatable."
     ),
 ]
 BackendOption = Annotated[
-    BackendName | None, typer.Option("--backend", help="Whose rules hold, in place of the file's.")
+    BackendName | None,
+    choice_option(BackendName, "--backend", help="Backend semantics; overrides the scenario."),
 ]
 ClusterOption = Annotated[
     str | None,
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="What it costs: a preset or a file, in place of the file's.",
+        help="Hardware model (preset or file); overrides the scenario.",
     ),
 ]
-NoFoldOption = Annotated[
-    bool, typer.Option("--no-fold", help="Every rank by itself, those that do the same as well.")
+AllRanksOption = Annotated[
+    bool,
+    typer.Option(
+        "--all-ranks",
+        help="Simulate every rank separately. [default: large programs simulate ranks "
+        "with equal roles once]",
+    ),
 ]
 MaxCallsOption = Annotated[
     int | None,
@@ -53,31 +80,50 @@ MaxCallsOption = Annotated[
         "--max-calls",
         metavar="N",
         min=1,
-        help="Calls that may be simulated (5000000, on 131072 ranks).",
+        help="Simulate at most N calls. [default: 5000000, on at most 131072 ranks]",
     ),
 ]
 ReportOption = Annotated[
     Path | None,
-    typer.Option(
-        "--report", metavar="F.html", help="Write a report to open in a browser, in one file."
-    ),
+    typer.Option("--report", metavar="F.html", help="Write a self-contained HTML report."),
 ]
 TraceOutputs = Annotated[
     list[Path] | None,
     typer.Option(
-        "--trace", metavar="F", help="Write the run: F.jsonl native, F.json for Perfetto."
+        "--trace",
+        metavar="F",
+        help="Write a trace of the run: F.jsonl (distsim's format) or F.json (for Perfetto).",
     ),
 ]
 FormatOption = Annotated[
-    OutputFormat, typer.Option("--format", help="A report to read, or JSON for programs.")
+    OutputFormat,
+    choice_option(OutputFormat, "--format", help="Print a text report, or JSON for programs."),
 ]
 StrictOption = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="A leak counts as an error, and a search that stopped at its bound as a failure.",
+        help="Treat leaks as errors, and a search that reached its limit as a failure.",
     ),
 ]
+
+
+def read_scenario(file: str, sets: list[str] | None) -> Scenario:
+    """The scenario in a file, or on standard input if ``file`` is ``-``. Raises ScenarioErrors."""
+    from distsim.api.functions import load
+
+    if file == "-" and sys.stdin.isatty():
+        from distsim.cli.shared.console import note
+
+        note("reading a scenario from the terminal; press Ctrl-D to end it")
+    return load(file, sets=sets or ())
+
+
+def read_input(file: str, sets: list[str] | None) -> Scenario | str:
+    """The scenario in a file; the name of a trace unchanged, as the public functions take it."""
+    from distsim.api.inputs import is_trace
+
+    return file if is_trace(file) else read_scenario(file, sets)
 
 
 def command_with_arguments(*records: type) -> Callable[[Callable[..., None]], Callable[..., None]]:

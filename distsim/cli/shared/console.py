@@ -1,7 +1,7 @@
 """The streams of the command line: data goes to standard output, notes go to standard error.
 
 Texts may contain strings of untrusted files. Everything that is printed is therefore freed of
-control characters, and of lines that the log of a CI system would take for commands.
+control characters, and of lines that the log of a CI system would interpret as commands.
 """
 
 from __future__ import annotations
@@ -118,11 +118,11 @@ def _raise_output_error(error: OSError) -> NoReturn:
 
     if error.errno == errno.EBADF:
         raise EnvironmentFault(
-            "can't write standard output: it is closed", "`> /dev/null` throws the report away"
+            "cannot write standard output: it is closed", "use `> /dev/null` to discard the report"
         ) from None
     raise EnvironmentFault(
-        f"can't write standard output: {error.strerror}",
-        "make room there, or write to another disk",
+        f"cannot write standard output: {error.strerror}",
+        "free some space, or write to another disk",
     ) from None
 
 

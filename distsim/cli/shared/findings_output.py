@@ -5,9 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from distsim.cli.shared import console
+from distsim.cli.shared.arguments import choice_option
 
 if TYPE_CHECKING:
     from distsim.simulation.check_scenario import CheckResult
@@ -24,8 +23,10 @@ class FindingsFormat(StrEnum):
 
 FindingsFormatOption = Annotated[
     FindingsFormat,
-    typer.Option(
-        "--format", help="A report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations."
+    choice_option(
+        FindingsFormat,
+        "--format",
+        help="Print a text report, JSON, SARIF 2.1.0 for code scanning, or GitHub annotations.",
     ),
 ]
 

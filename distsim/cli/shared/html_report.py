@@ -29,11 +29,11 @@ def check_report_path(path: Path | None) -> None:
         return
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
-            f"{path}: a report's file ends in .html", f"name it {path.with_suffix('.html')}"
+            f"{path}: the name of a report must end in .html", f"use {path.with_suffix('.html')}"
         )
     if not path.parent.is_dir():
         raise UsageError(
-            f"there is no folder {path.parent} for the report",
+            f"the folder {path.parent} does not exist",
             "name a file in a folder that exists",
         )
 
@@ -87,7 +87,7 @@ def write_real_run_report(path: Path | None, run: RealRun) -> None:
     recorded = report_run_from_trace(run.trace, simulated.file, run.simulation)
     recorded = replace(
         recorded,
-        name=f"{simulated.name}, for real",
+        name=f"{simulated.name}, measured",
         outcome=run.outcome or run.reason,
         findings=run.findings,
         final_state=run.final_state,

@@ -51,7 +51,8 @@ def read_measurements(source: Path, op: str | None) -> Measurements:
         text = read_bytes(source, _MAX_LOG_BYTES).decode("utf-8", errors="replace")
     except OSError as fault:
         raise UsageError(
-            f"{source} can't be read: {fault.strerror}", "give a bench, a trace or a log"
+            f"{source} cannot be read: {fault.strerror}",
+            "give a bench output, a trace or an nccl-tests log",
         ) from None
     if text.lstrip().startswith("{") and f'"{BENCH_FORMAT}"' in text[:200]:
         return Measurements(points_from_bench(bench_from_json(text, str(source))), None)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.cli.shared.arguments import choice_option
 from distsim.cli.shared.backend_names import RealBackendName
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RealDeviceName(StrEnum):
-    """Where the tensors of a run lie."""
+    """The device of the tensors of a run."""
 
     auto = "auto"
     cpu = "cpu"
@@ -23,7 +24,7 @@ class RealDeviceName(StrEnum):
 
 
 class LauncherName(StrEnum):
-    """What starts the processes of this machine."""
+    """The method that starts the processes of this node."""
 
     fork = "fork"
     spawn = "spawn"
@@ -32,41 +33,54 @@ class LauncherName(StrEnum):
 
 
 TimeoutOption = Annotated[
-    str, typer.Option("--timeout", metavar="TIME", help="Nothing moves for so long: a standstill.")
+    str,
+    typer.Option(
+        "--timeout", metavar="TIME", help="Report a hang if no rank makes progress for this long."
+    ),
 ]
 LauncherOption = Annotated[
     LauncherName | None,
-    typer.Option(
+    choice_option(
+        LauncherName,
         "--launcher",
-        help="Who starts the processes; elastic: torch's own. Else fork; "
-        "spawn where a forked rank can't use its GPU.",
+        help="Method that starts the processes; elastic: torch's own launcher. "
+        "[default: fork; spawn if a forked rank cannot use its GPU]",
     ),
 ]
 DeviceOption = Annotated[
     RealDeviceName,
-    typer.Option("--device", help="Where tensors lie; auto: on GPUs for nccl, else on the CPU."),
+    choice_option(
+        RealDeviceName,
+        "--device",
+        help="Device of the tensors; auto: GPU for nccl, otherwise CPU.",
+    ),
 ]
-InitOption = Annotated[
+InitMethodOption = Annotated[
     str,
     typer.Option(
-        "--init", metavar="HOW", help="How ranks meet: env, tcp, file, or a URL as file:///tmp/x."
+        "--init-method",
+        metavar="HOW",
+        help="Rendezvous of the ranks: env, tcp, file, or a URL such as file:///tmp/x.",
     ),
 ]
 RepeatOption = Annotated[
-    int, typer.Option("--repeat", min=1, max=1000, help="Runs that count, after one to warm up.")
+    int,
+    typer.Option(
+        "--repeat", min=1, max=1000, help="Number of measured runs after one warm-up run."
+    ),
 ]
 ForceOption = Annotated[
-    bool, typer.Option("--force", help="Run it although the simulation says that it fails.")
+    bool, typer.Option("--force", help="Run even if the simulation predicts a failure.")
 ]
 NnodesOption = Annotated[
-    int, typer.Option("--nnodes", min=1, help="Launchers that share the ranks: one per machine.")
+    int, typer.Option("--nnodes", min=1, help="Number of nodes; each runs one launcher.")
 ]
-NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Which of them this is.")]
+NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node.")]
 MasterAddrOption = Annotated[
-    str | None, typer.Option("--master-addr", metavar="HOST", help="Machine 0.")
+    str | None, typer.Option("--master-addr", metavar="HOST", help="Address of node 0.")
 ]
 MasterPortOption = Annotated[
-    int | None, typer.Option("--master-port", min=1, max=65535, help="Its port for the store.")
+    int | None, typer.Option("--master-port", min=1, max=65535, help="Port of the store on node 0.")
 ]
 
 
@@ -76,7 +90,7 @@ class RealRunArguments:
 
     timeout: TimeoutOption = "10 s"
     launcher: LauncherOption = None
-    init: InitOption = "env"
+    init_method: InitMethodOption = "env"
     repeat: RepeatOption = 1
     force: ForceOption = False
     nnodes: NnodesOption = 1
@@ -94,7 +108,7 @@ class RealRunArguments:
         try:
             return parse_timeout_ns(self.timeout)
         except ValueError as error:
-            raise UsageError(f"--timeout: {error}", "as --timeout '10 s'") from None
+            raise UsageError(f"--timeout: {error}", "for example --timeout '10 s'") from None
 
     def options(self, backend: RealBackendName | None) -> RealRunOptions:
         """The same as options of `distsim.real`. Raises UsageError for an unreadable timeout."""
@@ -103,7 +117,7 @@ class RealRunArguments:
         return RealRunOptions(
             backend=backend.value if backend else None,
             launcher=self.launcher.value if self.launcher else None,
-            init=self.init,
+            init=self.init_method,
             timeout_ns=self.timeout_ns,
             repeat=self.repeat,
             nnodes=self.nnodes,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from distsim.api.inputs import is_trace
 from distsim.cli.shared import console
-from distsim.cli.shared.input_files import is_trace
 
 if TYPE_CHECKING:
     from distsim.repair.search import ScenarioRepair
@@ -71,7 +71,7 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
     They name lines of the recorded script, which distsim cannot patch. So the patch shows the
     calls as a scenario.
     """
-    from distsim.cli.shared.trace_input import without_file_name
+    from distsim.api.recorded_calls import without_file_name
     from distsim.common.errors import UsageError
     from distsim.repair.from_trace import find_trace_repairs
     from distsim.trace.jsonl import read_trace

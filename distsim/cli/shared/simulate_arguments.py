@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from distsim.cli.shared.arguments import (
+    AllRanksOption,
     BackendOption,
     ClusterOption,
     FormatOption,
     MaxCallsOption,
-    NoFoldOption,
     OutputFormat,
     ReportOption,
     ScenarioArgument,
@@ -23,38 +23,44 @@ from distsim.cli.shared.arguments import (
 )
 
 NoVerdictOption = Annotated[
-    bool, typer.Option("--no-verdict", help="Skip the verdict: this run alone.")
-]
-NoValuesOption = Annotated[bool, typer.Option("--no-values", help="Skip what the tensors hold.")]
-ScheduleOption = Annotated[
-    Path | None,
+    bool,
     typer.Option(
-        "--schedule",
-        metavar="F",
-        help="Follow the order of events in F, which `check --format json` wrote.",
+        "--no-verdict", help="Simulate this run only; skip the verdict over all orders of events."
     ),
 ]
-AgainstOption = Annotated[
+NoValuesOption = Annotated[
+    bool, typer.Option("--no-values", help="Do not compute the contents of tensors.")
+]
+EventOrderOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--event-order",
+        metavar="F",
+        help="Replay the order of events in F, a file written by `check --format json`.",
+    ),
+]
+CompareWithOption = Annotated[
     str | None,
     typer.Option(
-        "--against",
-        metavar="B",
-        help="Beside the scenario B as it stands: one table of differences.",
+        "--compare-with",
+        metavar="FILE",
+        help="Compare with the scenario FILE, and print a table of differences.",
     ),
 ]
 WhatIfOption = Annotated[
     bool,
     typer.Option(
-        "--what-if", help="Every resource twice as fast, in turn; the critical path by kind."
+        "--what-if", help="Make each resource twice as fast in turn, and print the speed-ups."
     ),
 ]
-DrawsOption = Annotated[
+SeedsOption = Annotated[
     int | None,
     typer.Option(
-        "--draws",
+        "--seeds",
         metavar="N",
         min=2,
-        help="As many runs with seeds from the file's on: the spread.",
+        help="Run N simulations with consecutive seeds (starting at the scenario's) "
+        "and report the spread.",
     ),
 ]
 StragglersOption = Annotated[
@@ -62,7 +68,8 @@ StragglersOption = Annotated[
     typer.Option(
         "--stragglers",
         metavar="SHARExFACTOR",
-        help="With --draws: ranks that are slow by chance, as 1%x1.3.",
+        help="With --seeds: slow random ranks down. 1%x1.3 makes 1 % of the ranks 1.3 "
+        "times slower.",
     ),
 ]
 
@@ -78,19 +85,19 @@ class SimulateArguments:
     backend: BackendOption = None
     cluster: ClusterOption = None
     sets: SetOption = None
-    schedule: ScheduleOption = None
+    event_order: EventOrderOption = None
     no_verdict: NoVerdictOption = False
     no_values: NoValuesOption = False
     strict: StrictOption = False
     max_calls: MaxCallsOption = None
-    no_fold: NoFoldOption = False
+    all_ranks: AllRanksOption = False
 
 
 @dataclass(frozen=True)
 class WhatIfArguments:
     """The what-if questions of `simulate`; each adds a table to the report or replaces it."""
 
-    against: AgainstOption = None
+    compare_with: CompareWithOption = None
     what_if: WhatIfOption = False
-    draws: DrawsOption = None
+    seeds: SeedsOption = None
     stragglers: StragglersOption = None

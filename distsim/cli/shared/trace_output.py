@@ -44,8 +44,8 @@ def trace_writer(path: Path) -> TraceWriter:
     _check_trace_folder(path)
     if suffix not in writers:
         raise UsageError(
-            f"{path} is no name for a trace",
-            "end it in .jsonl (distsim's own form) or .json (for Perfetto)",
+            f"{path}: unknown file type for a trace",
+            "use a name that ends in .jsonl (distsim's format) or .json (for Perfetto)",
         )
     return writers[suffix]
 
@@ -55,7 +55,7 @@ def _check_trace_folder(path: Path) -> None:
 
     if not path.parent.is_dir():
         raise UsageError(
-            f"there is no folder {path.parent} for the trace", "name a file in a folder that exists"
+            f"the folder {path.parent} does not exist", "name a file in a folder that exists"
         )
 
 
@@ -97,8 +97,9 @@ def check_trace_path(path: Path) -> None:
     _check_trace_folder(path)
     if not path.name.endswith((".jsonl", ".json", ".jsonl.gz", ".json.gz")):
         raise UsageError(
-            f"{path} is no name for a trace",
-            "end it in .jsonl (distsim's own form) or .json (for Perfetto), with .gz or without",
+            f"{path}: unknown file type for a trace",
+            "use a name that ends in .jsonl (distsim's format) or .json (for Perfetto), "
+            "optionally followed by .gz",
         )
     try:
         # Permissions, quotas and read-only mounts show only when a file is made.
@@ -106,8 +107,8 @@ def check_trace_path(path: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"can't write into {path.parent}: {error.strerror}",
-            "name a file in a folder that may be written",
+            f"cannot write into {path.parent}: {error.strerror}",
+            "name a file in a writable folder",
         ) from None
 
 

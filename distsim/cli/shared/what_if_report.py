@@ -1,6 +1,6 @@
 """The what-if questions of `distsim simulate`, each answered by a table of text.
 
---against compares with another scenario, --what-if makes resources faster in turn, and --draws
+--compare-with compares with another scenario, --what-if makes resources faster in turn, and --seeds
 repeats the simulation with other seeds. Each question runs further simulations.
 """
 
@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from distsim.cli.shared.input_files import is_trace, read_scenario
+from distsim.api.inputs import is_trace
+from distsim.cli.shared.arguments import read_scenario
 from distsim.cli.shared.simulate_arguments import SimulateArguments, WhatIfArguments
 
 if TYPE_CHECKING:
@@ -21,14 +22,16 @@ def check_what_if_arguments(arguments: SimulateArguments, what_if: WhatIfArgumen
     """Check combinations of arguments before anything runs. Raises UsageError."""
     from distsim.common.errors import UsageError
 
-    if what_if.stragglers is not None and what_if.draws is None:
-        raise UsageError("--stragglers: one run has no spread", "add --draws 100")
+    if what_if.stragglers is not None and what_if.seeds is None:
+        raise UsageError("--stragglers needs several runs", "add --seeds 100")
     if str(arguments.format) == "json":
-        raise UsageError("--against, --what-if and --draws print text", "leave out --format json")
+        raise UsageError(
+            "--compare-with, --what-if and --seeds print text only", "omit --format json"
+        )
     if is_trace(arguments.file):
         raise UsageError(
-            f"{arguments.file} is a trace: what if is asked of scenarios",
-            "`distsim replay` runs it on other clusters",
+            f"{arguments.file} is a trace, but what-if questions need a scenario",
+            "use `distsim replay` to run the trace on another cluster",
         )
 
 
@@ -43,12 +46,12 @@ def what_if_report(
     from distsim.output.report_text import write_text
 
     sections: list[Section] = []
-    if what_if.against is not None:
-        sections += _scenario_comparison(arguments, what_if.against, simulation)
+    if what_if.compare_with is not None:
+        sections += _scenario_comparison(arguments, what_if.compare_with, simulation)
     if what_if.what_if:
         sections += _speedup_sections(simulation, show_phase)
-    if what_if.draws is not None:
-        text = _distribution_text(arguments, what_if.draws, what_if.stragglers, show_phase)
+    if what_if.seeds is not None:
+        text = _distribution_text(arguments, what_if.seeds, what_if.stragglers, show_phase)
         sections.append(Section([Paragraph(text)]))
     return write_text(Report(sections))
 
@@ -57,13 +60,13 @@ def _scenario_comparison(
     arguments: SimulateArguments, other: str, simulation: Simulation
 ) -> list[Section]:
     """The table of differences between this scenario and another one."""
+    from distsim.api.functions import simulate
     from distsim.output.text.whatif_tables import difference_sections
-    from distsim.simulation.simulate_scenario import simulate
     from distsim.simulation.what_if import metric_differences
 
     other_simulation = simulate(
-        read_scenario(other, None), backend=arguments.backend, with_values=False
-    )
+        read_scenario(other, None), backend=arguments.backend, values=False
+    ).raw
     words = [arguments.file, *(arguments.sets or ())]
     if arguments.cluster is not None:
         words.append(f"cluster={arguments.cluster}")
@@ -95,36 +98,36 @@ def _distribution_text(
 
     Raises UsageError if nothing is random.
     """
+    from distsim.api.functions import simulate
     from distsim.common.errors import UsageError
     from distsim.output.text.whatif_tables import spread_text
-    from distsim.simulation.simulate_scenario import simulate
     from distsim.simulation.what_if import makespan_distribution, parse_stragglers, random_scenarios
 
     stragglers = None if stragglers_text is None else parse_stragglers(stragglers_text)
     scenario = read_scenario(arguments.file, arguments.sets)
     if stragglers is None and not scenario.jitter:
         raise UsageError(
-            "--draws: nothing in the scenario is left to chance",
+            "--seeds: nothing in the scenario is random",
             "add --set jitter=0.1, or --stragglers 1%x1.3",
         )
     makespans = []
     for number, draw in enumerate(random_scenarios(scenario, count, stragglers), 1):
-        show_phase(f"draw {number} of {count}")
+        show_phase(f"run {number} of {count}")
         simulation = simulate(
             draw,
             backend=arguments.backend,
             cluster=arguments.cluster,
-            with_verdict=False,
-            with_values=False,
+            verdict=False,
+            values=False,
         )
         if simulation.outcome != "completes":
-            return f"the draw with seed {draw.seed} {simulation.outcome}: there is no spread"
+            return f"the run with seed {draw.seed} {simulation.outcome}, so there is no spread"
         makespans.append(simulation.makespan_ns)
     causes = []
     if scenario.jitter:
         causes.append(f"jitter up to {100 * scenario.jitter:g} %")
     if stragglers is not None:
         causes.append(
-            f"{100 * stragglers.share:g} % of the ranks {stragglers.factor:g} times as long"
+            f"{100 * stragglers.share:g} % of the ranks {stragglers.factor:g} times slower"
         )
     return spread_text(makespan_distribution(makespans), f" ({', '.join(causes)})")

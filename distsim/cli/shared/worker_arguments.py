@@ -9,27 +9,36 @@ import typer
 
 JobsOption = Annotated[
     int | None,
-    typer.Option("--jobs", "-j", metavar="N", min=1, help="Processes; left out: one a core."),
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        min=1,
+        help="Number of worker processes. [default: one per core]",
+    ),
 ]
 AddressOption = Annotated[
     str | None,
     typer.Option(
         "--address",
         metavar="ADDR",
-        help="Workers elsewhere: tcp://… of a Dask scheduler, or ray://….",
+        help="Use remote workers: tcp://… (a Dask scheduler) or ray://….",
     ),
 ]
 BudgetOption = Annotated[
     int | None,
     typer.Option(
-        "--budget", metavar="N", min=1, help="A guided search that tries N points (Optuna)."
+        "--budget",
+        metavar="N",
+        min=1,
+        help="Try only N points, chosen by a guided search (Optuna).",
     ),
 ]
 SeedOption = Annotated[
-    int, typer.Option("--seed", metavar="N", min=0, help="Where the guided search starts.")
+    int, typer.Option("--seed", metavar="N", min=0, help="Random seed of the guided search.")
 ]
 TopOption = Annotated[
-    int, typer.Option("--top", metavar="N", min=1, help="Rows that the table shows.")
+    int, typer.Option("--top", metavar="N", min=1, help="Number of table rows to print.")
 ]
 
 

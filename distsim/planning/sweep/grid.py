@@ -1,5 +1,6 @@
-"""The points of a grid, all or those that a guided search proposes; what tells two apart is the
-content of their scenarios.
+"""The points of a grid: all of them, or those that a guided search proposes.
+
+Two points are equal if the contents of their scenarios are equal.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from distsim.planning.sweep.worker_pool import import_optional
 from distsim.scenario import load_raw
 from distsim.simulation.simulate_scenario import cluster_path
 
-#: Keys of a file that change nothing of what comes out.
+#: Keys of a file that do not change the result.
 _IGNORED_KEYS = ("name", "about", "expect", "sweep", "launch")
 _OPENING_BRACKETS, _CLOSING_BRACKETS = "[{(", "]})"
 
 
 class GridPoint(NamedTuple):
-    """``values``: of the grid's names, as they were given; ``cluster``: in place of the file's."""
+    """``values``: the values of the grid's names, as given. ``cluster`` overrides the file's."""
 
     values: tuple[tuple[str, str], ...]
     cluster: str | None = None
@@ -35,17 +36,15 @@ class GridPoint(NamedTuple):
 
 
 def parse_grid(given: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """`name=a,b` texts as names and values; commas in brackets and quotes part nothing. Raises
-    UsageError.
+    """`name=a,b` texts as names and values; commas in brackets and quotes do not separate values.
+    Raises UsageError.
     """
     found: dict[str, tuple[str, ...]] = {}
     for text in given:
         name, equals, values = text.partition("=")
         parts = tuple(part.strip() for part in _split_values(values))
         if not equals or not name.strip() or not all(parts):
-            raise UsageError(
-                f"--grid {text}: expected a name and its values", "as --grid mesh.dp=1,2,4"
-            )
+            raise UsageError(f"--grid {text}: expected KEY=A,B", "for example --grid mesh.dp=1,2,4")
         if name.strip() in found:
             raise UsageError(
                 f"--grid {text}: {name.strip()} is given twice", "give all its values at once"
@@ -112,7 +111,7 @@ def _referenced_file_hashes(data: object, folder: Path) -> list[str]:
 def check_grid_names(
     text: str, file: str, grid: Mapping[str, Sequence[str]], sets: Sequence[str]
 ) -> None:
-    """Raises UsageError where a name of the grid leads nowhere in the file, before anything
+    """Raises UsageError if a name of the grid is not in the file, before anything
     runs.
     """
     for name, values in grid.items():

@@ -1,9 +1,8 @@
-"""A table that grows row by row and outlives whoever writes it: CSV, or Parquet made of CSV when
-all is there.
+"""A table that is saved row by row, so that an interrupted run can continue: CSV, or Parquet that
+is made from the CSV at the end.
 
-A row is one line, written at once; a line that was cut off by a crash is dropped when the table is
-taken up again. While it grows rows stand in the order in which they came; in the end the file is
-written anew, beside and in one piece, in the order of the points.
+Each row is one line, written at once. A line that a crash cut off is dropped when the table is
+continued. At the end, the file is replaced by one with the rows in the order of the points.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from distsim.common.errors import UsageError
 from distsim.common.file_io import escape_control_characters, read_bytes, write_file
 from distsim.planning.sweep.worker_pool import import_optional
 
-#: The column that tells rows apart: the content hash of a point.
+#: The column that identifies a row: the content hash of a point.
 KEY_COLUMN = "key"
 
 
 class ResultTable:
-    """Rows by their key; all cells are texts. ``path`` None: kept in memory alone. Raises
+    """Rows by their key; all cells are texts. ``path`` None: kept in memory only. Raises
     UsageError for a file of another table.
     """
 
@@ -34,10 +33,12 @@ class ResultTable:
         if path is None:
             return
         if path.suffix not in (".csv", ".parquet"):
-            raise UsageError(f"{path} is no name for a table", "end it in .csv or .parquet")
+            raise UsageError(
+                f"{path}: unknown file type for a table", "use a name that ends in .csv or .parquet"
+            )
         if not path.parent.is_dir():
             raise UsageError(
-                f"there is no folder {path.parent} for the table",
+                f"the folder {path.parent} does not exist",
                 "name a file in a folder that exists",
             )
         if path.suffix == ".parquet":
@@ -45,7 +46,7 @@ class ResultTable:
         self.growing = path if path.suffix == ".csv" else path.with_name(path.name + ".part.csv")
         self._take_up()
 
-    # --- what is there already ---
+    # --- existing rows ---
     def _take_up(self) -> None:
         if self.path is not None and self.path.suffix == ".parquet" and self.path.exists():
             self._keep(_parquet_rows(self.path), self.path)

@@ -1,4 +1,4 @@
-"""A sweep: what is known is not run again, what is found is kept at once."""
+"""Run a sweep: known points are not simulated again, and each new row is saved at once."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ ProgressCallback = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class SweepRequest:
-    """What is swept. ``output``: the table's file, .csv or .parquet; None: none is kept.
-    ``budget``: points of a guided search; None: all.
+    """The grid and options of a sweep.
+
+    ``output``: the file of the table, .csv or .parquet, or None.
+    ``budget``: number of points of a guided search; None: all points.
 
     ``jobs`` and ``address`` as `distsim.planning.sweep.worker_pool.run_tasks` takes them.
     """
@@ -55,8 +57,8 @@ class SweepRequest:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """The rows of a sweep in the order of its points; ``again``: points that are others' equals or
-    were known already.
+    """The rows of a sweep in the order of its points; ``known``: points that the
+    table already had.
     """
 
     points: tuple[GridPoint, ...]
@@ -68,10 +70,10 @@ class SweepResult:
 def run_sweep(
     asked: SweepRequest, tell: ProgressCallback = lambda done, whole: None
 ) -> SweepResult:
-    """Run it; what the table has already is not run again, equal points once.
+    """Run the sweep. Points in the table are skipped, and equal points are simulated once.
 
-    Raises UsageError for a name that leads nowhere and a table of another sweep, EnvironmentFault
-    where a package or a cluster is missing.
+    Raises UsageError for an unknown name and for a table of another sweep, EnvironmentFault
+    if a package or a cluster of workers is missing.
     """
     check_grid_names(asked.text, asked.file, asked.grid, asked.sets)
     table = ResultTable(asked.output, table_columns(tuple(asked.grid), asked.clusters))
@@ -92,7 +94,7 @@ def run_sweep(
 
 
 def _point_cells(point: GridPoint) -> dict[str, str]:
-    """What a point calls itself, whoever was computed for it."""
+    """The cells that identify a point."""
     return {
         **dict(point.values),
         **({"cluster": point.cluster} if point.cluster is not None else {}),
@@ -163,7 +165,7 @@ def _set_text(value: object) -> str:
 
 
 def ranked_rows(swept: SweepResult) -> Iterator[tuple[GridPoint, dict[str, str]]]:
-    """Points with their rows, those that complete first, the fastest before the others."""
+    """Points with their rows, completed ones first, the fastest at the top."""
 
     def order(pair: tuple[GridPoint, dict[str, str]]) -> tuple[bool, bool, int]:
         row = pair[1]

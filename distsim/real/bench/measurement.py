@@ -175,7 +175,7 @@ def bench_to_json(result: BenchResult) -> str:
 
 def bench_from_json(text: str, file: str = "<bench>") -> BenchResult:
     """Read what `bench_to_json` wrote. Raises UsageError for anything else."""
-    remedy = "`distsim bench --out FILE` writes one"
+    remedy = "`distsim bench --output FILE` writes one"
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):

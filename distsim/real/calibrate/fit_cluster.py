@@ -141,7 +141,7 @@ def calibrate_cluster(
     if not single:
         raise UsageError(
             "there is nothing to calibrate from: no call met another in these files",
-            "`distsim bench --out FILE` measures",
+            "`distsim bench --output FILE` measures",
         )
     fitted = base.model_copy(update={"measured": ()})
     if base.collectives != "nccl":

@@ -1,4 +1,4 @@
-"""Traces where a command expects a scenario: the recorded calls are checked or simulated.
+"""Traces where a function expects a scenario: the recorded calls are checked or simulated.
 
 The calls are rebuilt as a program, so that the verdict and the findings are those of a scenario
 with the same calls. Findings name the places that the trace recorded.
@@ -7,11 +7,13 @@ with the same calls. Findings name the places that the trace recorded.
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.common.file_io import escape_control_characters
 
 if TYPE_CHECKING:
+    from distsim.hardware.cluster import Cluster
     from distsim.program.model import Program
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
@@ -26,33 +28,40 @@ class _RebuiltProgram(NamedTuple):
     program: Program
 
 
-def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckResult:
-    """The result of `check` for the calls of a trace.
+class CheckedTrace(NamedTuple):
+    """The check of a trace's calls, and notes about the trace."""
 
-    A file that cannot be read gives a result with ``errors``, like an unreadable scenario.
-    """
+    result: CheckResult
+    notes: tuple[str, ...]
+
+
+class SimulatedTrace(NamedTuple):
+    """The simulation of a trace's calls, and notes about the trace."""
+
+    simulation: Simulation
+    notes: tuple[str, ...]
+
+
+def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckedTrace:
+    """Check the calls of a trace. Raises UsageError for a file that is no trace."""
     from dataclasses import replace
 
-    from distsim.common.errors import ScenarioProblem, UsageError
-    from distsim.simulation.check_scenario import CheckResult, check_program
+    from distsim.simulation.check_scenario import check_program
 
-    try:
-        rebuilt = _rebuild_program(file, backend)
-    except UsageError as error:
-        message = without_file_name(error.message, file)
-        return CheckResult(file, (ScenarioProblem(file, 0, 0, message, hint=error.remedy),))
-    _note_partial_trace(file, rebuilt.trace)
-    return replace(check_program(rebuilt.program, max_states=max_states), file=file)
+    rebuilt = _rebuild_program(file, backend)
+    result = replace(check_program(rebuilt.program, max_states=max_states), file=file)
+    return CheckedTrace(result, _partial_trace_notes(file, rebuilt.trace))
 
 
-def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Simulation:
-    """The calls of a trace simulated. Raises UsageError for a file that is no trace."""
-    from distsim.cli.shared.input_files import read_cluster
+def simulate_trace(
+    file: str, *, backend: str | None, cluster: str | Mapping[str, Any] | Cluster | None
+) -> SimulatedTrace:
+    """Simulate the calls of a trace. Raises UsageError for a file that is no trace."""
+    from distsim.api.inputs import read_cluster
     from distsim.scenario import Scenario
     from distsim.simulation.simulate_scenario import cost_model, simulate_program
 
     trace, chosen_backend, program = _rebuild_program(file, backend)
-    _note_partial_trace(file, trace)
     world: object = program.world_size
     if program.nodes > 1:
         world = {"nodes": program.nodes, "ranks_per_node": program.local_size}
@@ -65,14 +74,12 @@ def simulate_trace(file: str, *, backend: str | None, cluster: str | None) -> Si
     )
     # The header has the cluster that the trace was simulated on. Under another backend, the default
     # cluster of that backend is right instead.
-    cluster_name = cluster or None
-    if cluster_name is None and not backend:
-        cluster_name = trace.header.get("prices")
-    if isinstance(cluster_name, str):
-        costs = cost_model(scenario, program, read_cluster(cluster_name))
-    else:
-        costs = cost_model(scenario, program, cluster_name)
-    return simulate_program(scenario, program, costs, with_values=False)
+    chosen_cluster = cluster or None
+    if chosen_cluster is None and not backend:
+        chosen_cluster = trace.header.get("prices")
+    costs = cost_model(scenario, program, read_cluster(chosen_cluster))
+    simulation = simulate_program(scenario, program, costs, with_values=False)
+    return SimulatedTrace(simulation, _partial_trace_notes(file, trace))
 
 
 def without_file_name(message: str, file: str) -> str:
@@ -100,21 +107,21 @@ def _read_nonempty_trace(file: str) -> Trace:
     trace = read_trace(file)
     if not len(trace) and is_partial(trace):
         raise UsageError(
-            f"{file}: the trace stops before its first call, so there is nothing to judge",
-            f"`distsim replay {file}` tells how the run ended",
+            f"{file}: the trace ends before its first call, so there is nothing to check",
+            f"`distsim replay {file}` shows how the run ended",
         )
     return trace
 
 
-def _note_partial_trace(file: str, trace: Trace) -> None:
-    from distsim.cli.shared import console
+def _partial_trace_notes(file: str, trace: Trace) -> tuple[str, ...]:
     from distsim.trace.run_end import is_partial
 
-    if is_partial(trace):
-        console.note(
-            f"{file}: the trace stops before its run did; judged are the calls it tells of. "
-            f"How the run ended: `distsim replay {file}`"
-        )
+    if not is_partial(trace):
+        return ()
+    return (
+        f"{file}: the trace ends before the run did, so only the recorded calls are checked. "
+        f"`distsim replay {file}` shows how the run ended",
+    )
 
 
 def _backend_of_trace(file: str, named: object) -> str:
@@ -125,7 +132,7 @@ def _backend_of_trace(file: str, named: object) -> str:
     backend = str(named or DEFAULT_BACKEND)
     if backend not in BACKEND_PROFILES:
         raise UsageError(
-            f"{file}: the trace is of back end `{backend}`, which has no profile",
-            "name one with --backend",
+            f"{file}: distsim does not know the backend `{backend}` of this trace",
+            "choose a backend with --backend",
         )
     return backend

@@ -44,7 +44,7 @@ class InitProcessGroupOperation(Operation):
         notes=(
             "It is implied at the start of a program.",
             "Default timeouts: 30 min, under nccl 10 min.",
-            "What goes wrong here: docs/startup.md.",
+            "What goes wrong here: docs/reference/startup.md.",
         ),
         torch=(
             "dist.init_process_group(\n"

@@ -375,7 +375,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 
 def test_the_page_on_clusters_has_every_key_and_no_other() -> None:
-    page = (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "reference" / "clusters.md").read_text(encoding="utf-8")
     told_keys = set(
         re.findall(r"^\| `([a-z_.]+)` \| [^|]*\| ", page.partition("## How a")[0], re.MULTILINE)
     )
@@ -386,7 +386,7 @@ def test_the_page_on_clusters_has_every_key_and_no_other() -> None:
 
 def test_every_preset_stands_on_the_page_with_what_is_weak() -> None:
     page = (
-        (ROOT / "docs" / "clusters.md").read_text(encoding="utf-8").partition("## How far off")[2]
+        (ROOT / "docs" / "reference" / "clusters.md").read_text(encoding="utf-8").partition("## How far off")[2]
     )
 
     assert [name for name in PRESETS if f"`{name}`" not in page] == []

@@ -1,7 +1,7 @@
 """Wheel and sdist, installed in clean environments with the lowest and the newest dependencies that
 pyproject.toml allows.
 
-    python -m tests.support.matrix                    every Python from 3.11 to 3.14 that is here; writes docs/matrix.md (ten minutes)
+    python -m tests.support.matrix                    every Python from 3.11 to 3.14 that is here; writes docs/contributing/matrix.md (ten minutes)
     python -m tests.support.matrix --python 3.12      one of them, without writing
     python -m tests.support.matrix --allow-missing    a Python that isn't here is reported all the same, but is no failure
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "matrix.md"
+PAGE = ROOT / "docs" / "contributing" / "matrix.md"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 COLUMNS = ("install", "simulate", "check", "render", "tests")

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from distsim.output.text.simulation_report import simulation_report_text
 from distsim.scenario import loads
 from distsim.scenario.format.models.entries import (
     GROUP_NAMES,
@@ -56,15 +55,6 @@ def test_every_example_completes_and_holds_what_it_expects(text):
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
     for name, value in scenario.expect.values.items() if scenario.expect else ():
         assert all(done.values.agrees(rank, name, value) for rank in range(done.program.world_size))
-
-
-def test_the_memory_table_on_the_page_is_what_the_first_example_prints():
-    shown = re.search(
-        r"```\n(Memory of a rank.*?)\n```", TRANSFORMER.read_text(encoding="utf-8"), re.DOTALL
-    )
-
-    assert shown is not None
-    assert shown[1] in simulation_report_text(simulate(loads(examples(TRANSFORMER)[0])))
 
 
 def test_every_field_of_the_strategy_is_on_the_page():

@@ -251,12 +251,12 @@ def run_tests(binaries: Path, away: Path) -> None:
 
 
 def page(results: Sequence[Result], missing: Sequence[str]) -> Iterator[str]:
-    yield "# Pythons and dependencies"
+    yield "# Tested Python versions and dependencies"
     yield ""
-    yield "Written by `python -m tests.support.matrix`: wheel and sdist, each installed in a clean environment with the lowest and the newest"
-    yield "dependencies that `pyproject.toml` allows (the lowest: that have a wheel for this Python). `simulate` must give"
-    yield "`scenarios/hybrid.out`, `check` the exit statuses of README.md, `render` a picture; on the wheel"
-    yield f"{len(TESTS)} quick test files run as well."
+    yield "Written by `python -m tests.support.matrix`. It installs the wheel and the sdist in clean environments, with the lowest and the newest"
+    yield "dependencies that `pyproject.toml` allows (the lowest that have a wheel for this Python). `simulate` must print"
+    yield "`scenarios/hybrid.out`, `check` must return the documented exit status, and `render` must draw a picture."
+    yield f"With the wheel, {len(TESTS)} quick test files run too. A dash marks tests that were not run."
     yield ""
     yield f"| Python | from | dependencies | {' | '.join(COLUMNS)} |"
     yield f"|---|---|---|{'---|' * len(COLUMNS)}"

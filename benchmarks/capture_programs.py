@@ -3,7 +3,7 @@ CPU seconds, result.
 
     python benchmarks/capture_programs.py [pattern] [--keep FOLDER]
 
-Their packages are to be installed first, by pip; docs/capture.md has the versions. Nothing is
+Their packages are to be installed first, by pip; docs/explanation/capture.md has the versions. Nothing is
 fetched: models are small and random, data sets are made first (`capture_assets.py`). Where a
 package has no program to start, a short driver beside this file (`capture_drivers`) calls it as its
 documentation says. CPU seconds are of all ranks, the hub, and the imports, which happen once.

@@ -8,7 +8,7 @@ prints a line for each run that ended otherwise than simulated or that the rules
 sums; ``--out`` keeps a line of JSON for each. Ranks share GPUs where there are too few. A process
 that came to its end runs the next program too, since a CUDA context takes a second to make; after a
 hang it is ended. What differs is run once more, alone and with more patience. ``--backend gloo``
-rehearses. ``rules``: what `docs/semantics.md` says of nccl by numbers (N5 to N12), each put to the
+rehearses. ``rules``: what `docs/explanation/semantics.md` says of nccl by numbers (N5 to N12), each put to the
 test.
 """
 

@@ -1,7 +1,7 @@
 """Every hang of scenarios/zoo: what the first finding says, the repair that people used beside
 distsim's, and how small it shrinks.
 
-    python benchmarks/zoo.py             # writes docs/zoo.md; takes a minute
+    python benchmarks/zoo.py             # writes docs/explanation/zoo.md; takes a minute
     python benchmarks/zoo.py --only z17  # prints the rows of these
 
 A repair is as good where it completes on all back ends on which the people's does, in simulated
@@ -33,11 +33,11 @@ HEAD = """\
 
 <!-- Written by `python benchmarks/zoo.py`. -->
 
-For each hang of [scenarios/zoo](../scenarios/zoo/README.md): the first finding, the repair that the report ended with (where there is one)
-and the first that `check --fix` proposes, each with its simulated time on the back end named, and the calls that `shrink` leaves.
-`tests/checker/test_zoo.py` holds the first findings.
+Each row is a hang that users reported; [scenarios/zoo](../../scenarios/zoo/README.md) has the scenarios and the links to the reports.
+A row shows the first finding, the repair from the report (if there is one), the first repair that `check --fix` proposes, and the
+number of calls that `shrink` keeps. Times are simulated on the backend of the row. `tests/checker/test_zoo.py` checks the findings.
 
-| case | back end | first finding | people | distsim | calls |
+| case | backend | first finding | repair in the report | repair by `check --fix` | calls |
 |---|---|---|---|---|---|
 """
 
@@ -62,7 +62,7 @@ def main() -> None:
     )
     told += "; ".join(f"`{stem}` ({why})" for stem, why in KNOWN["nothing to find"].items()) + ".\n"
     if not only:
-        (ROOT / "docs" / "zoo.md").write_text(HEAD + "\n".join(rows) + "\n" + told)
+        (ROOT / "docs" / "explanation" / "zoo.md").write_text(HEAD + "\n".join(rows) + "\n" + told)
 
 
 def _row(stem: str, known: dict[str, Any]) -> tuple[str, bool, int]:

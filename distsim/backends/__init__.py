@@ -2,7 +2,7 @@
 (`CONTRACT_READINGS`).
 
 A back end is a `BackendProfile` with a `BackendSupport`, in a module of this folder; a new one
-needs no more than its own file (docs/extending.md).
+needs no more than its own file (docs/contributing/extending.md).
 """
 
 from __future__ import annotations

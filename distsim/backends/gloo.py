@@ -1,6 +1,6 @@
 """The blocking rules of Gloo, as torch 2.13 uses it.
 
-Tags such as G1 name the rules in docs/semantics.md. They were found by running torch on CPUs, case
+Tags such as G1 name the rules in docs/explanation/semantics.md. They were found by running torch on CPUs, case
 by case; "run" marks such a fact, "read" one from the sources of gloo. Identifiers such as
 `p2p.out_of_range.*` are cases of those runs.
 

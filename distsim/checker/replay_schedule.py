@@ -121,7 +121,7 @@ def _choice_from_json(number: int, data: object) -> TakeChoice | BufferChoice:
         return BufferChoice(_call_from_json(number, data["buffered"]))
     raise UsageError(
         f"choice {number} of the schedule is neither `receive` and `takes` nor `buffered`",
-        "see docs/check.md",
+        "see docs/explanation/verdicts.md",
     )
 
 

@@ -46,7 +46,7 @@ class InitProcessGroupOperation(Operation):
         notes=(
             "A program without it starts with an implied init_process_group.",
             "Default timeout: 10 min on nccl, otherwise 30 min.",
-            "For failures at start-up, see docs/startup.md.",
+            "For failures at start-up, see docs/reference/startup.md.",
         ),
         torch=(
             "dist.init_process_group(\n"

@@ -1,7 +1,7 @@
 """The table of operations: every operation's name and its row.
 
 A row is a class with a name (``op``) in a module of this folder; a new one needs no more than its
-own file (docs/extending.md).
+own file (docs/contributing/extending.md).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-#: One call, as the walk of docs/architecture.md has it, but of a tensor that is declared nowhere.
+#: One call, as the walk of docs/explanation/architecture.md has it, but of a tensor that is declared nowhere.
 ONE_CALL = "world: 4\nprogram:\n  - all_reduce: {tensor: {shape: [1024], dtype: float32}}\n"
 #: Prints the files of the package of which a function runs, the second time: by then all is loaded.
 #: What was kept is forgotten.

@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md hold, and no imports form a cycle.
+"""The layers of docs/explanation/architecture.md hold, and no imports form a cycle.
 
 Every import counts: at the top of a module, inside a function, and under ``TYPE_CHECKING``.
 """
@@ -16,7 +16,7 @@ import networkx as nx
 
 from tests.support.source_trees import MODULES, ROOT, nodes, tree
 
-ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+ARCHITECTURE = (ROOT / "docs" / "explanation" / "architecture.md").read_text(encoding="utf-8")
 
 
 class ImportedName(NamedTuple):
@@ -72,7 +72,7 @@ def imported_module(name: str) -> str | None:
 
 
 def table_rows(columns: int) -> list[list[str]]:
-    """The cells of all table rows of docs/architecture.md with this number of columns."""
+    """The cells of all table rows of docs/explanation/architecture.md with this number of columns."""
     rows = re.findall(r"^\|(.+)\|$", ARCHITECTURE, re.MULTILINE)
     cells = [[cell.strip() for cell in row.split("|")] for row in rows]
     return [row for row in cells if len(row) == columns and not set(row[0]) <= set("- :")]

@@ -1,4 +1,4 @@
-"""Each rule of the back ends by its number (docs/semantics.md), in the smallest program that shows
+"""Each rule of the back ends by its number (docs/explanation/semantics.md), in the smallest program that shows
 it.
 """
 

@@ -72,8 +72,8 @@ def test_a_case_ends_as_it_did_in_the_lab(observed: dict[str, dict[int, str]], n
 
 
 def test_the_manual_lists_what_is_left_out(root: Path) -> None:
-    """docs/semantics.md has a row for each case and reason, and for each rule."""
-    text = (root / "docs" / "semantics.md").read_text()
+    """docs/explanation/semantics.md has a row for each case and reason, and for each rule."""
+    text = (root / "docs" / "explanation" / "semantics.md").read_text()
     assert [
         case for case, reason in LEFT_OUT.items() if f"| `{case}` | {reason} |" not in text
     ] == []

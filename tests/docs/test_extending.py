@@ -1,5 +1,5 @@
-"""docs/extending.md does what it says: its files, put into a copy of the package, add an operation,
-a back end and an algorithm.
+"""docs/contributing/extending.md does what it says: its files, put into a copy of the package, add an
+operation, a backend and an algorithm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing" / "extending.md").read_text(encoding="utf-8")
 #: Path inside the project -> what the page writes there.
 BLOCKS = {m[1]: m[2] for m in re.finditer(r"```python\n# (distsim/\S+)\n(.*?)```", PAGE, re.DOTALL)}
 BOUND = re.search(r"```python\n(    bindings = .*\n)```", PAGE)

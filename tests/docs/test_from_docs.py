@@ -17,7 +17,7 @@ from distsim.simulation.expectations import check_expectations
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "tests" / "data" / "from_docs").glob("*.yaml"))
-PAGE = (ROOT / "docs" / "look_up.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "scenario-file.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -280,7 +280,7 @@ def test_ras_as_json_with_its_missing_comma_names_who_does_not_answer_and_who_is
 
 @pytest.mark.parametrize("thread", THREADS, ids=lambda p: p.stem)
 def test_of_a_public_threads_lines_something_is_read_and_nobody_is_accused(thread: Path) -> None:
-    """None of these lines proves a culprit; docs/doctor.md says how each thread ended."""
+    """None of these lines proves a culprit; docs/explanation/doctor.md says how each thread ended."""
     found = diagnose_hang(read_evidence([str(thread)]))
 
     assert [file.problem for file in found.evidence.files] == [""]

@@ -1,7 +1,7 @@
 """Questions on which ways to run a program differed, or differed from a real run: one small
 scenario each, and what is right.
 
-`docs/semantics.md` has the table.
+`docs/explanation/semantics.md` has the table.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def test_a_rank_is_blocked_since_it_waits_for_what_is_missing() -> None:
 
 
 def test_every_settled_scenario_is_in_the_table() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "semantics.md").read_text(
+    text = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "semantics.md").read_text(
         encoding="utf-8"
     )
 

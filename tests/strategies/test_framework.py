@@ -148,13 +148,13 @@ def test_the_word_iteration_counts_iterations_and_is_taken():
 
 
 def test_the_manual_names_every_strategy_and_each_of_its_fields():
-    text = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "strategies.md").read_text(encoding="utf-8")
     parts = dict.fromkeys(STRATEGIES, text) | {
         part.partition("\n")[0]: part
         for part in text.split("\n## ")
         if part.partition("\n")[0] in STRATEGIES
     }
-    parts["transformer"] = (ROOT / "docs" / "transformer.md").read_text(encoding="utf-8")
+    parts["transformer"] = (ROOT / "docs" / "reference" / "transformer.md").read_text(encoding="utf-8")
     missing = [
         (name, info.alias or key)
         for name, row in STRATEGIES.items()

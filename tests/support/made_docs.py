@@ -1,10 +1,10 @@
-"""What pages show is made: outputs of commands, texts of scenarios. `python -m
-tests.support.made_docs [PAGE…]` writes them anew.
+"""Outputs of commands and texts of scenarios on the pages: `python -m tests.support.made_docs [PAGE…]`
+writes them again.
 
-A ```console frame begins with ``$ `` and a command of a shell, in which `distsim` is this
-checkout's; what follows is its standard output at 80 columns. A ```yaml frame that begins with ``#
-scenarios/….yaml`` holds that file. A ```python frame that begins with ``# 4 ranks`` runs on so
-many.
+A ```console frame begins with ``$ `` and a shell command, in which `distsim` is this checkout. The
+rest of the frame is its standard output at 80 columns. A ```yaml frame that begins with ``#
+scenarios/….yaml`` shows that file. A ```python frame that begins with ``# 4 ranks`` runs on that
+number of ranks.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.support import warm
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
+#: Every page of docs/ that shows an output or a scenario, and the README.
 PAGES = (
     README,
-    *(DOCS / f"{name}.md" for name in ("diagnose", "plan", "planning")),
-    *sorted((DOCS / "learn").glob("*.md")),
+    *(path for path in sorted(DOCS.rglob("*.md")) if "```console\n$ " in path.read_text("utf-8")),
 )
-#: What a reader of a python frame is told to write before and after it.
+#: The lines around each python frame of the lessons.
 BEFORE = """import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
@@ -42,9 +42,7 @@ _PYTHON = re.compile(r"```python\n# (\d+) ranks\n(.*?)```", re.DOTALL)
 
 
 def output(command: str, columns: int = 80) -> str:
-    """What a shell's command prints; nothing on standard error may go unseen where it prints
-    nothing else.
-    """
+    """Standard output of a shell command, or standard error if there is none."""
     with tempfile.TemporaryDirectory() as folder:
         tool = Path(folder, "distsim")
         tool.write_text(
@@ -79,9 +77,7 @@ def takes_long(command: str) -> bool:
 
 
 def fresh(page: str, quick: bool = False) -> str:
-    """A page with its files and outputs as they are today; ``quick`` leaves the outputs of commands
-    that take long as they are.
-    """
+    """A page with fresh files and outputs; ``quick`` keeps the outputs of slow commands."""
 
     def scenario(match: re.Match[str]) -> str:
         text = (ROOT / match[1]).read_text(encoding="utf-8").strip("\n")

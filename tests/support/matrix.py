@@ -1,7 +1,7 @@
 """Wheel and sdist, installed in clean environments with the lowest and the newest dependencies that
 pyproject.toml allows.
 
-    python -m tests.support.matrix                    every Python from 3.11 to 3.14 that is here; writes docs/matrix.md (ten minutes)
+    python -m tests.support.matrix                    every Python from 3.11 to 3.14 that is here; writes docs/contributing/matrix.md (ten minutes)
     python -m tests.support.matrix --python 3.12      one of them, without writing
     python -m tests.support.matrix --allow-missing    a Python that isn't here is reported all the same, but is no failure
 
@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "matrix.md"
+PAGE = ROOT / "docs" / "contributing" / "matrix.md"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
 COLUMNS = ("install", "simulate", "check", "render", "tests")
@@ -251,12 +251,12 @@ def run_tests(binaries: Path, away: Path) -> None:
 
 
 def page(results: Sequence[Result], missing: Sequence[str]) -> Iterator[str]:
-    yield "# Pythons and dependencies"
+    yield "# Tested Python versions and dependencies"
     yield ""
-    yield "Written by `python -m tests.support.matrix`: wheel and sdist, each installed in a clean environment with the lowest and the newest"
-    yield "dependencies that `pyproject.toml` allows (the lowest: that have a wheel for this Python). `simulate` must give"
-    yield "`scenarios/hybrid.out`, `check` the exit statuses of README.md, `render` a picture; on the wheel"
-    yield f"{len(TESTS)} quick test files run as well."
+    yield "Written by `python -m tests.support.matrix`. It installs the wheel and the sdist in clean environments, with the lowest and the newest"
+    yield "dependencies that `pyproject.toml` allows (the lowest that have a wheel for this Python). `simulate` must print"
+    yield "`scenarios/hybrid.out`, `check` must return the documented exit status, and `render` must draw a picture."
+    yield f"With the wheel, {len(TESTS)} quick test files run too. A dash marks tests that were not run."
     yield ""
     yield f"| Python | from | dependencies | {' | '.join(COLUMNS)} |"
     yield f"|---|---|---|{'---|' * len(COLUMNS)}"

@@ -5,7 +5,7 @@ what a strategy expands to.
     python -m tests.support.wrapped fsdp              # one family
     python -m tests.support.wrapped fsdp nested       # one configuration of it, printed beside the expansion; writes nothing
     python -m tests.support.wrapped --check           # whether the files still hold
-    python -m tests.support.wrapped --table           # docs/same_calls.md from the files
+    python -m tests.support.wrapped --table           # docs/explanation/same_calls.md from the files
 
 A family is a module `wrapped_<family>` with `CASES`. A recording is compact: the distinct calls
 once, and per rank their numbers.
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 LIMIT_S = 900
 HERE = Path(__file__).resolve().parents[1]
 DATA = HERE / "data"
-DOC = HERE.parent / "docs" / "same_calls.md"
+DOC = HERE.parent / "docs" / "explanation" / "same_calls.md"
 FAMILIES = {
     "fsdp": "fully_shard (FSDP2)",
     "ddp": "DistributedDataParallel",
@@ -292,16 +292,16 @@ def show(family: str, name: str) -> None:
 
 HEAD = """# The same calls as PyTorch
 
-Training steps as torchtitan, TRL, accelerate, Lightning and DeepSpeed wrap models, and what stands beside them, run on real PyTorch 2.13
-with Gloo processes and recorded, each beside what [`distsim expand`](strategies.md) makes of a scenario: every collective and message of
-every rank in order, with its group, elements, dtype, reduce op, root, peer, batch, and whether the caller goes on at once (functional
-collectives, and calls that C++ makes and waits for, start without waiting and are waited for by what follows: to the program, calls that
-return when they are done).
+Does a training strategy of distsim make the calls that PyTorch makes? Each row is a configuration as torchtitan, TRL, accelerate,
+Lightning or DeepSpeed wraps models. It ran on real PyTorch 2.13 with Gloo processes, and every call was recorded. The recording is
+compared with the output of [`distsim expand`](../reference/strategies.md): every collective and message of every rank in order, with
+group, element count, dtype, reduce op, root, peer, batch, and whether the call blocks.
 
-DeepSpeed, DualPipe and Megatron-Core run themselves, on CPU tensors. What cannot be recorded on CPU stands last, as programs written after
-its sources: those rows hold an expansion to torch's calls and to our reading, not to the framework's own run.
+DeepSpeed, DualPipe and Megatron-Core ran their own code, on CPU tensors. The last table lists configurations that cannot be recorded on
+a CPU. They are programs written after the sources, so those rows check distsim against a reading of the sources only.
 
-{equal} of {total} are equal, {calls} calls. `python -m tests.support.wrapped` records them anew, with `--table` it writes this page.
+{equal} of {total} configurations are equal ({calls} calls). `python -m tests.support.wrapped` records them again; with `--table` it
+writes this page.
 """
 
 

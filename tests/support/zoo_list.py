@@ -16,7 +16,7 @@ HEAD = """\
 
 Each file is one report made small: what happened, a link, and under `expect` the verdict and what a run comes to on each back end.
 A `_repaired` file is the same program put right. `distsim test scenarios/zoo` runs them all, `distsim simulate` explains one.
-[docs/zoo.md](../../docs/zoo.md) has the repairs that people used beside those that `check --fix` proposes.
+[The zoo, case by case](../../docs/explanation/zoo.md) compares the repairs in the reports with those that `check --fix` proposes.
 Outcomes on gloo were observed with torch 2.13 or follow from rules that were; those on nccl and mpi come from the reports and from
 sources. `undefined` means that NCCL promises nothing there; where a field is empty nothing is known.
 

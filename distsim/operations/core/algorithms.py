@@ -19,7 +19,7 @@ token     chunk 0 is the word "I have come"; no bytes
 =============================================================================================================
 
 An algorithm is one function here and its `algorithm` line: rows take all that `ALGORITHMS` has for
-them (docs/extending.md).
+them (docs/contributing/extending.md).
 
 The proof that an algorithm does what its operation promises: `start` puts each giver's
 contributions in place, `play` moves them, and `output_chunks` reads the result

@@ -1,5 +1,5 @@
 """The report that one opens in a browser: a run, or two, in one HTML file that asks nobody for
-anything (docs/report.md).
+anything (docs/how-to/share-a-report.md).
 """
 
 from distsim.output.page.html_document import report_html

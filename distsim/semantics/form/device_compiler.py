@@ -5,7 +5,7 @@ Key idea: the host posts launches to streams and continues. A launch starts when
 its communicator (N3: in issue order, on whatever stream), and those that its stream was made to
 wait for. So all ordering by streams and events is resolved here, and drivers know only ``after``.
 
-The rules N1, N2, … are described in docs/semantics.md.
+The rules N1, N2, … are described in docs/explanation/semantics.md.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Key idea: without any-source receives, the k-th send of a channel matches its k-
 plain list per channel is enough. Only boxes with an any-source receive (``open_boxes``) go through
 `distsim.backends.message_matching.MessageMatcher`, and only there the driver chooses.
 
-Sources: the rules G4 and G14 of Gloo are described in docs/semantics.md.
+Sources: the rules G4 and G14 of Gloo are described in docs/explanation/semantics.md.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@
 Key idea: the rules have no clock. A driver chooses what happens next: the event-driven engine by
 time, `TransitionRules.settle` in any order, an explorer every choice in turn.
 
-Most names of rules (G4, G10, …) are those of docs/semantics.md.
+Most names of rules (G4, G10, …) are those of docs/explanation/semantics.md.
 """
 
 from __future__ import annotations

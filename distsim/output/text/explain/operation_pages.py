@@ -82,7 +82,7 @@ def strategy_page(row: type[Strategy]) -> str:
         [
             *lines,
             "",
-            "See docs/strategies.md; `distsim expand FILE` prints the operations behind it.",
+            "See docs/reference/strategies.md; `distsim expand FILE` prints the operations behind it.",
         ]
     )
 

@@ -162,7 +162,7 @@ def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> 
     done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script))
 
     assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
-    assert "all ranks came to their end" in done.stdout
+    assert "all ranks finished" in done.stdout
 
 
 MIXED = """\

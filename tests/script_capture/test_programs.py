@@ -113,7 +113,7 @@ def test_of_a_script_that_python_can_not_read_no_frame_of_distsim_is_shown(tmp_p
     assert judged.outcome == "raises"
     assert "SyntaxError" in judged.captured.outputs[0]
     assert "child.py" not in judged.captured.outputs[0]
-    assert "came to their end" not in capture_text(judged)
+    assert "all ranks finished" not in capture_text(judged)
 
 
 @pytest.mark.parametrize("name", programs.FAULTS)

@@ -1,5 +1,5 @@
-"""A captured run as text in 80 columns, and as JSON: what `simulate` says of its calls, and where
-in the script ranks came to.
+"""A captured run as text and as JSON: the simulation of its calls, and the position of each rank in
+the script.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from distsim.script_capture.result.evaluation import CaptureResult, has_mismatch
 from distsim.script_capture.result.rank_status import CapturedRankStatus
 
 SCHEMA_VERSION = 1
-#: Groups of ranks that stand alike which are shown.
+#: Groups of ranks at the same position that are shown.
 _MAX_STATUS_GROUPS = 16
 
 
@@ -36,20 +36,18 @@ def _capture_section(judged: CaptureResult) -> Section:
     command = " ".join((target.name, *target.args))
     notes = []
     if judged.worlds > 1:
-        which = "the last" if judged.captured.past else "the first that does not come through"
+        which = "the last one" if judged.captured.past else "the first one that fails"
         notes.append(
-            f"of {judged.worlds} worlds that the script started one after the other, "
-            f"this is {which}"
+            f"the script created {judged.worlds} worlds one after the other; "
+            f"this report is about {which}"
         )
     if judged.threaded and captured.ended == "ended":
         notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "
-            "another order of theirs than this one was not judged"
+            "only the captured order of their calls was checked"
         )
     if captured.ended == "late":
-        notes.append(
-            "undecided: a process was still running, so nobody knows what it would have done"
-        )
+        notes.append("undecided: a process was still running when capture stopped")
     head = Paragraph(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
     return Section([head, *paragraphs(notes, "  ")])
 
@@ -58,14 +56,14 @@ def _end_text(judged: CaptureResult) -> str:
     """How the run of the script ended."""
     captured = judged.captured
     if captured.ended == "late":
-        return "and it was still running when its time was over"
+        return "it was still running at the time limit"
     if captured.ended == "stalled":
         if has_mismatched_collective(captured):
-            return "then calls met that do not fit: no data to go on with"
-        return "then nothing could go on"
+            return "then capture stopped: the collectives did not match, so they have no result"
+        return "then no rank could proceed"
     if all(status.state == "ended" for status in judged.stands):
-        return "all ranks came to their end"
-    return "then all had ended, not all at their last line"
+        return "all ranks finished"
+    return "all ranks ended, some of them before their last line"
 
 
 def _rank_status_section(judged: CaptureResult) -> Section:
@@ -80,14 +78,14 @@ def _rank_status_section(judged: CaptureResult) -> Section:
         blocks += _status_blocks(equal[0], [status.rank for status in equal])
     if len(groups) > _MAX_STATUS_GROUPS:
         blocks.append(Paragraph(f"… and {len(groups) - _MAX_STATUS_GROUPS} more", "  "))
-    return Section(blocks, "Where ranks came to")
+    return Section(blocks, "Position of the ranks")
 
 
 def _status_blocks(status: CapturedRankStatus, ranks: Sequence[int]) -> list[Block]:
     words = {
-        "waits": f"waits in {status.what}",
-        "runs": f"runs {status.what}",
-        "killed": f"was killed by {status.what}",
+        "waits": f"blocked in {status.what}",
+        "runs": f"running {status.what}",
+        "killed": f"killed by {status.what}",
     }
     what = words.get(status.state, f"{status.state} {status.what}".strip())
     blocks: list[Block] = [Paragraph(f"{ranks_label(ranks)}: {what}", "  ", "    ")]

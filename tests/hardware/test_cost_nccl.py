@@ -334,8 +334,9 @@ def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() ->
         < bands[1][1]
         < 1.001 * beside.makespan_ns
     )
-    assert " If the prices on the critical path err alike, it takes " in " ".join(
-        simulation_report_text(alone).split()
+    assert (
+        "If all costs on the critical path are off by the same factor, the run takes "
+        in " ".join(simulation_report_text(alone).split())
     )
 
 
@@ -458,6 +459,6 @@ def test_a_price_is_explained_on_machines_of_as_many_gpus_as_the_preset_has() ->
 
     assert page == cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 4)
     assert page != cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 8)
-    assert "among 8 ranks on 8 nodes of 1" in " ".join(
+    assert "on 8 ranks (8 nodes with 1 rank each)" in " ".join(
         cost_page("all_reduce", "gh200", "1 MiB", 8, None).split()
     )

@@ -143,8 +143,8 @@ class TestCommand:
         )
 
         assert (faster.returncode, beside.returncode) == (0, 0)
-        assert "Twice as fast" in faster.stdout
-        assert "hidden or not used" in faster.stdout
+        assert "One resource twice as fast" in faster.stdout
+        assert "no effect: hidden or unused" in faster.stdout
         assert "makespan" in beside.stdout
         assert [
             line

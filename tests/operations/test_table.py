@@ -43,7 +43,15 @@ all_gather_into_tensor gather scatter reduce_scatter reduce_scatter_tensor
 all_reduce_coalesced all_gather_into_tensor_coalesced reduce_scatter_tensor_coalesced all_to_all all_to_all_single barrier monitored_barrier
 new_group init_process_group destroy_process_group exit fail"""
 PALETTE = {value for name, value in vars(colours).items() if name.isupper()}
-NAMES_THAT_MAY_START_A_SENTENCE = {"torchrun", "gloo", "nccl", "torch", "avg", "on:", "output_splits"}
+NAMES_THAT_MAY_START_A_SENTENCE = {
+    "torchrun",
+    "gloo",
+    "nccl",
+    "torch",
+    "avg",
+    "on:",
+    "output_splits",
+}
 WORLD = RankGroup(0, "world", (0, 1, 2, 3))
 
 

@@ -151,7 +151,9 @@ def _refusal_advice(number: str, refused: ResolvedCall, refusing: BackendProfile
         dtype = (refused.inputs or refused.outputs)[0].dtype
         supported = [op for op in REDUCE_OPS if refusing.support.takes(refused.op, dtype, op)]
         if supported:
-            return f"use one of the reduce ops {', '.join(supported)}, or a group on another backend"
+            return (
+                f"use one of the reduce ops {', '.join(supported)}, or a group on another backend"
+            )
     remedy = CODES[number].remedy
     return remedy[0].lower() + remedy[1:].rstrip(".")
 

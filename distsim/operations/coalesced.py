@@ -149,6 +149,8 @@ class _CoalescedCollective(CollectiveOperation):
 
 
 class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
+    """Several all_reduce calls as one launch."""
+
     op = "all_reduce_coalesced"
     coalesces = AllReduceOperation
     nccl_tests = AllReduceOperation.nccl_tests
@@ -227,6 +229,8 @@ class _CoalescedOutOfPlace(_CoalescedCollective):
 
 
 class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
+    """Several all_gather_into_tensor calls as one launch."""
+
     op = "all_gather_into_tensor_coalesced"
     coalesces = AllGatherIntoTensorOperation
     aliases = ("all_gather_single_coalesced",)
@@ -277,6 +281,8 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
 
 
 class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfPlace):
+    """Several reduce_scatter_tensor calls as one launch."""
+
     op = "reduce_scatter_tensor_coalesced"
     coalesces = ReduceScatterTensorOperation
     aliases = ("reduce_scatter_single_coalesced",)

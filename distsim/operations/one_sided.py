@@ -142,6 +142,8 @@ _ORDERING_NOTE = (
 
 
 class PutOperation(WithDestination, _RemoteAccessOperation):
+    """Write into the symmetric memory of another rank."""
+
     op = "put"
     gives = "all"
     colour = colours.SEND
@@ -165,6 +167,8 @@ class PutOperation(WithDestination, _RemoteAccessOperation):
 
 
 class GetOperation(WithSource, _RemoteAccessOperation):
+    """Read from the symmetric memory of another rank."""
+
     op = "get"
     gets = "all"
     colour = colours.RECV
@@ -228,6 +232,8 @@ _SIGNAL_PAD_NOTE = (
 
 
 class PutSignalOperation(WithDestination, _SignalOperation):
+    """Signal another rank on a channel."""
+
     op = "put_signal"
     direction = "send"
     colour = colours.SEND
@@ -248,6 +254,8 @@ class PutSignalOperation(WithDestination, _SignalOperation):
 
 
 class WaitSignalOperation(WithSource, _SignalOperation):
+    """Wait for the signal of another rank on a channel."""
+
     op = "wait_signal"
     direction = "recv"
     colour = colours.WAIT

@@ -22,6 +22,8 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 
 class InitProcessGroupOperation(Operation):
+    """The rendezvous of all ranks, which creates the world."""
+
     op = "init_process_group"
     kind = "group"
     torch_name = "init_process_group"
@@ -106,10 +108,12 @@ class InitProcessGroupOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         return {"op": cls.op, "backend": call.backend}
 
     @classmethod
@@ -144,6 +148,8 @@ class InitProcessGroupOperation(Operation):
 
 
 class NewGroupOperation(Operation):
+    """Create a group of some ranks."""
+
     op = "new_group"
     kind = "group"
     torch_name = "new_group"
@@ -216,14 +222,17 @@ class NewGroupOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.ranks if call.local_sync else call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         return {"op": cls.op, "ranks": tuple(sorted(call.ranks)), "backend": call.backend}
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         if not call.ranks:
             return f"the new group {call.name} has no ranks"
         if len(set(call.ranks)) < len(call.ranks):
@@ -274,6 +283,8 @@ def _new_group_with_store(
 
 
 class DestroyProcessGroupOperation(Operation):
+    """Destroy one group, or all groups."""
+
     op = "destroy_process_group"
     kind = "group"
     torch_name = "destroy_process_group"
@@ -307,6 +318,7 @@ class DestroyProcessGroupOperation(Operation):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         return dist.destroy_process_group(group)
 
 

@@ -28,6 +28,7 @@ class VectorKeys:
         self._known: dict[int, tuple[object, Hashable]] = {}  # by id: the vector, and its key
 
     def __call__(self, value: object) -> Hashable:
+        """The key of a value."""
         if not isinstance(value, np.ndarray):
             return value
         known = self._known.get(id(value))

@@ -85,6 +85,7 @@ def contains_init(entries: Iterable[Entry]) -> bool:
 
 
 def traits_of(step: ScenarioStep) -> StepTraits:
+    """What lowering needs to know about a step."""
     op: Any = step.op
     row = type(step.op)
     own = field_names_of(row)

@@ -48,14 +48,16 @@ class HasPath(Protocol):
     """Anything that knows its position in the file's data."""
 
     @property
-    def path(self) -> tuple[str | int, ...]: ...
+    def path(self) -> tuple[str | int, ...]:
+        """The position in the file's data."""
 
 
 class HasSelector(Protocol):
     """Anything with a selector: an entry, a fault."""
 
     @property
-    def ranks(self) -> tuple[int, ...] | Expression | None: ...
+    def ranks(self) -> tuple[int, ...] | Expression | None:
+        """The selector of the ranks."""
 
 
 class _GroupSettings(NamedTuple):

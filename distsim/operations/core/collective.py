@@ -88,10 +88,12 @@ class CollectiveOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         share = cls.share(call)
         agreed: dict[str, Hashable] = {"op": cls.op}
         if share is not None:
@@ -104,6 +106,7 @@ class CollectiveOperation(Operation):
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         root = root_not_in_group(call, cls.root_field) if cls.root_field else None
         return first_reason(
             (
@@ -121,6 +124,7 @@ class CollectiveOperation(Operation):
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         share = cls.share(call)
         return share.nbytes if share else 0
 
@@ -177,10 +181,12 @@ class FromRootCollective(CollectiveOperation):
 
     @classmethod
     def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose data end in the output of ``me``."""
         return frozenset() if me == root else frozenset((root,))
 
     @classmethod
     def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose output contains data of ``me``."""
         return None if me == root else frozenset()
 
 
@@ -208,10 +214,12 @@ class ToRootCollective(CollectiveOperation):
 
     @classmethod
     def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose data end in the output of ``me``."""
         return None if me == root else frozenset()
 
     @classmethod
     def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose output contains data of ``me``."""
         return frozenset() if me == root else frozenset((root,))
 
 

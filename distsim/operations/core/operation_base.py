@@ -289,6 +289,7 @@ class PairOperation(Operation):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return (None, ((InputPart(0, 0),),))
 
 

@@ -49,6 +49,7 @@ class RankGroup:
 
     @property
     def size(self) -> int:
+        """The number of members."""
         return len(self.ranks)
 
     def group_rank(self, rank: int) -> int:
@@ -75,14 +76,17 @@ class TensorBuffer:
 
     @property
     def numel(self) -> int:
+        """The element count on which all members must agree."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
     @property
     def label(self) -> str:
+        """The name in messages: ``x``, or ``x@2`` for a copy."""
         return self.name if self.index == 0 else f"{self.name}@{self.index}"
 
 
@@ -139,14 +143,17 @@ class ResolvedCall:
 
     @property
     def group_rank(self) -> int:
+        """The caller's rank in the group."""
         return self.group.group_rank(self.rank)
 
     @property
     def input_nbytes(self) -> int:
+        """Bytes of all inputs."""
         return sum(b.nbytes for b in self.inputs)
 
     @property
     def output_nbytes(self) -> int:
+        """Bytes of all outputs."""
         return sum(b.nbytes for b in self.outputs)
 
 
@@ -163,6 +170,7 @@ def first_reason(reasons: Iterable[str | None]) -> str | None:
 
 
 def group_text(group: RankGroup) -> str:
+    """The group and its ranks, for messages."""
     ranks = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
     return f"the group {group.name} (ranks {ranks})"
 
@@ -243,6 +251,7 @@ def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
 
 
 def unsupported_reduction(call: ResolvedCall) -> str | None:
+    """Why no backend supports the reduction of this call, or None."""
     buffers = call.inputs or call.outputs
     return reduce_refusal(buffers[0].dtype, call.reduce_op) if buffers and call.reduce_op else None
 

@@ -30,6 +30,7 @@ class FormatModel(BaseModel):
 
 
 def parse_name_key(value: object) -> str:
+    """A key that must be a name. Raises ValueError."""
     if not isinstance(value, str):
         raise expected_error("a name", value)
     return value

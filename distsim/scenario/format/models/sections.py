@@ -62,6 +62,7 @@ class World(FormatModel):
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @model_validator(mode="after")

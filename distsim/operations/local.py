@@ -25,7 +25,7 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 
 class LocalOperation(Operation):
-    """Meets nobody and sends nothing."""
+    """Involves no other rank and sends nothing."""
 
     kind = "local"
 

@@ -1,12 +1,12 @@
-"""One-sided operations of symmetric memory: a rank reads or writes another's memory, and signals
-tell when.
+"""One-sided operations of symmetric memory: a rank reads or writes the memory of another rank, and
+signals order these accesses.
 
 torch.distributed._symmetric_memory of torch 2.13. A signal pad has a cell for each channel and
 sender. `put_signal` waits until the cell is empty and fills it, `wait_signal` waits until it is
-full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0). So a signal is a
-message without data that runs one ahead of its receive and no further, under every back end that
-has it. `put` and `get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`, `nccl_get`)
-meet nobody. All four are kernels on the current stream.
+full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0). A signal is
+therefore a message without data, of which one may be sent before its receive, on every backend that
+supports signals. `put` and `get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`,
+`nccl_get`) involve no call of the other rank. All four are kernels on the current stream.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def is_signal(tag: int) -> bool:
 
 
 def tag_text(tag: int) -> str:
-    """What tells messages of one pair apart, in words: `tag 3`, of a signal `channel 0`; empty for
-    tag 0.
+    """The text that distinguishes messages between two ranks: `tag 3`, of a signal `channel 0`;
+    empty for tag 0.
     """
     return f"channel {tag - FIRST_SIGNAL_TAG}" if is_signal(tag) else f"tag {tag}" if tag else ""
 

@@ -63,7 +63,6 @@ class InitProcessGroupOperation(Operation):
         description="Backend of the world: gloo, nccl or mpi [default: the scenario's backend].",
         examples=["gloo"],
     )
-    #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
     init_method: TextField = Field(
         default=None,
         description=(
@@ -72,8 +71,6 @@ class InitProcessGroupOperation(Operation):
         ),
         examples=["env://"],
     )
-    #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a
-    #: HashStore).
     store: TextField = Field(
         default=None,
         description=(
@@ -82,13 +79,11 @@ class InitProcessGroupOperation(Operation):
         ),
         examples=["hash"],
     )
-    #: Which number the process says it has; left out, env:// reads RANK.
     rank: ExpressionField = Field(
         default=None,
         description="Rank that the process passes [default: RANK, for env://].",
         examples=["rank"],
     )
-    #: How many it says there are; left out, env:// reads WORLD_SIZE.
     world_size: ExpressionField = Field(
         default=None,
         description="World size that the process passes [default: WORLD_SIZE, for env://].",
@@ -99,7 +94,6 @@ class InitProcessGroupOperation(Operation):
         description="Timeout of the call and of later calls on the world.",
         examples=["30 s"],
     )
-    #: The accelerator of an eager start, as `local_rank`.
     device_id: ExpressionField = Field(
         default=None,
         description="Index of the rank's GPU; nccl then creates its communicators at once.",
@@ -209,8 +203,6 @@ class NewGroupOperation(Operation):
         description="Let only the members make the call and wait for each other.",
         examples=[True],
     )
-    #: Not torch's: a prefix of the world's store, for a group that its members make by themselves,
-    #: whatever groups they are in.
     store: str | None = Field(
         default=None,
         description=(

@@ -293,7 +293,7 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
     )
     #: Run: it meets an all_reduce of one part; reduce_scatter_tensor is one of the whole input, and
-    #: ends right beside an all_reduce of it.
+    #: completes correctly with an all_reduce of it.
     bindings = {
         "gloo": BackendBinding(slot="all_reduce", part_by_part=True),
         "nccl": BackendBinding(),

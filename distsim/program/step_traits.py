@@ -25,7 +25,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 #: Types of values without names in them.
 _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
-#: Fields that `CallRequests` describes, for each call of a step anew.
+#: Fields that `CallRequests` describes, for each call of a step again.
 _HANDLE_FIELDS = ("handle", "handles")
 
 

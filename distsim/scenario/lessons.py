@@ -135,8 +135,8 @@ def find_lesson(name: str) -> Lesson:
 
 
 def lesson_scenario_text(file: str) -> str:
-    """The text of a lesson's scenario: of the installed package, or of the checkout beside it.
-    Raises EnvironmentFault without it.
+    """The text of a lesson's scenario: from the installed package, or from the checkout that
+    contains it. Raises EnvironmentFault without it.
     """
     here = Path(distsim.__file__).parent
     for folder in (here / "scenarios", here.parent / "scenarios"):

@@ -1,4 +1,4 @@
-"""What all collectives share: their common fields, who takes part, and the helpers of their torch
+"""Base classes of collectives: their common fields, their members, and helpers of their torch
 calls.
 """
 
@@ -29,7 +29,9 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchTensor
 
 
 class CollectiveOperation(Operation):
-    """All ranks of the group make the call, the k-th of one rank with the k-th of every other."""
+    """All ranks of the group make the call. The k-th call of one rank matches the k-th call of
+    every other rank.
+    """
 
     kind = "collective"
     gives: ClassVar[RankScope] = "all"
@@ -55,8 +57,8 @@ class CollectiveOperation(Operation):
         description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
         examples=["h"],
     )
-    #: The stream that is current at the call (`torch.cuda.stream`); means something where there are
-    #: streams (nccl).
+    #: The stream that is current at the call (`torch.cuda.stream`). It only matters on backends
+    #: with streams (nccl).
     on: StreamField = Field(
         default="",
         description=(

@@ -424,7 +424,7 @@ SELECTOR_SCHEMA: FieldSchema = {
     "description": "A rank, a list of ranks, or a condition.",
     "anyOf": [_RANK_SCHEMA, {"type": "array", "items": _RANK_SCHEMA}, condition_schema()],
 }
-#: Selector: a tuple of ranks | Expression; None (left out) selects all.
+#: Selector: a tuple of ranks | Expression; None (the default) selects all ranks.
 SelectorField = Annotated[
     tuple[int, ...] | Expression | None, *_parsed_field(parse_selector, {"x-def": "selector"})
 ]

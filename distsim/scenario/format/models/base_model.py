@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from distsim.common.field_parsing import FieldErrorCollector, FieldParser
-from distsim.scenario.format.models.scalars import expected_error
+from distsim.common.field_parsing import FieldErrorCollector, FieldParser, expected_error
 
 T = TypeVar("T")
 

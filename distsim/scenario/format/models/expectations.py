@@ -71,7 +71,7 @@ _parse_outcome = choice(*OUTCOMES)
 
 
 def _parse_outcomes(value: object) -> object:
-    """One outcome, or one for each back end named."""
+    """One outcome, or one for each named backend."""
     if not isinstance(value, Mapping):
         return _parse_outcome(value)
     gather = FieldErrorCollector()
@@ -133,8 +133,8 @@ _FINDING_CODES_SCHEMA = {"type": "array", "items": {"enum": list(CODES)}}
 
 
 class Expectations(FormatModel):
-    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on:
-    null`` says: on nothing.
+    """Expected results. Omitted keys are not checked (`model_fields_set`). ``depends_on: null``
+    means that the verdict depends on nothing.
     """
 
     verdict: Annotated[str | None, *parsed_by(choice(*VERDICTS), {"enum": list(VERDICTS)})] = Field(

@@ -51,9 +51,9 @@ def leaf_values(value: Any, path: DataPath = ()) -> Iterator[tuple[DataPath, Any
 class NameScope:
     """The names that a scenario defines, and checks of expressions against them.
 
-    ``axes``, ``groups``, ``tensors`` and ``handles`` hold all names of their kind, including those
-    whose declaration cannot be read, so that a mistake is not reported a second time where the name
-    is used.
+    ``axes``, ``groups``, ``tensors`` and ``handles`` hold all names of their kind. This includes
+    names whose declaration cannot be read, so that the use of such a name is not reported as a
+    second mistake.
     """
 
     def __init__(

@@ -78,7 +78,7 @@ def _is_uniform(buffer: BufferVector) -> bool:
 
 
 def _copies_key(buffers: list[BufferVector]) -> Hashable:
-    """Shows which buffers are the same copy; it uses their names only if the copies differ by rank."""
+    """Shows which buffers are the same copy, by name only if the copies differ by rank."""
     copies = [(buffer.name, vector_key(buffer.index)) for buffer in buffers]
     if any(isinstance(buffer.index, np.ndarray) for buffer in buffers):
         return tuple(copies)

@@ -90,7 +90,7 @@ class LaunchOptions(FormatModel):
         default_factory=dict,
         description=(
             "Environment variables that override the launcher's, by rank if they differ; `null` "
-            "unsets a variable."
+            "unsets a variable. A number may be an expression."
         ),
         examples=[{"MASTER_ADDR": "node0", "RANK": "rank"}],
     )

@@ -37,7 +37,7 @@ def key_page(key: FormatKey) -> str:
 
 
 def _key_facts(key: FormatKey) -> tuple[tuple[str, str], ...]:
-    default = "needed" if key.required else key.default or "left out"
+    default = "required" if key.required else key.default or "none"
     return (
         ("type", key.kind.replace("`", "")),
         ("unit", key.unit),

@@ -1,4 +1,7 @@
-"""The reference page of the Python interface (docs/python.md), from signatures and docstrings."""
+"""The reference page of the Python interface (docs/reference/python.md).
+
+It is made from signatures and docstrings.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The blocking rules of the back ends (`BACKEND_PROFILES`) and of the contract's readings
+"""The blocking rules of the backends (`BACKEND_PROFILES`) and of the readings of the contract
 (`CONTRACT_READINGS`).
 
-A back end is a `BackendProfile` with a `BackendSupport`, in a module of this folder; a new one
-needs no more than its own file (docs/contributing/extending.md).
+Each backend is a `BackendProfile` with a `BackendSupport` in a module of this package. A new
+backend needs only its own file (docs/contributing/extending.md).
 """
 
 from __future__ import annotations
@@ -32,39 +32,37 @@ def _discovered_profiles() -> Iterator[BackendProfile]:
                 yield value
 
 
-#: By name, as ``backend:`` in a file; in the order in which torch lists them.
+#: Name, as in ``backend:`` of a scenario -> profile, in torch's order.
 BACKEND_PROFILES: dict[str, BackendProfile] = {
     p.name: p for p in sorted(_discovered_profiles(), key=lambda p: (p.listed, p.name))
 }
-#: By name, in the order in which the contract takes them.
+#: Name -> reading, in the order in which the checker runs them.
 CONTRACT_READINGS: dict[str, BackendProfile] = {p.name: p for p in (RENDEZVOUS, EARLY, BUFFERED)}
-#: What each back end takes.
+#: Operations, dtypes and reductions that each backend supports.
 SUPPORT_BY_BACKEND: dict[str, BackendSupport] = {
     name: p.support for name, p in BACKEND_PROFILES.items() if p.support is not None
 }
-#: The back end of a file that names none: it comes with torch, and needs no GPU.
+#: The default of ``backend:``. It is part of torch and needs no GPU.
 DEFAULT_BACKEND = next(name for name, p in BACKEND_PROFILES.items() if p.built_in and not p.device)
-#: The one that GPUs are trained with.
+#: The backend for training on GPUs.
 DEVICE_BACKEND = next(name for name, p in BACKEND_PROFILES.items() if p.built_in and p.device)
 
 
 def default_cluster(backend: str) -> Cluster:
-    """What a scenario runs on that names no cluster."""
+    """The cluster of a scenario without ``cluster:``."""
     return preset(BACKEND_PROFILES[backend].cluster)
 
 
 def call_refusal(profile: BackendProfile, call: ResolvedCall) -> str | None:
-    """Why a call is refused: by the back end of its group where that has one of its own, else by
-    ``profile``. None where it is taken.
-    """
+    """Why the backend of the call refuses it, or None. See `profile_for_call`."""
     return profile_for_call(profile, call).refuse(call)
 
 
 def profile_for_call(profile: BackendProfile, call: ResolvedCall) -> BackendProfile:
-    """Whose support counts for a call: its group's own back end, else ``profile``; a reading of the
-    contract takes all.
+    """The profile whose support decides about a call: that of the group's own backend, otherwise
+    ``profile``. A reading of the contract supports every call.
 
-    The world has the program's back end, in whose place ``profile`` is asked about.
+    The world always uses ``profile``, because callers ask about other backends than the program's.
     """
     if profile.support is None or not call.group.id:
         return profile
@@ -72,8 +70,8 @@ def profile_for_call(profile: BackendProfile, call: ResolvedCall) -> BackendProf
 
 
 def reduction_support(dtype: str) -> dict[str, str]:
-    """Reduce op -> the first letters of the back ends whose all_reduce takes this dtype, ``-`` for
-    each that does not (``gn-``).
+    """Reduce op -> the first letters of the backends whose all_reduce supports this dtype, and
+    ``-`` for each backend that does not (``gn-``).
     """
     return {op: _supporting_backends(dtype, op) for op in REDUCE_OPS}
 

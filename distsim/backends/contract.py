@@ -40,8 +40,8 @@ def needs_exchange_partners(op: str, n: int, root: int, me: int) -> frozenset[in
 
 
 def needs_data_sources(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
-    """Whose data it takes: who only gives needs nobody, as the root of broadcast and scatter, all
-    but the root of reduce and gather.
+    """The group ranks whose data a member receives. A member that only contributes data needs no
+    other: the root of broadcast and scatter, and all ranks but the root of reduce and gather.
     """
     return OPERATIONS[op].takes_from(n, root, me)
 

@@ -41,6 +41,7 @@ class MatchingQueues:
     posted: int = 0
 
     def copy(self) -> MatchingQueues:
+        """An independent copy."""
         return MatchingQueues(
             {s: list(v) for s, v in self.sends.items()},
             {s: list(v) for s, v in self.receives.items()},
@@ -75,6 +76,7 @@ class MessageMatcher:
         self.boxes: dict[Hashable, MatchingQueues] = {}
 
     def copy(self) -> MessageMatcher:
+        """An independent copy."""
         twin = MessageMatcher(self.specific_first)
         twin.boxes = {k: b.copy() for k, b in self.boxes.items()}
         return twin
@@ -85,6 +87,7 @@ class MessageMatcher:
 
     # --- messages ---
     def send(self, box: Hashable, sender: int, item: int) -> None:
+        """Post a message of ``sender`` to a mailbox."""
         self.boxes.setdefault(box, MatchingQueues()).sends.setdefault(sender, []).append(item)
 
     def receive(self, box: Hashable, source: int, item: int) -> None:
@@ -115,6 +118,7 @@ class MessageMatcher:
         return [take for box in self.boxes for take in self.takes_of(box)]
 
     def takes_of(self, box: Hashable) -> list[AnySourceMatch]:
+        """Matches of receives from any source in a mailbox."""
         queues = self.boxes[box]
         open_any = queues.receives.get(ANY_SENDER)
         if not open_any:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-#: All commands, in the order of docs/cli.md.
+#: All commands, in the order of docs/reference/cli.md.
 COMMANDS = (
     "simulate",
     "check",

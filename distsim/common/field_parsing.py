@@ -40,10 +40,12 @@ class PerRank(Generic[T_co]):
         """The entry of the rank; else the value of ``else``; else None."""
         return dict(self.entries).get(rank, self.default)
 
-    def written(self, write: Callable[[T_co], object]) -> dict[int | str, object]:
+    def written(
+        self, write: Callable[[T_co], object], default_key: str = "else"
+    ) -> dict[int | str, object]:
         """The mapping as a file has it; ``write`` converts each value."""
         entries: dict[int | str, object] = {rank: write(value) for rank, value in self.entries}
-        return entries if self.default is None else {**entries, "else": write(self.default)}
+        return entries if self.default is None else {**entries, default_key: write(self.default)}
 
 
 class ParsedFieldType:
@@ -220,12 +222,16 @@ def one_or_list_of(parse_one: FieldParser[T]) -> FieldParser[T | tuple[T, ...]]:
     return parse_any
 
 
-def _invalid_rank_key(key: object) -> None:
-    raise expected_error("a rank or `else` as the key of a per-rank mapping", key)
+def per_rank(parse_one: FieldParser[T], default_key: str = "else") -> FieldParser[T | PerRank[T]]:
+    """A parser that accepts what ``parse_one`` does, and also a mapping from ranks to values.
 
+    ``default_key`` is the key for the value of all other ranks.
+    """
 
-def per_rank(parse_one: FieldParser[T]) -> FieldParser[T | PerRank[T]]:
-    """A parser that accepts what ``parse_one`` does, and also a mapping from ranks to values."""
+    def refuse_key(key: object) -> None:
+        if key == "else":
+            raise ValueError(f"the key `else` has a new name: write `{default_key}`")
+        raise expected_error(f"a rank or `{default_key}` as the key of a per-rank mapping", key)
 
     def parse_any(value: object) -> T | PerRank[T]:
         if not isinstance(value, Mapping):
@@ -233,16 +239,16 @@ def per_rank(parse_one: FieldParser[T]) -> FieldParser[T | PerRank[T]]:
         gather, default = FieldErrorCollector(), None
         entries: list[tuple[int, T]] = []
         for key, item in value.items():
-            if key == "else":
+            if key == default_key:
                 default = gather.take(key, parse_one, item)
             elif isinstance(key, int) and not isinstance(key, bool) and key >= 0:
                 entries.append((key, gather.take(key, parse_one, item)))
             else:
-                gather.take(key, _invalid_rank_key, key)
+                gather.take(key, refuse_key, key)
         gather.done()
         if not entries and default is None:
             raise ValueError(
-                "expected at least one rank or `else` in a per-rank mapping, found none"
+                f"expected at least one rank or `{default_key}` in a per-rank mapping, found none"
             )
         return PerRank(tuple(entries), default)
 

@@ -78,6 +78,7 @@ class AllToAllCollective(CollectiveOperation):
 
     @classmethod
     def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
+        """Pairs of members that expect different sizes (`Operation.mismatched_pairs`)."""
         sent_by_call = [cls.sent(call) for call in calls]
         received_by_call = [cls.received(call) for call in calls]
         found = []
@@ -95,6 +96,7 @@ class AllToAllCollective(CollectiveOperation):
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         me = call.group_rank
         for word, buffers, splits in cls._sides(call):
             if reason := cls.bad_cut(word, buffers, splits, call.group.size):
@@ -138,10 +140,13 @@ class AllToAllCollective(CollectiveOperation):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return tuple(tuple((InputPart(k, r),) for k in range(n)) for r in range(n))
 
 
 class AllToAllOperation(AllToAllCollective):
+    """A list of parts, one for each rank, against a list of parts, one from each rank."""
+
     op = "all_to_all"
     torch_name = "all_to_all"
     colour = colours.EXCHANGE
@@ -192,6 +197,7 @@ class AllToAllOperation(AllToAllCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         n = call.group.size
         room = torch_tensor_list(tensors, call.outputs, n, call.output_splits)
         parts = torch_tensor_list(tensors, call.inputs, n, call.input_splits)
@@ -199,6 +205,8 @@ class AllToAllOperation(AllToAllCollective):
 
 
 class AllToAllSingleOperation(AllToAllCollective):
+    """Like all_to_all, with all parts in one tensor along its first axis."""
+
     op = "all_to_all_single"
     torch_name = "all_to_all_single"
     flat = True
@@ -261,6 +269,7 @@ class AllToAllSingleOperation(AllToAllCollective):
     def bad_cut(
         cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int
     ) -> str | None:
+        """Why an input cannot be split, or None."""
         return splits_error(word, buffers[0].shape, splits, n)
 
     @classmethod
@@ -272,6 +281,7 @@ class AllToAllSingleOperation(AllToAllCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         out_splits, in_splits = (
             None if s is None else list(s) for s in (call.output_splits, call.input_splits)
         )
@@ -307,6 +317,8 @@ def splits_error(
 
 
 class BarrierOperation(CollectiveOperation):
+    """A collective without data: no rank returns before all have arrived."""
+
     op = "barrier"
     torch_name = "barrier"
     first_field = "group"
@@ -331,6 +343,7 @@ class BarrierOperation(CollectiveOperation):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return (None,) * n
 
     @classmethod
@@ -342,10 +355,13 @@ class BarrierOperation(CollectiveOperation):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         return dist.barrier(group=group, async_op=call.is_async)
 
 
 class MonitoredBarrierOperation(Operation):
+    """A barrier (gloo only) in which group rank 0 reports missing ranks."""
+
     op = "monitored_barrier"
     kind = "collective"
     torch_name = "monitored_barrier"
@@ -392,22 +408,27 @@ class MonitoredBarrierOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         return {"op": cls.op}
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         return first_reason((caller_not_in_group(call),))
 
     @classmethod
     def chunk_nbytes(cls, n: int, nbytes: int) -> int:
+        """Bytes of one chunk of the schedule."""
         return 0
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return (None,) * n
 
     @classmethod
@@ -419,6 +440,7 @@ class MonitoredBarrierOperation(Operation):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         timeout = (
             None if call.timeout_ns is None else timedelta(microseconds=call.timeout_ns // 1000)
         )

@@ -1,8 +1,8 @@
-"""Several collectives of one kind on one group, handed over together: one launch, one request.
+"""Several collectives of one kind on one group, issued together: one launch, one request.
 
 Source: torch 2.13, `torch/distributed/distributed_c10d.py` (`_coalescing_manager`): all_reduce,
 all_gather_single and reduce_scatter_single are collected inside the context and become one call of
-the back end at its end (`allreduce_coalesced`, `all_gather_single_coalesced`,
+the backend at its end (`allreduce_coalesced`, `all_gather_single_coalesced`,
 `reduce_scatter_single_coalesced`). ProcessGroupNCCL makes it one ncclGroup; ProcessGroupGloo (run)
 lays the parts of all_reduce and all_gather end to end in one operation, and reduces those of
 reduce_scatter one after the other.
@@ -54,7 +54,7 @@ _ERROR_INSIDE_CONTEXT = (
 
 
 class _CoalescedCollective(CollectiveOperation):
-    """A launch of several collectives. The parts of every rank meet in the order of its list."""
+    """A launch of several collectives. The parts of all ranks match in list order."""
 
     #: The operation that each part is.
     coalesces: ClassVar[type[Operation]]
@@ -111,7 +111,7 @@ class _CoalescedCollective(CollectiveOperation):
 
     @classmethod
     def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
-        """The first member against each other: which part of the list differs."""
+        """Compare the first member with every other one, and name the part that differs."""
         pairs = [(calls[0], other, _first_difference(cls, calls[0], other)) for other in calls[1:]]
         return [(a.rank, b.rank, why) for a, b, why in pairs if why]
 
@@ -149,12 +149,14 @@ class _CoalescedCollective(CollectiveOperation):
 
 
 class AllReduceCoalescedOperation(ReducingCollective, _CoalescedCollective):
+    """Several all_reduce calls as one launch."""
+
     op = "all_reduce_coalesced"
     coalesces = AllReduceOperation
     nccl_tests = AllReduceOperation.nccl_tests
     algorithms = AllReduceOperation.algorithms
-    #: gloo lays the parts end to end in one operation in the host's memory; of several dtypes it
-    #: refuses them here.
+    #: gloo concatenates the parts in one operation in host memory, and raises if they have several
+    #: dtypes.
     bindings = {
         "gloo": BackendBinding(gpu=False, slot="all_reduce", one_dtype=True),
         "nccl": BackendBinding(one_dtype=True),
@@ -227,12 +229,14 @@ class _CoalescedOutOfPlace(_CoalescedCollective):
 
 
 class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
+    """Several all_gather_into_tensor calls as one launch."""
+
     op = "all_gather_into_tensor_coalesced"
     coalesces = AllGatherIntoTensorOperation
     aliases = ("all_gather_single_coalesced",)
     nccl_tests = AllGatherIntoTensorOperation.nccl_tests
     algorithms = AllGatherIntoTensorOperation.algorithms
-    #: Of several dtypes gloo mixes up the bytes.
+    #: If the parts have several dtypes, gloo mixes up the bytes.
     bindings = {
         "gloo": BackendBinding(
             gpu=False, slot="all_gather", shape_text=GLOO_SHAPE_ERRORS["all_gather_coalesced"]
@@ -277,6 +281,8 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
 
 
 class ReduceScatterTensorCoalescedOperation(ReducingCollective, _CoalescedOutOfPlace):
+    """Several reduce_scatter_tensor calls as one launch."""
+
     op = "reduce_scatter_tensor_coalesced"
     coalesces = ReduceScatterTensorOperation
     aliases = ("reduce_scatter_single_coalesced",)
@@ -330,7 +336,7 @@ def _as_tuple(value: object) -> tuple[object, ...]:
 def _first_difference(
     row: type[_CoalescedCollective], one: ResolvedCall, other: ResolvedCall
 ) -> str:
-    """In which part two lists differ, in a clause; empty where they do not."""
+    """The first difference between two lists as a clause, or an empty text."""
     here, there = _labelled_parts(row, one), _labelled_parts(row, other)
     sizes = [[numel for _, numel in parts] for parts in (here, there)]
     if sizes[0] == sizes[1]:

@@ -25,12 +25,14 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 
 class LocalOperation(Operation):
-    """Meets nobody and sends nothing."""
+    """Involves no other rank and sends nothing."""
 
     kind = "local"
 
 
 class ComputeOperation(LocalOperation):
+    """Work of one rank, given as a time or as FLOP and bytes."""
+
     op = "compute"
     first_field = "time"
     colour = colours.LOCAL
@@ -127,6 +129,8 @@ class ComputeOperation(LocalOperation):
 
 
 class AssignOperation(LocalOperation):
+    """New values for a tensor, which takes no time."""
+
     op = "assign"
     colour = colours.LOCAL
     words = OperationHelp(
@@ -155,6 +159,8 @@ class AssignOperation(LocalOperation):
 
 
 class SynchronizeOperation(LocalOperation):
+    """The host waits for its device (torch.cuda.synchronize)."""
+
     op = "synchronize"
     colour = colours.WAIT
     words = OperationHelp(
@@ -174,6 +180,8 @@ class SynchronizeOperation(LocalOperation):
 
 
 class WaitStreamOperation(LocalOperation):
+    """One CUDA stream waits for another (torch.cuda.Stream.wait_stream)."""
+
     op = "wait_stream"
     first_field = "stream"
     colour = colours.WAIT
@@ -209,6 +217,8 @@ class WaitStreamOperation(LocalOperation):
 
 
 class SleepOperation(LocalOperation):
+    """The host is idle for a time."""
+
     op = "sleep"
     first_field = "time"
     colour = colours.LOCAL
@@ -226,6 +236,8 @@ class SleepOperation(LocalOperation):
 
 
 class ExitOperation(LocalOperation):
+    """The process exits with a status."""
+
     op = "exit"
     first_field = "code"
     colour = colours.END
@@ -252,6 +264,8 @@ class ExitOperation(LocalOperation):
 
 
 class FailOperation(LocalOperation):
+    """The rank raises an exception."""
+
     op = "fail"
     first_field = "message"
     colour = colours.END
@@ -270,6 +284,8 @@ class FailOperation(LocalOperation):
 
 
 class WaitOperation(Operation):
+    """Wait for requests (Work.wait)."""
+
     op = "wait"
     kind = "wait"
     torch_name = "wait"
@@ -317,6 +333,7 @@ class WaitOperation(Operation):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         for work in works:
             work.wait()
         return None

@@ -1,12 +1,12 @@
-"""One-sided operations of symmetric memory: a rank reads or writes another's memory, and signals
-tell when.
+"""One-sided operations of symmetric memory: a rank reads or writes the memory of another rank, and
+signals order these accesses.
 
 torch.distributed._symmetric_memory of torch 2.13. A signal pad has a cell for each channel and
 sender. `put_signal` waits until the cell is empty and fills it, `wait_signal` waits until it is
-full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0). So a signal is a
-message without data that runs one ahead of its receive and no further, under every back end that
-has it. `put` and `get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`, `nccl_get`)
-meet nobody. All four are kernels on the current stream.
+full and empties it (`CUDASymmetricMemoryOps.cu`: compare-and-swap 0 → 1, 1 → 0). A signal is
+therefore a message without data, of which one may be sent before its receive, on every backend that
+supports signals. `put` and `get` (`torch.ops.symm_mem.nvshmem_put`, `nvshmem_get`, `nccl_put`,
+`nccl_get`) involve no call of the other rank. All four are kernels on the current stream.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def is_signal(tag: int) -> bool:
 
 
 def tag_text(tag: int) -> str:
-    """What tells messages of one pair apart, in words: `tag 3`, of a signal `channel 0`; empty for
-    tag 0.
+    """The text that distinguishes messages between two ranks: `tag 3`, of a signal `channel 0`;
+    empty for tag 0.
     """
     return f"channel {tag - FIRST_SIGNAL_TAG}" if is_signal(tag) else f"tag {tag}" if tag else ""
 
@@ -142,6 +142,8 @@ _ORDERING_NOTE = (
 
 
 class PutOperation(WithDestination, _RemoteAccessOperation):
+    """Write into the symmetric memory of another rank."""
+
     op = "put"
     gives = "all"
     colour = colours.SEND
@@ -165,6 +167,8 @@ class PutOperation(WithDestination, _RemoteAccessOperation):
 
 
 class GetOperation(WithSource, _RemoteAccessOperation):
+    """Read from the symmetric memory of another rank."""
+
     op = "get"
     gets = "all"
     colour = colours.RECV
@@ -228,6 +232,8 @@ _SIGNAL_PAD_NOTE = (
 
 
 class PutSignalOperation(WithDestination, _SignalOperation):
+    """Signal another rank on a channel."""
+
     op = "put_signal"
     direction = "send"
     colour = colours.SEND
@@ -248,6 +254,8 @@ class PutSignalOperation(WithDestination, _SignalOperation):
 
 
 class WaitSignalOperation(WithSource, _SignalOperation):
+    """Wait for the signal of another rank on a channel."""
+
     op = "wait_signal"
     direction = "recv"
     colour = colours.WAIT

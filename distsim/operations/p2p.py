@@ -86,11 +86,13 @@ class MessageOperation(PairOperation):
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         buffer = (call.inputs or call.outputs)[0]
         return {"numel": buffer.numel, "dtype": buffer.dtype}
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         return first_reason(
             (
                 caller_not_in_group(call),
@@ -102,6 +104,7 @@ class MessageOperation(PairOperation):
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         return (call.inputs or call.outputs)[0].nbytes
 
     @classmethod
@@ -113,6 +116,7 @@ class MessageOperation(PairOperation):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         buffer = (call.inputs or call.outputs)[0]
         return getattr(dist, cls.op)(tensors[buffer], call.peer, group=group, tag=call.tag)
 
@@ -169,6 +173,8 @@ _NCCL_TAGS_NOTE = (
 
 
 class SendOperation(_SendingOperation):
+    """A blocking send."""
+
     op = "send"
     torch_name = "send"
     colour = colours.SEND
@@ -193,6 +199,8 @@ class SendOperation(_SendingOperation):
 
 
 class RecvOperation(_ReceivingOperation):
+    """A blocking receive, from one rank or from any rank."""
+
     op = "recv"
     torch_name = "recv"
     first_field = "tensor"
@@ -216,6 +224,8 @@ class RecvOperation(_ReceivingOperation):
 
 
 class IsendOperation(_SendingOperation):
+    """A send that returns a request."""
+
     op = "isend"
     torch_name = "isend"
     nonblocking = True
@@ -244,6 +254,8 @@ class IsendOperation(_SendingOperation):
 
 
 class IrecvOperation(_ReceivingOperation):
+    """A receive that returns a request."""
+
     op = "irecv"
     torch_name = "irecv"
     first_field = "tensor"
@@ -342,10 +354,12 @@ class BatchIsendIrecvOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return tuple(sorted({call.rank} | {p.peer for p in call.parts if p.peer is not None}))
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         if not call.parts:
             return "the batch contains no messages (torch raises IndexError)"
         if any(part.group.id != call.parts[0].group.id for part in call.parts):
@@ -354,6 +368,7 @@ class BatchIsendIrecvOperation(Operation):
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         return sum((p.inputs or p.outputs)[0].nbytes for p in call.parts)
 
     @classmethod

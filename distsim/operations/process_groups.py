@@ -22,6 +22,8 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 
 class InitProcessGroupOperation(Operation):
+    """The rendezvous of all ranks, which creates the world."""
+
     op = "init_process_group"
     kind = "group"
     torch_name = "init_process_group"
@@ -61,7 +63,6 @@ class InitProcessGroupOperation(Operation):
         description="Backend of the world: gloo, nccl or mpi [default: the scenario's backend].",
         examples=["gloo"],
     )
-    #: env:// (also where it is left out), tcp://host:port, file:///path; alone or per rank.
     init_method: TextField = Field(
         default=None,
         description=(
@@ -70,8 +71,6 @@ class InitProcessGroupOperation(Operation):
         ),
         examples=["env://"],
     )
-    #: In place of init_method: tcp://host:port (a TCPStore), file:///path (a FileStore), hash (a
-    #: HashStore).
     store: TextField = Field(
         default=None,
         description=(
@@ -80,13 +79,11 @@ class InitProcessGroupOperation(Operation):
         ),
         examples=["hash"],
     )
-    #: Which number the process says it has; left out, env:// reads RANK.
     rank: ExpressionField = Field(
         default=None,
         description="Rank that the process passes [default: RANK, for env://].",
         examples=["rank"],
     )
-    #: How many it says there are; left out, env:// reads WORLD_SIZE.
     world_size: ExpressionField = Field(
         default=None,
         description="World size that the process passes [default: WORLD_SIZE, for env://].",
@@ -97,7 +94,6 @@ class InitProcessGroupOperation(Operation):
         description="Timeout of the call and of later calls on the world.",
         examples=["30 s"],
     )
-    #: The accelerator of an eager start, as `local_rank`.
     device_id: ExpressionField = Field(
         default=None,
         description="Index of the rank's GPU; nccl then creates its communicators at once.",
@@ -106,10 +102,12 @@ class InitProcessGroupOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         return {"op": cls.op, "backend": call.backend}
 
     @classmethod
@@ -144,6 +142,8 @@ class InitProcessGroupOperation(Operation):
 
 
 class NewGroupOperation(Operation):
+    """Create a group of some ranks."""
+
     op = "new_group"
     kind = "group"
     torch_name = "new_group"
@@ -203,8 +203,6 @@ class NewGroupOperation(Operation):
         description="Let only the members make the call and wait for each other.",
         examples=[True],
     )
-    #: Not torch's: a prefix of the world's store, for a group that its members make by themselves,
-    #: whatever groups they are in.
     store: str | None = Field(
         default=None,
         description=(
@@ -216,14 +214,17 @@ class NewGroupOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.ranks if call.local_sync else call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         return {"op": cls.op, "ranks": tuple(sorted(call.ranks)), "backend": call.backend}
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         if not call.ranks:
             return f"the new group {call.name} has no ranks"
         if len(set(call.ranks)) < len(call.ranks):
@@ -274,6 +275,8 @@ def _new_group_with_store(
 
 
 class DestroyProcessGroupOperation(Operation):
+    """Destroy one group, or all groups."""
+
     op = "destroy_process_group"
     kind = "group"
     torch_name = "destroy_process_group"
@@ -307,6 +310,7 @@ class DestroyProcessGroupOperation(Operation):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         return dist.destroy_process_group(group)
 
 

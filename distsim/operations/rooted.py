@@ -45,6 +45,8 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
 
 
 class BroadcastOperation(FromRootCollective, InPlaceCollective):
+    """The data of one rank, copied to all."""
+
     op = "broadcast"
     torch_name = "broadcast"
     nccl_tests = "broadcast_perf"
@@ -83,6 +85,7 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return (((InputPart(root, 0),),),) * n
 
     @classmethod
@@ -94,12 +97,15 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         return dist.broadcast(
             tensors[call.outputs[0]], src=call.root, group=group, async_op=call.is_async
         )
 
 
 class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
+    """The reduction of all tensors, on one rank."""
+
     op = "reduce"
     torch_name = "reduce"
     nccl_tests = "reduce_perf"
@@ -135,6 +141,7 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         return unsupported_reduction(call)
 
     @classmethod
@@ -144,6 +151,7 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return tuple((part_of_every_rank(n),) if r == root else None for r in range(n))
 
     @classmethod
@@ -155,6 +163,7 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         tensor = tensors[call.inputs[0]]
         return dist.reduce(
             tensor,
@@ -187,6 +196,8 @@ def _root_list_mismatch(
 
 
 class GatherOperation(ToRootCollective):
+    """The inputs of all ranks, on one rank."""
+
     op = "gather"
     torch_name = "gather"
     nccl_tests = "gather_perf"
@@ -236,10 +247,12 @@ class GatherOperation(ToRootCollective):
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         return _root_list_mismatch(call, call.outputs, call.inputs, ("dst", "output", "input"))
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         return call.inputs[0].nbytes * call.group.size
 
     @classmethod
@@ -249,6 +262,7 @@ class GatherOperation(ToRootCollective):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return tuple(
             tuple((InputPart(k, 0),) for k in range(n)) if r == root else None for r in range(n)
         )
@@ -262,6 +276,7 @@ class GatherOperation(ToRootCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         room = (
             torch_tensor_list(tensors, call.outputs, call.group.size)
             if call.rank == call.root
@@ -273,6 +288,8 @@ class GatherOperation(ToRootCollective):
 
 
 class ScatterOperation(FromRootCollective):
+    """The parts of one rank, one for each rank."""
+
     op = "scatter"
     torch_name = "scatter"
     nccl_tests = "scatter_perf"
@@ -317,18 +334,22 @@ class ScatterOperation(FromRootCollective):
 
     @classmethod
     def share(cls, call: ResolvedCall) -> TensorBuffer | None:
+        """The buffer whose size all members must agree on."""
         return call.outputs[0]
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
+        """The element count on which all members must agree."""
         return call.outputs[0].numel
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         return _root_list_mismatch(call, call.inputs, call.outputs, ("src", "input", "output"))
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         return call.outputs[0].nbytes * call.group.size
 
     @classmethod
@@ -338,6 +359,7 @@ class ScatterOperation(FromRootCollective):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return tuple(((InputPart(root, r),),) for r in range(n))
 
     @classmethod
@@ -349,6 +371,7 @@ class ScatterOperation(FromRootCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         parts = (
             torch_tensor_list(tensors, call.inputs, call.group.size)
             if call.rank == call.root

@@ -43,6 +43,8 @@ _FULL_SYNCHRONIZATION = (
 
 
 class AllReduceOperation(ReducingCollective, InPlaceCollective):
+    """The reduction of all tensors, on every rank."""
+
     op = "all_reduce"
     torch_name = "all_reduce"
     nccl_tests = "all_reduce_perf"
@@ -62,6 +64,7 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         return unsupported_reduction(call)
 
     @classmethod
@@ -71,6 +74,7 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return ((part_of_every_rank(n),),) * n
 
     @classmethod
@@ -82,6 +86,7 @@ class AllReduceOperation(ReducingCollective, InPlaceCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         return dist.all_reduce(
             tensors[call.inputs[0]],
             op=torch_reduce_op(dist, call),
@@ -113,6 +118,8 @@ class _AllGatherCollective(CollectiveOperation):
 
 
 class AllGatherOperation(_AllGatherCollective):
+    """The inputs of all ranks, on every rank, as a list."""
+
     op = "all_gather"
     torch_name = "all_gather"
     colour = colours.COLLECT
@@ -147,10 +154,12 @@ class AllGatherOperation(_AllGatherCollective):
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
+        """The element count on which all members must agree."""
         return _common_size_or_all(part_sizes(call.outputs, call.group.size))
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         n, one = call.group.size, call.inputs[0].numel
         if reason := wrong_part_count(call.outputs, n, "output"):
             return reason
@@ -168,11 +177,14 @@ class AllGatherOperation(_AllGatherCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         room = torch_tensor_list(tensors, call.outputs, call.group.size)
         return dist.all_gather(room, tensors[call.inputs[0]], group=group, async_op=call.is_async)
 
 
 class AllGatherIntoTensorOperation(_AllGatherCollective):
+    """The inputs of all ranks, on every rank, in one tensor."""
+
     op = "all_gather_into_tensor"
     aliases = ("all_gather_single",)
     torch_name = "all_gather_into_tensor"
@@ -207,6 +219,7 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         n, one = call.group.size, call.inputs[0].numel
         return wrong_element_count(
             "output", call.outputs[0].numel, n * one, f"{n} ranks contribute {one} each, in total"
@@ -221,6 +234,7 @@ class AllGatherIntoTensorOperation(_AllGatherCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         torch_function = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
         return torch_function(
             tensors[call.outputs[0]], tensors[call.inputs[0]], group=group, async_op=call.is_async
@@ -258,6 +272,8 @@ class _ReduceScatterCollective(ReducingCollective):
 
 
 class ReduceScatterOperation(_ReduceScatterCollective):
+    """The reduction of part i of all inputs, on group rank i; the input is a list."""
+
     op = "reduce_scatter"
     torch_name = "reduce_scatter"
     colour = colours.REDUCE
@@ -277,7 +293,7 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         torch="dist.reduce_scatter(x, list(parts), op=dist.ReduceOp.SUM)",
     )
     #: Run: it meets an all_reduce of one part; reduce_scatter_tensor is one of the whole input, and
-    #: ends right beside an all_reduce of it.
+    #: completes correctly with an all_reduce of it.
     bindings = {
         "gloo": BackendBinding(slot="all_reduce", part_by_part=True),
         "nccl": BackendBinding(),
@@ -298,10 +314,12 @@ class ReduceScatterOperation(_ReduceScatterCollective):
 
     @classmethod
     def numel(cls, call: ResolvedCall) -> Hashable:
+        """The element count on which all members must agree."""
         return _common_size_or_all(part_sizes(call.inputs, call.group.size))
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         n = call.group.size
         if reason := wrong_part_count(call.inputs, n, "input") or unsupported_reduction(call):
             return reason
@@ -319,6 +337,7 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         parts = torch_tensor_list(tensors, call.inputs, call.group.size)
         return dist.reduce_scatter(
             tensors[call.outputs[0]],
@@ -330,6 +349,8 @@ class ReduceScatterOperation(_ReduceScatterCollective):
 
 
 class ReduceScatterTensorOperation(_ReduceScatterCollective):
+    """The reduction of part i of all inputs, on group rank i; the input is one tensor."""
+
     op = "reduce_scatter_tensor"
     aliases = ("reduce_scatter_single",)
     torch_name = "reduce_scatter_tensor"
@@ -368,6 +389,7 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
 
     @classmethod
     def misfits(cls, call: ResolvedCall) -> str | None:
+        """Why the buffers of this call do not fit each other, or None."""
         n, one = call.group.size, call.outputs[0].numel
         found = wrong_element_count(
             "input", call.inputs[0].numel, n * one, f"{n} ranks receive {one} each, in total"
@@ -383,6 +405,7 @@ class ReduceScatterTensorOperation(_ReduceScatterCollective):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
+        """Call torch's function (`Operation.torch_call`)."""
         torch_function = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
         out, into = tensors[call.outputs[0]], tensors[call.inputs[0]]
         return torch_function(

@@ -78,6 +78,7 @@ class CodeBuilder:
 
     # --- indices of groups and ports ---
     def group_index(self, group: Vec) -> int:
+        """The number of a group in the tables."""
         key = self._key(group)
         if key not in self._group_numbers:
             self._group_numbers[key] = len(self.groups)
@@ -85,6 +86,7 @@ class CodeBuilder:
         return self._group_numbers[key]
 
     def port(self, peer: Vec, group: int, tag: Vec) -> int:
+        """The number of a (peer, group, tag) combination."""
         key = (self._key(peer), group, self._key(tag))
         if key not in self._port_numbers:
             self._port_numbers[key] = len(self.ports)
@@ -93,10 +95,12 @@ class CodeBuilder:
 
     # --- calls ---
     def append(self, call: CodeCall, guard: BoolVector | None = None) -> None:
+        """Add a call; ``guard`` selects the rows that make it."""
         self.calls.append(call)
         self.guards.append(guard)
 
     def finish(self, iterations: Sequence[int] = ()) -> SharedCode:
+        """The finished code of all ranks of the class."""
         has_guards = any(guard is not None for guard in self.guards)
         guards = self.guards if has_guards else None
         return SharedCode(

@@ -78,6 +78,7 @@ class CallSite(NamedTuple):
     op: str
 
     def place(self, rank: int | None = None) -> SourceLocation:
+        """The source location, with the rank if it matters."""
         return SourceLocation(self.file, self.line, self.column, self.op, rank)
 
 
@@ -91,6 +92,7 @@ class BufferVector:
     dtype: str
 
     def at(self, row: int) -> TensorBuffer:
+        """The buffer of one row."""
         shape = tuple(at_row(size, row) for size in self.shape)
         return TensorBuffer(self.name, at_row(self.index, row), shape, self.dtype)
 

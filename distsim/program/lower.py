@@ -2,7 +2,7 @@
 
 Key idea: ranks are lowered together as long as they make the same calls. `_initial_classes` divides
 the world by the selectors that can be evaluated at once; `RankClassWalker` walks each class and
-reports where its ranks still differ; then the parts are walked anew.
+reports where its ranks still differ; then the parts are walked again.
 
 Sources: design §3.
 """

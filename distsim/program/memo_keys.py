@@ -28,6 +28,7 @@ class VectorKeys:
         self._known: dict[int, tuple[object, Hashable]] = {}  # by id: the vector, and its key
 
     def __call__(self, value: object) -> Hashable:
+        """The key of a value."""
         if not isinstance(value, np.ndarray):
             return value
         known = self._known.get(id(value))
@@ -41,7 +42,7 @@ class VectorKeys:
 def arguments_key(fields: Mapping[str, object]) -> Hashable:
     """Equal for arguments that an operation's rules treat the same.
 
-    The rules read the sizes of buffers, not their names; but they compare buffers, so the key tells
+    The rules read the sizes of buffers, not their names; but they compare buffers, so the key shows
     which ones are the same copy.
     """
     single = _only_buffer(fields)
@@ -77,7 +78,7 @@ def _is_uniform(buffer: BufferVector) -> bool:
 
 
 def _copies_key(buffers: list[BufferVector]) -> Hashable:
-    """Tells which buffers are the same copy, by their names only if the copies differ by rank."""
+    """Shows which buffers are the same copy, by name only if the copies differ by rank."""
     copies = [(buffer.name, vector_key(buffer.index)) for buffer in buffers]
     if any(isinstance(buffer.index, np.ndarray) for buffer in buffers):
         return tuple(copies)

@@ -163,16 +163,20 @@ class Program:
         return {name: at_row(value, rank) for name, value in self.names.items()}
 
     def node(self, rank: int) -> int:
+        """The node of a rank."""
         return rank // self.local_size
 
     # --- calls ---
     def code(self, rank: int) -> SharedCode:
+        """The code of a rank."""
         return self.codes[self.code_of[rank]]
 
     def code_call(self, rank: int, position: int) -> CodeCall:
+        """The call of a rank at a position."""
         return self.codes[self.code_of[rank]].calls[position]
 
     def place(self, rank: int, position: int) -> SourceLocation:
+        """The source location of a call."""
         return self.sites[self.code_call(rank, position).site].place(rank)
 
     def call(self, rank: int, position: int) -> ResolvedCall:
@@ -180,6 +184,7 @@ class Program:
         return self.resolve(rank, self.code_call(rank, position))
 
     def resolve(self, rank: int, call: CodeCall) -> ResolvedCall:
+        """The call with the values of one rank."""
         return resolve_call(self.code(rank), self.groups, self.row_of[rank], call)
 
     def calls_of(self, rank: int) -> Iterator[tuple[int, ResolvedCall]]:

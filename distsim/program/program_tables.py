@@ -50,6 +50,7 @@ class ProgramTables:
 
     # --- sites and signatures ---
     def site(self, site: CallSite) -> int:
+        """The number of a call site in the tables."""
         number = self._site_numbers.get(site)
         if number is None:
             number = self._site_numbers[site] = len(self.sites)

@@ -1,8 +1,8 @@
 """The state of lowering one class of ranks: its code so far, open handles, and values of names.
 
 A class is a set of ranks that are lowered together, as long as they make the same calls. Where they
-turn out to differ, `RankClassSplit` ends the walk, and each part is walked anew as a class of its
-own.
+turn out to differ, `RankClassSplit` ends the walk, and each part is walked again as a separate
+class.
 
 The state is shared by the walk over the entries (`distsim.program.class_walker`) and the lowering
 of single steps (`distsim.program.step_lowering`); it knows neither.

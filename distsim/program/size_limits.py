@@ -1,7 +1,7 @@
 """How large a program may be before a command asks for `--max-calls`.
 
-The memory and time of a simulation are estimated before it starts, so that a too large program ends
-with a message at once, rather than after an hour or in the kernel's out-of-memory killer.
+The memory and time of a simulation are estimated before it starts, so that a program that is too
+large ends with a message at once. It neither runs for an hour nor out of memory.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _NO_NAMES: frozenset[str] = frozenset()
 #: Types of values without names in them.
 _PLAIN_TYPES = frozenset((str, int, float, bool, type(None)))
 
-#: Fields that `CallRequests` describes, for each call of a step anew.
+#: Fields that `CallRequests` describes, for each call of a step again.
 _HANDLE_FIELDS = ("handle", "handles")
 
 
@@ -85,6 +85,7 @@ def contains_init(entries: Iterable[Entry]) -> bool:
 
 
 def traits_of(step: ScenarioStep) -> StepTraits:
+    """What lowering needs to know about a step."""
     op: Any = step.op
     row = type(step.op)
     own = field_names_of(row)

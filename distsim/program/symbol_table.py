@@ -48,14 +48,16 @@ class HasPath(Protocol):
     """Anything that knows its position in the file's data."""
 
     @property
-    def path(self) -> tuple[str | int, ...]: ...
+    def path(self) -> tuple[str | int, ...]:
+        """The position in the file's data."""
 
 
 class HasSelector(Protocol):
     """Anything with a selector: an entry, a fault."""
 
     @property
-    def ranks(self) -> tuple[int, ...] | Expression | None: ...
+    def ranks(self) -> tuple[int, ...] | Expression | None:
+        """The selector of the ranks."""
 
 
 class _GroupSettings(NamedTuple):
@@ -233,7 +235,7 @@ class SymbolTable:
         """The group of a rank's ``count``-th new_group call.
 
         Ranks that pass the same members at the same count share the group. A call that only the
-        members make has no count (`LOCAL_CREATION`): such groups are told apart by name as well.
+        members make has no count (`LOCAL_CREATION`): such groups are distinguished by name as well.
         """
         key = (count, ranks, name if count == LOCAL_CREATION else "")
         if key not in self._made_groups:
@@ -357,7 +359,7 @@ class SymbolTable:
                 own_bindings = bindings_at(bindings, row)
                 item = self.evaluate(item, own_bindings, place, ranks[row : row + 1])
             found.append(item)
-        # np.array would turn true into 1 beside numbers, and hide a mistake.
+        # np.array would turn true into 1 among numbers, and hide a mistake.
         if len({isinstance(item, bool) for item in found}) > 1:
             self.problem(
                 place,

@@ -147,8 +147,8 @@ def lesson_page(name: str) -> str:
 
 
 def lesson_scenario_text(file: str) -> str:
-    """The text of a lesson's scenario: of the installed package, or of the checkout beside it.
-    Raises EnvironmentFault without it.
+    """The text of a lesson's scenario: from the installed package, or from the checkout that
+    contains it. Raises EnvironmentFault without it.
     """
     path = packaged_scenario(file)
     if path is not None:

@@ -23,7 +23,7 @@ program:
   - barrier                      # try `ranks: 0` on a new line below, and simulate again
 expect:                          # `distsim test` checks it
   verdict: ok
-  values: {loss: {else: 10}}
+  values: {loss: 10}
 """
 
 _RING = """\

@@ -63,19 +63,19 @@ def test_a_message_to_rank_minus_one_is_an_invalid_call_and_says_what_was_writte
         ("world: 2\ntensors: {x: {shape: [1.0e30]}}\nprogram: []", "a size must be an integer"),
         (
             BASE + "program: [{broadcast: {tensor: x, src: 9007199254740991}}]",
-            "src: expected an integer of 32 bits",
+            "src: expected a 32-bit integer",
         ),
         (
             BASE + "program: [{broadcast: {tensor: x, src: 1e30}}]",
-            "src: expected an integer of 32 bits",
+            "src: expected a 32-bit integer",
         ),
         (
             BASE + "program: [{isend: {tensor: x, dst: (rank + 1) % 4, tag: 2147483648, as: h}}]",
-            "tag: expected an integer of 32",
+            "tag: expected a 32-bit integer",
         ),
         (
             BASE + "program: [{barrier: {}}]\nexpect: {makespan: {at_least: 3 s, at_most: 1 s}}",
-            "nothing is at least 3 s and at most 1",
+            "`at_least` (3 s) is greater than `at_most` (1",
         ),
         (BASE + "program: []\noptions: {timeout: 0 s}", "a timeout above zero"),
         (BASE + "program: []\ngroups: {g: {ranks: [0], timeout: 0 ms}}", "a timeout above zero"),
@@ -257,7 +257,7 @@ program:
 # --- endless and silent ---
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="devices as Linux has them")
 def test_an_endless_file_is_read_up_to_a_bound():
-    with pytest.raises(ScenarioErrors, match="/dev/zero: can't be read: larger than 16 MiB"):
+    with pytest.raises(ScenarioErrors, match="/dev/zero: cannot be read: larger than 16 MiB"):
         load("/dev/zero")
     with pytest.raises(UsageError, match="/dev/zero:1: a line of more than 67,108,864 characters"):
         read_trace("/dev/zero")
@@ -267,7 +267,7 @@ def test_an_endless_file_is_read_up_to_a_bound():
 def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.2)
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ScenarioErrors, match="can't be read: nothing came for"):
+    with pytest.raises(ScenarioErrors, match="cannot be read: nothing came for"):
         load(tmp_path / "pipe.yaml")
     with pytest.raises(UsageError, match="can't be read: nothing came for"):
         read_trace(tmp_path / "pipe.yaml")

@@ -257,7 +257,7 @@ def test_options_and_launch_are_read() -> None:
 
 def test_expectations_are_read() -> None:
     text = "expect: {verdict: deadlock, depends_on: null, outcome: {gloo: hangs}, ranks: [0, 1], core: [0], findings: [DS301],\n"
-    text += "  values: {x: {0: [1, 2], else: '?'}, x@1: 3}, iteration: {at_least: 1 ms}}\n"
+    text += "  values: {x: {0: [1, 2], other_ranks: '?'}, x@1: 3}, iteration: {at_least: 1 ms}}\n"
     expect = loads(HEAD + "  - barrier\n" + text).expect
 
     assert expect is not None

@@ -202,7 +202,7 @@ scenarios = st.fixed_dictionaries(
                 "depends_on": st.none(),
                 "outcome": st.just({"gloo": "hangs"}),
                 "ranks": st.just([0]),
-                "values": st.just({"x": {0: [1, 2.5], "else": "?"}}),
+                "values": st.just({"x": {0: [1, 2.5], "other_ranks": "?"}}),
                 "makespan": st.just({"at_most": "3 ms"}),
             },
         ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distsim.common.errors import UsageError
+from distsim.common.errors import ScenarioErrors, UsageError
 from distsim.scenario import loads
 from distsim.simulation.expectations import check_expectations, scenario_files, unmet_expectations
 from distsim.simulation.simulate_scenario import simulate
@@ -32,7 +32,7 @@ def differing(text: str, expect: str) -> list[str]:
     [
         (SUM, "{verdict: ok, outcome: completes}"),
         (SUM, "{values: {x: 6}}"),
-        (SUM, "{values: {x: {0: 6.0, else: [6, 6]}}}"),
+        (SUM, "{values: {x: {0: 6.0, other_ranks: [6, 6]}}}"),
         (SUM, "{makespan: {at_least: 1 us, at_most: 1 s}, findings: []}"),
         (SUM, "{outcome: {gloo: completes, nccl: completes, mpi: completes}}"),
         (
@@ -134,3 +134,8 @@ def test_a_leak_is_a_warning_unless_strict(tmp_path, cli):
 
     assert cli("simulate", tmp_path / "s.yaml").returncode == 0
     assert cli("simulate", tmp_path / "s.yaml", "--strict").returncode == 1
+
+
+def test_the_old_key_for_all_other_ranks_is_refused_with_the_new_one() -> None:
+    with pytest.raises(ScenarioErrors, match="the key `else` has a new name: write `other_ranks`"):
+        loads(SUM + "expect: {values: {x: {0: 6, else: 6}}}\n")

@@ -143,13 +143,11 @@ def scenario_files() -> list[str]:
 def explained_names() -> list[str]:
     """Finding codes and operations, from the generated reference pages."""
     findings = re.findall(
-        r"\bDS\d{3}\b", (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+        r"\bDS\d{3}\b", (ROOT / "docs" / "reference" / "findings.md").read_text(encoding="utf-8")
     )
-    operations = re.findall(
-        r"^##+ `?(\w+)`?$",
-        (ROOT / "docs" / "operations.md").read_text(encoding="utf-8"),
-        re.MULTILINE,
-    )
+    folder = ROOT / "docs" / "reference" / "operations"
+    pages = [page.read_text(encoding="utf-8") for page in sorted(folder.glob("*.md"))]
+    operations = re.findall(r"^## (\w+)$", "\n".join(pages), re.MULTILINE)
     return sorted({*findings, *operations})
 
 

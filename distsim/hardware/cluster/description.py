@@ -66,8 +66,8 @@ class _ClusterPart(BaseModel):
 
 
 class ComputeDevice(_ClusterPart):
-    """What one rank computes on. ``peak`` is by torch's dtype name; a dtype left out runs at
-    ``float32``'s rate.
+    """The device of one rank. ``peak`` is by torch's dtype name; an omitted dtype runs at the rate
+    of ``float32``.
     """
 
     name: str = Field(description="Name of the device.", examples=["A100-80G"])
@@ -263,10 +263,13 @@ class NetworkCards(_ClusterPart):
 
 
 class Network(_ClusterPart):
-    """What lies between the cards. ``oversubscription`` 2: half of a node's card bandwidth gets
-    through, always; where ``leaf`` tells how many machines are on a leaf switch, half of what their
-    cards could send gets out of it, shared by all that leaves it at once. ``reduces``: its switches
-    can reduce (SHARP), and NCCL is told to use that (CollNet)."""
+    """The network between the cards.
+
+    With ``oversubscription`` 2, half of a node's card bandwidth is available at any time. With
+    ``leaf``, the limit applies to a leaf switch instead: half of the card bandwidth of its nodes,
+    shared by all transfers that leave it. ``reduces``: the switches can reduce (SHARP), and NCCL is
+    configured to use them (CollNet).
+    """
 
     latency_ns: Duration = Field(
         alias="latency", description="Latency of one hop between two NICs.", examples=["1 us"]
@@ -328,22 +331,21 @@ class MeasuredCurve(_ClusterPart):
 
 
 class Cluster(_ClusterPart):
-    """Everything a cost model needs to know about the machines.
+    """Everything that the cost model needs to know about the nodes and their network.
 
-    ``call_overhead``: what a communication call costs before its first byte moves (a kernel, a
-    protocol's start). ``collectives``: ``nccl`` by NCCL's algorithms and protocols,
-    `distsim.hardware.cost.nccl_curves` (needs the device's ``architecture``); ``rails`` by latency
-    and bandwidth alone (rings through every card, two-level algorithms, pipelined chains), ``flat``
-    as Gloo does (the row's schedule in the order of group ranks). ``gpus_per_process``: how many
-    GPUs one process drives; torch.distributed drives one (nccl-tests' ``-g``). ``host``: the CPU's
-    maker, by which NCCL chooses between nodes. ``shared_links``: transfers that cross a rank's link
-    or a card at the same time share it, see `distsim.hardware.cost.max_min_fairness`. ``crossing``:
-    on flat clusters with shared links, by how much of its moving time a transfer hinders another
-    that the same process moves: at 1 two take twice as long, at 0 they do not hinder each other.
-    ``reduce_bandwidth``: at which a rank combines what came with what it has, on a CPU (None:
-    hidden behind transfers, as on a GPU). ``algorithms``: by what they bring about (all_gather and
-    all_gather_into_tensor are one), the algorithm that is priced, or ``cheapest``; see
-    `distsim.hardware.cost`. ``measured``: see `MeasuredCurve`.
+    The descriptions of the fields are the reference. In addition:
+
+    * ``collectives``: ``nccl`` needs the device's ``architecture``
+      (`distsim.hardware.cost.nccl_curves`). ``rails`` uses only latency and bandwidth: rings
+      through every card, two-level algorithms, pipelined chains. ``flat`` uses the operation's
+      schedule in the order of group ranks, as Gloo does.
+    * ``shared_links``: see `distsim.hardware.cost.max_min_fairness`.
+    * ``crossing``: how much a transfer slows down another transfer of the same process. At 1, two
+      take twice as long; at 0, they are independent.
+    * ``reduce_bandwidth``: None if the reduction is hidden behind transfers, as on a GPU.
+    * ``algorithms``: all_gather and all_gather_into_tensor have the same effect, so they share an
+      entry. See `distsim.hardware.cost`.
+    * ``measured``: see `MeasuredCurve`.
     """
 
     name: str = Field(description="Name in reports.", examples=["our-pod"])

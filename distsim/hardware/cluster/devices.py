@@ -3,14 +3,14 @@
 Peak rates are for dense operations. Memory sizes are the nominal ones.
 
 ``compute_efficiency`` is the share of the peak that large matrix products reach in a training step.
-In isolation, for a short time and at their best shape, matrix products reach .87 on A100, .81 on
-its PCIe card, .80 on H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X in bf16, and .71
-to .78 in fp8 (stas00/ml-engineering, compute/accelerator, "Maximum Achievable Matmul FLOPS"). In a
-training step, with the step's own shapes and data, and at the clocks of a GPU under constant load,
-they reach .74 of that on A100 and .69 on H100. These two factors come from published training
-steps, after all memory-bound work was counted separately (`benchmarks/training_steps.py`). There
-are no such steps for other devices; so the PCIe card has the factor of A100, and GH200, B200 and
-GB200 have that of H100. The values for V100, L40S and L4 are assumptions.
+In isolation, for a short time and with the best shape, bf16 matrix products reach these shares: .87
+on A100, .81 on its PCIe card, .80 on H100, .84 on GH200, .78 on B200, .73 on GB200, .51 on MI300X.
+In fp8 they reach .71 to .78 (stas00/ml-engineering, "Maximum Achievable Matmul FLOPS"). A training
+step has other shapes and data, and a GPU under constant load has lower clocks. There, matrix
+products reach .74 of these shares on A100 and .69 on H100. These two factors come from published
+training steps, after all memory-bound work was counted separately (`benchmarks/training_steps.py`).
+There are no such steps for other devices; so the PCIe card has the factor of A100, and GH200, B200
+and GB200 have that of H100. The values for V100, L40S and L4 are assumptions.
 """
 
 from __future__ import annotations

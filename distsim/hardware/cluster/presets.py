@@ -1,9 +1,9 @@
 """Built-in clusters as plain data; each number has its source.
 
 Data-sheet figures are the vendors'. On GPUs, ``efficiency`` is the share of the data sheet's
-bandwidth that NCCL assumes when it chooses an algorithm (src/graph/topo.h): 20 of 25 GB/s per link
-on NVLink 2 and 3, 20.6 on NVLink 4, 40.1 of 50 on NVLink 5, 12 of 16 GB/s over PCIe 3 (doubled with
-each generation), 12 of 12.5 GB/s on a 100 Gbit/s card. `distsim.hardware.cost.nccl_constants` has
+bandwidth that NCCL assumes when it chooses an algorithm (src/graph/topo.h). NVLink 2 and 3: 20 of
+25 GB/s per link. NVLink 4: 20.6. NVLink 5: 40.1 of 50. PCIe 3: 12 of 16 GB/s, doubled with each
+generation. A 100 Gbit/s card: 12 of 12.5 GB/s. `distsim.hardware.cost.nccl_constants` has
 the share of that bandwidth which real transfers reach. None of these numbers was measured on your
 machines; `distsim.hardware.cost.prediction_range` states how far off they may be.
 """

@@ -135,10 +135,12 @@ class PricedOperation(Protocol):
     algorithms: ClassVar[Mapping[str, CollectiveAlgorithm]]
 
     @classmethod
-    def single(cls) -> str: ...
+    def single(cls) -> str:
+        """The operation whose costs apply."""
 
     @classmethod
-    def busbw_factor(cls, n: int) -> float: ...
+    def busbw_factor(cls, n: int) -> float:
+        """The bus bandwidth factor (`Operation.busbw_factor`)."""
 
 
 class ScheduleLoad(NamedTuple):

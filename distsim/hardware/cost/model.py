@@ -73,11 +73,16 @@ class SlowLink(Protocol):
     """
 
     @property
-    def link(self) -> str: ...
+    def link(self) -> str:
+        """The kind of link that is slow."""
+
     @property
-    def nodes(self) -> tuple[int, ...]: ...
+    def nodes(self) -> tuple[int, ...]:
+        """The nodes whose links are slow; empty for all."""
+
     @property
-    def factor(self) -> float: ...
+    def factor(self) -> float:
+        """The factor by which times grow."""
 
 
 #: The operation whose measured times apply to every message.

@@ -2,7 +2,7 @@
 
 They are fitted to published nccl-tests tables: 57 complete tables and parts of three.
 
-One set holds for all GPUs, with regularised (shrunken) offsets by transport and architecture.
+One set applies to all GPUs, with regularised (shrunken) offsets by transport and architecture.
 `benchmarks/accuracy/run.py --fit` prints the fitted constants again, and
 `benchmarks/accuracy/run.py` prints how well they predict tables and systems that the fit did not
 use.

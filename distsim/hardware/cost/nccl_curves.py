@@ -115,6 +115,7 @@ class FormTime(NamedTuple):
 
     @property
     def total(self) -> Array:
+        """The sum of all parts."""
         return self.moving + sum((us for _, us in self.latencies), np.zeros_like(self.moving))
 
 

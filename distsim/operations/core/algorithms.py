@@ -7,23 +7,19 @@ group ranks, ``0 <= rank < n``.
 
 What a *chunk* number means depends on the algorithm's `Chunking`:
 
-========
-=============================================================================================================
-whole     chunk 0 is the one buffer
-split     the one buffer is cut into n equal pieces; chunk c is piece c
-origin    chunk c is what rank c gives
-target    chunk c is what is meant for rank c (part c of every giver's input)
-pair      chunk ``s * n + d`` is what rank s gives to rank d
-token     chunk 0 is the word "I have come"; no bytes
-========
-=============================================================================================================
+* whole: chunk 0 is the whole buffer.
+* split: the buffer is split into n equal pieces, and chunk c is piece c.
+* origin: chunk c is the data of rank c.
+* target: chunk c is the data for rank c (part c of every sender's input).
+* pair: chunk ``s * n + d`` is the data of rank s for rank d.
+* token: chunk 0 is the message "I have arrived", without bytes.
 
-An algorithm is one function here and its `algorithm` line: rows take all that `ALGORITHMS` has for
-them (docs/contributing/extending.md).
+An algorithm is one decorated function here; operations use all algorithms that `ALGORITHMS` has
+for their effect (docs/contributing/extending.md).
 
-The proof that an algorithm does what its operation promises: `start` puts each giver's
-contributions in place, `play` moves them, and `output_chunks` reads the result
-(`tests/operations/test_algorithms.py`, n = 1..32, every root).
+`tests/operations/test_algorithms.py` proves that each algorithm has the effect of its operation,
+for n = 1..32 and every root: `start` places the contributions, `play` moves them, and
+`output_chunks` reads the result.
 
 The algorithms are textbook ones. Names as in Thakur, Rabenseifner, Gropp, "Optimization of
 Collective Communication Operations in MPICH" (2005), and Patarasuk, Yuan, "Bandwidth optimal
@@ -38,8 +34,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 
 class ChunkTransfer(NamedTuple):
-    """One chunk moves from ``src`` to ``dst``. ``reduce``: combined with what is there; else it
-    overwrites.
+    """One chunk moves from ``src`` to ``dst``. ``reduce``: it is reduced into the chunk there;
+    otherwise it overwrites that chunk.
     """
 
     src: int
@@ -49,8 +45,8 @@ class ChunkTransfer(NamedTuple):
 
 
 class RotationRounds(NamedTuple):
-    """So many rounds, in each of which every rank sends so many chunks to the rank ``distance``
-    places on.
+    """``rounds`` rounds in which every rank sends ``chunks`` chunks to the rank ``distance`` places
+    further on.
     """
 
     rounds: int
@@ -67,16 +63,17 @@ Chunking = Literal["whole", "split", "origin", "target", "pair", "token"]
 #: Contributions (group rank, part of its input) in a chunk; one that is there twice stands there
 #: twice.
 ChunkContents = tuple[tuple[int, int], ...]
-#: A shape that is priced as a whole: a pipeline through all ranks, or every pair in one round.
+#: A shape whose cost is computed as a whole: a pipeline through all ranks, or every pair in one
+#: round.
 AlgorithmShape = Literal["chain", "all pairs"]
 
 
 class CollectiveAlgorithm(NamedTuple):
-    """One way to bring an operation's effect about.
+    """One algorithm of an operation.
 
-    ``of``: what it brings about, a key of `ALGORITHMS`. ``rotations(n)``: the rounds in short, for
-    schedules with n squared transfers, so that a thousand ranks are priced without writing them
-    down (tested against the rounds). ``shape``: see `AlgorithmShape`.
+    ``of``: the operation's effect, a key of `ALGORITHMS`. ``rotations(n)``: a short form of the
+    rounds for schedules with n squared transfers, so that costs for a thousand ranks need no list
+    of transfers (tested against the rounds). ``shape``: see `AlgorithmShape`.
     """
 
     rounds: RoundsFunction
@@ -94,8 +91,8 @@ class CollectiveAlgorithm(NamedTuple):
         return nbytes if self.chunking == "whole" else -(-nbytes // n)
 
     def ring_passes(self, n: int) -> int:
-        """How often the buffer goes round, where it does and every round is a hop to the next rank;
-        else 0.
+        """How often the buffer travels around the ring, or 0 if some round is not a hop to the next
+        rank.
         """
         if n < 2 or self.rotations is None or self.chunking not in ("split", "origin", "target"):
             return 0
@@ -116,8 +113,8 @@ def register_algorithm(
     rotations: Callable[[int], list[RotationRounds]] | None = None,
     shape: AlgorithmShape | None = None,
 ) -> Callable[[RoundsFunctionT], RoundsFunctionT]:
-    """The function below brings ``of`` about; a cluster file may choose it by its name
-    (`distsim.hardware.cost`).
+    """Register the decorated function as an algorithm for ``of``. A cluster file may choose it by
+    its name (`distsim.hardware.cost`).
     """
 
     def enter(rounds: RoundsFunctionT) -> RoundsFunctionT:
@@ -130,7 +127,7 @@ def register_algorithm(
 
 
 def algorithms_of(what: str) -> Mapping[str, CollectiveAlgorithm]:
-    """All that bring it about, by name; those entered later too."""
+    """All algorithms for an effect, by name, including those registered later."""
     return MappingProxyType(ALGORITHMS.setdefault(what, {}))
 
 
@@ -139,8 +136,8 @@ def algorithms_of(what: str) -> Mapping[str, CollectiveAlgorithm]:
 
 @register_algorithm("all_gather", "ring", "origin", lambda n: [RotationRounds(n - 1, 1)])
 def ring_all_gather(n: int, root: int = 0) -> list[Round]:
-    """n - 1 rounds; every rank passes on what it got last. Each rank sends (n - 1)/n of the
-    gathered buffer.
+    """n - 1 rounds; every rank forwards the chunk that it received last. Each rank sends (n - 1)/n
+    of the gathered buffer.
     """
     return [[ChunkTransfer(r, (r + 1) % n, (r - k) % n) for r in range(n)] for k in range(n - 1)]
 
@@ -175,25 +172,23 @@ def ring_all_reduce(n: int, root: int = 0) -> list[Round]:
 
 
 def _ring_position(root: int, n: int) -> Callable[[int], int]:
-    """Group rank of the rank that stands ``v`` places after the root."""
+    """The group rank that is ``v`` places after the root."""
     return lambda v: (root + v) % n
 
 
 def binomial_parent(v: int) -> int:
-    """Who sends to the rank ``v`` places after the root: ``v`` without its highest set bit."""
+    """The sender to position ``v`` after the root: ``v`` without its highest set bit."""
     return v & ~(1 << (v.bit_length() - 1)) if v else 0
 
 
 def binomial_children(n: int, v: int) -> frozenset[int]:
-    """To whom the rank ``v`` places after the root sends, in places after the root: one higher bit
-    each.
-    """
+    """The positions after the root to which position ``v`` sends: ``v`` with one higher bit set."""
     return frozenset(v | 1 << k for k in range(v.bit_length(), n.bit_length()) if v | 1 << k < n)
 
 
 def binomial_path_and_children(n: int, root: int, me: int) -> frozenset[int]:
-    """Who must have come to the broadcast before a rank may leave: all between the root and it, and
-    its own children.
+    """The ranks that must have arrived at the broadcast before ``me`` returns: all ranks between
+    the root and ``me``, and its own children.
     """
     v = (me - root) % n
     near, above = set(binomial_children(n, v)), v
@@ -388,7 +383,7 @@ def pairwise_all_to_all(n: int, root: int = 0) -> list[Round]:
 
 @register_algorithm("all_to_all", "direct", "pair", shape="all pairs")
 def direct_all_to_all(n: int, root: int = 0) -> list[Round]:
-    """Everything at once, as a group of n - 1 sends and receives on each rank."""
+    """All transfers at once, as a group of n - 1 sends and receives on each rank."""
     return (
         [[ChunkTransfer(r, d, r * n + d) for r in range(n) for d in range(n) if d != r]]
         if n > 1
@@ -403,7 +398,7 @@ def direct_all_to_all(n: int, root: int = 0) -> list[Round]:
     lambda n: [r._replace(chunks=1) for r in _doubling_rotations(n)],
 )
 def dissemination_barrier(n: int, root: int = 0) -> list[Round]:
-    """ceil(log2 n) rounds; in round k every rank tells the rank 2**k places after it (Hensgen,
+    """ceil(log2 n) rounds; in round k every rank signals the rank 2**k places after it (Hensgen,
     Finkel, Manber 1988).
     """
     rounds, step = [], 1
@@ -416,8 +411,8 @@ def dissemination_barrier(n: int, root: int = 0) -> list[Round]:
 @register_algorithm("barrier", "central", "token")
 @register_algorithm("monitored_barrier", "central", "token")
 def central_barrier(n: int, root: int = 0) -> list[Round]:
-    """Everybody reports to the root, one after the other in rank order, and is answered when all
-    have come.
+    """Every rank reports to the root, one after the other in rank order. The root answers when all
+    ranks have arrived.
     """
     others = [r for r in range(n) if r != root]
     return [[ChunkTransfer(r, root, 0, True)] for r in others] + [

@@ -1,4 +1,4 @@
-"""What all collectives share: their common fields, who takes part, and the helpers of their torch
+"""Base classes of collectives: their common fields, their members, and helpers of their torch
 calls.
 """
 
@@ -29,7 +29,9 @@ from distsim.operations.core.torch_protocols import TensorLookup, TorchTensor
 
 
 class CollectiveOperation(Operation):
-    """All ranks of the group make the call, the k-th of one rank with the k-th of every other."""
+    """All ranks of the group make the call. The k-th call of one rank matches the k-th call of
+    every other rank.
+    """
 
     kind = "collective"
     gives: ClassVar[RankScope] = "all"
@@ -55,8 +57,8 @@ class CollectiveOperation(Operation):
         description="Name of the request, for a later `wait`; `name@index` inside a repeat.",
         examples=["h"],
     )
-    #: The stream that is current at the call (`torch.cuda.stream`); means something where there are
-    #: streams (nccl).
+    #: The stream that is current at the call (`torch.cuda.stream`). It only matters on backends
+    #: with streams (nccl).
     on: StreamField = Field(
         default="",
         description=(
@@ -88,10 +90,12 @@ class CollectiveOperation(Operation):
 
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
+        """Global ranks that take part (`Operation.parties`)."""
         return call.group.ranks
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
+        """What all parties must have in common (`Operation.agreement`)."""
         share = cls.share(call)
         agreed: dict[str, Hashable] = {"op": cls.op}
         if share is not None:
@@ -104,6 +108,7 @@ class CollectiveOperation(Operation):
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
+        """Why no backend accepts this call, or None (`Operation.faults`)."""
         root = root_not_in_group(call, cls.root_field) if cls.root_field else None
         return first_reason(
             (
@@ -121,6 +126,7 @@ class CollectiveOperation(Operation):
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         share = cls.share(call)
         return share.nbytes if share else 0
 
@@ -177,10 +183,12 @@ class FromRootCollective(CollectiveOperation):
 
     @classmethod
     def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose data end in the output of ``me``."""
         return frozenset() if me == root else frozenset((root,))
 
     @classmethod
     def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose output contains data of ``me``."""
         return None if me == root else frozenset()
 
 
@@ -208,10 +216,12 @@ class ToRootCollective(CollectiveOperation):
 
     @classmethod
     def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose data end in the output of ``me``."""
         return None if me == root else frozenset()
 
     @classmethod
     def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
+        """Group ranks whose output contains data of ``me``."""
         return frozenset() if me == root else frozenset((root,))
 
 

@@ -67,8 +67,8 @@ def apply_effect(
 ) -> list[list[Array] | None]:
     """Per group rank the parts of its output, or None where the operation leaves it as it was.
 
-    ``inputs[r][k]`` is part k of the input of group rank r (flat or shaped alike); the list may be
-    empty where a rank gives nothing. ``root`` is a group rank.
+    ``inputs[r][k]`` is part k of the input of group rank r (flat or with the shape of the output);
+    the list may be empty where a rank gives nothing. ``root`` is a group rank.
     """
     return [
         None

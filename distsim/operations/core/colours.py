@@ -1,5 +1,5 @@
-"""The colours of the operations, one for each way that data moves; told apart by colour-blind
-readers.
+"""The colours of the operations, one for each way that data moves; they can be distinguished by
+colour-blind readers.
 
 Source: Okabe, Ito, "Color Universal Design" (2008), their palette of eight, and one grey.
 """

@@ -66,6 +66,7 @@ class InlineTensor:
 
 
 def parse_reference(value: object) -> NameReference:
+    """A tensor or a handle: ``name`` or ``name@index``. Raises ValueError."""
     if isinstance(value, NameReference):
         return value
     if not isinstance(value, str) or not value.strip():
@@ -116,12 +117,14 @@ def parse_dtype(value: object) -> str:
 
 
 def parse_shape(value: object) -> tuple[Expression | PerRank[Expression], ...]:
+    """The sizes of a tensor. Raises ValueError."""
     if not isinstance(value, (list, tuple)):
         raise expected_error("a list of sizes such as [8, 1024]", value)
     return parse_each(per_rank(expression_field), value)
 
 
 def parse_tensor(value: object) -> NameReference | InlineTensor:
+    """A reference or an inline tensor. Raises ValueError."""
     if isinstance(value, Mapping):
         extra = set(value) - {"shape", "dtype"}
         if extra or "shape" not in value:
@@ -421,7 +424,7 @@ SELECTOR_SCHEMA: FieldSchema = {
     "description": "A rank, a list of ranks, or a condition.",
     "anyOf": [_RANK_SCHEMA, {"type": "array", "items": _RANK_SCHEMA}, condition_schema()],
 }
-#: Selector: a tuple of ranks | Expression; None (left out) selects all.
+#: Selector: a tuple of ranks | Expression; None (the default) selects all ranks.
 SelectorField = Annotated[
     tuple[int, ...] | Expression | None, *_parsed_field(parse_selector, {"x-def": "selector"})
 ]

@@ -35,8 +35,8 @@ OutputEffect = tuple[tuple[InputPart, ...], ...] | None
 
 
 class OperationHelp(NamedTuple):
-    """What `distsim explain NAME` says, in plain sentences. ``signature`` is torch's; ``torch``:
-    the example as a call of torch.
+    """The texts of `distsim explain NAME`. ``signature`` is torch's; ``torch`` is the example as a
+    call of torch.
     """
 
     signature: str
@@ -95,7 +95,7 @@ class BackendBinding(NamedTuple):
 
 
 class Operation(BaseModel):
-    """A row. Subclasses fill the class variables; see the methods for the columns."""
+    """One operation. Subclasses set the class variables and override the methods."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, populate_by_name=True)
 
@@ -103,14 +103,13 @@ class Operation(BaseModel):
     op: ClassVar[str]
     kind: ClassVar[OperationKind]
     aliases: ClassVar[tuple[str, ...]] = ()
-    #: The field that a lone scalar stands for (`- sleep: 3 ms`); None: the step takes a mapping
-    #: only.
+    #: The field that a lone scalar sets (`- sleep: 3 ms`). None: the step needs a mapping.
     first_field: ClassVar[str | None] = None
     #: "src" or "dst" for a rooted collective (fields src/group_src or dst/group_dst), else None.
     root_field: ClassVar[Literal["src", "dst"] | None] = None
-    #: Left out, the root is global rank 0.
+    #: Whether the root defaults to global rank 0.
     root_optional: ClassVar[bool] = False
-    #: Which ranks give an input / get an output: all, or the root alone.
+    #: The ranks that have an input / an output: all ranks, or only the root.
     gives: ClassVar[RankScope] = "none"
     gets: ClassVar[RankScope] = "none"
     #: Number of parts of input / output as a function of group size is 1 or n: "one" or "n".
@@ -122,25 +121,24 @@ class Operation(BaseModel):
     reduces: ClassVar[bool] = False
     #: "send" or "recv" for p2p.
     direction: ClassVar[Literal["send", "recv"] | None] = None
-    #: A signal: a message without data on a channel of its own, of which one may be on its way
+    #: A signal: a message without data on its own channel, which holds at most one signal
     #: (`distsim.operations.one_sided`).
     signals: ClassVar[bool] = False
     #: True for isend, irecv: never blocks, has a request.
     nonblocking: ClassVar[bool] = False
-    #: True where sizes are agreed on pair by pair (all_to_all): `cross_faults` judges them, not
-    #: `agreement` alone.
+    #: True if pairs of ranks agree on sizes (all_to_all): `mismatched_pairs` compares them in
+    #: addition to `agreement`.
     pairwise: ClassVar[bool] = False
-    #: The operation of which this one launches several at once; None where a call is one operation
-    #: (`separate`).
+    #: The operation of which this one launches several at once (`separate`), or None.
     coalesces: ClassVar["type[Operation] | None"] = None
-    #: nccl-tests' program for the operation; None where it has none.
+    #: The program of nccl-tests for the operation, or None.
     nccl_tests: ClassVar[str | None] = None
-    #: The function of torch.distributed; None where the operation is no call on it.
+    #: The function of torch.distributed, or None.
     torch_name: ClassVar[str | None] = None
-    #: The back ends that have the operation, and what each makes of it. One that is not named here
-    #: refuses it, unless its own file says that it takes it (`distsim.backends.profile`).
+    #: Backend -> how it implements the operation. A backend without an entry refuses the operation,
+    #: unless its own file has a binding (`distsim.backends.profile`).
     bindings: ClassVar[Mapping[str, BackendBinding]] = {}
-    #: Algorithms that bring the effect about, by name; the first one is the default schedule.
+    #: Algorithms of the operation, by name; the first one is the default schedule.
     algorithms: ClassVar[Mapping[str, CollectiveAlgorithm]] = {}
     #: Its fill in pictures, as hex: one of `distsim.operations.core.colours`.
     colour: ClassVar[str]
@@ -149,84 +147,82 @@ class Operation(BaseModel):
     # --- columns on resolved calls ---
     @classmethod
     def parties(cls, call: ResolvedCall) -> tuple[int, ...]:
-        """Global ranks that meet in this call; a local operation meets nobody."""
+        """Global ranks that take part in this call; none for a local operation."""
         return ()
 
     @classmethod
     def agreement(cls, call: ResolvedCall) -> dict[str, Hashable]:
-        """What all parties must have in common, by the words of a finding: op, numel, dtype,
-        reduce_op, root, splits.
+        """The values that all parties must have in common, by the terms of findings: op, numel,
+        dtype, reduce_op, root, splits.
         """
         return {}
 
     @classmethod
     def faults(cls, call: ResolvedCall) -> str | None:
-        """Why no such call may be made under any back end (buffer sizes, splits that don't add up),
-        else None.
+        """Why the call is invalid on every backend (buffer sizes, splits that do not add up), or
+        None.
         """
         return None
 
     @classmethod
     def mismatched_pairs(cls, calls: Sequence[ResolvedCall]) -> list[tuple[int, int, str]]:
-        """What equality of `agreement` can't say: (global rank, global rank, why their calls don't
-        fit) for each such pair.
+        """Mismatches that `agreement` cannot express: (global rank, global rank, reason) for each
+        pair.
 
-        ``calls``: the calls of members, in group order; those who have not come are left out. To be
-        asked where ``pairwise`` is set and the agreements differ or hold no "numel". Of a coalesced
-        launch it says which parts differ.
+        ``calls``: the calls of the members that have arrived, in group order. Callers ask if
+        ``pairwise`` is set and the agreements differ or have no "numel". For a coalesced launch
+        the reason names the parts that differ.
         """
         return []
 
     @classmethod
     def separate(cls, call: ResolvedCall) -> tuple[ResolvedCall, ...]:
-        """The calls that this launch holds: of a coalesced one each part as a call of its own, else
-        the call itself.
-        """
+        """The parts of a coalesced launch as separate calls; otherwise the call itself."""
         return (call,)
 
     @classmethod
     def nbytes(cls, call: ResolvedCall) -> int:
-        """Bytes as nccl-tests counts them: the large buffer (costs: doc/PERFORMANCE.md of
-        nccl-tests); p2p: the message.
+        """Bytes as nccl-tests counts them (its doc/PERFORMANCE.md): the larger buffer of a
+        collective, or the message.
         """
         return 0
 
     # --- columns on group size and root (group ranks) ---
     @classmethod
     def busbw_factor(cls, n: int) -> float:
-        """busbw = algbw × this (nccl-tests doc/PERFORMANCE.md); 0 where the operation has none."""
+        """The factor from algbw to busbw (nccl-tests doc/PERFORMANCE.md), or 0."""
         return 0.0
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
-        """Per group rank: what its output holds in the end. The values, the lineage, the proof and
-        the picture follow from it.
+        """The final content of each group rank's output. Values, lineage, the proof and the picture
+        are derived from it.
         """
         return ()
 
     @classmethod
     def takes_from(cls, n: int, root: int, me: int) -> GroupRanks:
-        """Whose data end in the output of a group rank, so that it can't leave before they have
-        come; barriers: everybody's.
+        """The group ranks whose data end in the output of ``me``. It cannot return before they have
+        arrived. For barriers: all ranks.
         """
         return None
 
     @classmethod
     def gives_to(cls, n: int, root: int, me: int) -> GroupRanks:
-        """In whose output a group rank's data end; the other side of `takes_from`."""
+        """The group ranks whose output contains data of ``me``: the inverse of `takes_from`."""
         return None
 
     @classmethod
     def schedule(cls, n: int, root: int) -> list[Round]:
-        """Rounds of transfers that bring the effect about; chunks are numbered as in
+        """Rounds of transfers that produce the effect; chunks are numbered as in
         `distsim.operations.core.algorithms`.
         """
         return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
 
     @classmethod
     def single(cls) -> str:
-        """The operation whose measured times stand for this one's: a launch of parts costs what one
-        as large does.
+        """The operation whose measured times apply: a coalesced launch costs as much as one
+        operation of its size.
         """
         return cls.op if cls.coalesces is None else cls.coalesces.op
 
@@ -249,8 +245,8 @@ class Operation(BaseModel):
         group: object,
         works: Sequence[TorchWork] = (),
     ) -> object:
-        """Make the call on torch.distributed (`dist` handed in; nothing is imported here). Returns
-        what torch returns.
+        """Make the call on torch.distributed and return torch's result. ``dist`` is passed in,
+        because this module does not import torch.
 
         ``tensors[buffer]`` is the torch tensor of a Buffer, contiguous and of its shape. ``group``
         is torch's process group of `call.group`, or None for the world. ``works`` are the requests
@@ -276,8 +272,8 @@ def _single_transfer(n: int, root: int) -> list[Round]:
 
 
 class PairOperation(Operation):
-    """Data of one rank for one other, whose effect and schedule are those of a pair: group rank 0
-    gives, group rank 1 gets.
+    """A transfer between two ranks. In effect and schedule, group rank 0 is the sender and group
+    rank 1 the receiver.
     """
 
     algorithms = {"direct": CollectiveAlgorithm(_single_transfer, "whole")}
@@ -289,13 +285,12 @@ class PairOperation(Operation):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
+        """The contributions to the output of each group rank (`Operation.effect`)."""
         return (None, ((InputPart(0, 0),),))
 
 
 class WithDestination(Operation):
-    """The other side of an operation between two ranks, where it must be named: exactly one of
-    `dst` and `group_dst`.
-    """
+    """An operation that must name its receiver: exactly one of `dst` and `group_dst`."""
 
     dst: ExpressionField = Field(
         default=None,
@@ -318,7 +313,7 @@ class WithDestination(Operation):
 
 
 class WithSource(Operation):
-    """Exactly one of `src` and `group_src`."""
+    """An operation that must name its source: exactly one of `src` and `group_src`."""
 
     src: ExpressionField = Field(
         default=None,

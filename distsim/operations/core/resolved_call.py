@@ -1,9 +1,9 @@
-"""The plain records that every column of an operation's row works on, and what rows share when they
-judge one.
+"""Resolved calls: the plain records on which the methods of operations work, and checks that
+operations share.
 
-A *resolved call* is one operation on one rank with all expressions evaluated. Nothing in here knows
-a file, a clock or a back end. Membership, roots and buffers that fit are judged by functions that
-return why the call may not be made, as a clause without a full stop, or None.
+A *resolved call* is one operation on one rank with all expressions evaluated. This module knows no
+files, clocks or backends. Functions that check membership, roots and buffers return why the call
+may not be made, as a clause without a full stop, or None.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class RankGroup:
 
     @property
     def size(self) -> int:
+        """The number of members."""
         return len(self.ranks)
 
     def group_rank(self, rank: int) -> int:
@@ -62,7 +63,7 @@ class RankGroup:
 
 @dataclass(frozen=True, slots=True)
 class TensorBuffer:
-    """The memory an operation names: one copy of a tensor on one rank.
+    """The memory that an operation uses: one copy of a tensor on one rank.
 
     ``name`` is empty for an inline ``{shape, dtype}``: a fresh buffer of that call alone.
     ``index`` is the copy's number in ``name@index`` (0 when the tensor has a single copy).
@@ -75,14 +76,17 @@ class TensorBuffer:
 
     @property
     def numel(self) -> int:
+        """The element count on which all members must agree."""
         return prod(self.shape)
 
     @property
     def nbytes(self) -> int:
+        """Bytes as nccl-tests counts them (`Operation.nbytes`)."""
         return self.numel * DTYPE_BYTES[self.dtype]
 
     @property
     def label(self) -> str:
+        """The name in messages: ``x``, or ``x@2`` for a copy."""
         return self.name if self.index == 0 else f"{self.name}@{self.index}"
 
 
@@ -139,14 +143,17 @@ class ResolvedCall:
 
     @property
     def group_rank(self) -> int:
+        """The caller's rank in the group."""
         return self.group.group_rank(self.rank)
 
     @property
     def input_nbytes(self) -> int:
+        """Bytes of all inputs."""
         return sum(b.nbytes for b in self.inputs)
 
     @property
     def output_nbytes(self) -> int:
+        """Bytes of all outputs."""
         return sum(b.nbytes for b in self.outputs)
 
 
@@ -158,17 +165,18 @@ COMPLEX_DTYPES = frozenset({"complex64", "complex128"})
 
 
 def first_reason(reasons: Iterable[str | None]) -> str | None:
-    """The first reason there is."""
+    """The first reason that is not None or empty."""
     return next((reason for reason in reasons if reason), None)
 
 
 def group_text(group: RankGroup) -> str:
+    """The group and its ranks, for messages."""
     ranks = ", ".join(map(str, group.ranks[:8])) + (", …" if group.size > 8 else "")
     return f"the group {group.name} (ranks {ranks})"
 
 
 def caller_not_in_group(call: ResolvedCall) -> str | None:
-    """The caller is no member of the group."""
+    """The message for a caller that is not a member of the group, or None."""
     return (
         None
         if call.rank in call.group.ranks
@@ -177,14 +185,14 @@ def caller_not_in_group(call: ResolvedCall) -> str | None:
 
 
 def root_not_in_group(call: ResolvedCall, word: str) -> str | None:
-    """The root is no member of the group."""
+    """The message for a root that is not a member of the group, or None."""
     if call.root is None or call.root in call.group.ranks:
         return None
     return f"{word} is rank {call.root}, which is not in {group_text(call.group)}"
 
 
 def invalid_peer(call: ResolvedCall, peer: int | None) -> str | None:
-    """The other side of a message, or of a one-sided operation, is the caller or no member."""
+    """The message for a peer that is the caller itself or not a member, or None."""
     if peer == call.rank:
         return f"rank {peer} is its own peer"
     if peer is not None and peer not in call.group.ranks:
@@ -193,7 +201,7 @@ def invalid_peer(call: ResolvedCall, peer: int | None) -> str | None:
 
 
 def differing_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
-    """The buffers of one call differ in dtype."""
+    """The message for buffers of one call with different dtypes, or None."""
     for other in buffers[1:]:
         if other.dtype != buffers[0].dtype:
             return (
@@ -204,8 +212,8 @@ def differing_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
 
 
 def differing_part_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
-    """The parts of a coalesced launch differ in dtype (torch: `_ensure_all_tensors_same_dtype` in
-    all_reduce_coalesced).
+    """The message for parts of a coalesced launch with different dtypes, or None (torch:
+    `_ensure_all_tensors_same_dtype` in all_reduce_coalesced).
     """
     reason = differing_dtypes(buffers)
     return f"the parts of one launch must have the same dtype: {reason}" if reason else None
@@ -214,7 +222,9 @@ def differing_part_dtypes(buffers: Sequence[TensorBuffer]) -> str | None:
 def tensor_in_two_parts(
     inputs: Sequence[TensorBuffer], outputs: Sequence[TensorBuffer]
 ) -> str | None:
-    """Two parts of a coalesced launch write one tensor, or one writes what another reads."""
+    """The message for parts of a launch that write the same tensor, or of which one writes a tensor
+    that another reads; otherwise None.
+    """
     for k, got in enumerate(outputs):
         others = [*outputs[:k], *inputs[:k], *inputs[k + 1 :]]
         if got.name and any((o.name, o.index) == (got.name, got.index) for o in others):
@@ -226,8 +236,8 @@ def tensor_in_two_parts(
 
 
 def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
-    """Why no back end reduces this dtype with this op. What only some refuse is their profile's
-    business.
+    """Why no backend reduces this dtype with this op, or None. Restrictions of single backends are
+    in their profiles.
 
     Source: ProcessGroupGloo ("Cannot use ReduceOp.BAND with non-integral dtype", "does not support
     RedOpType.PRODUCT on complex tensors"), ProcessGroupNCCL (bitwise ops never; complex only where
@@ -243,6 +253,7 @@ def reduce_refusal(dtype: str, reduce_op: str) -> str | None:
 
 
 def unsupported_reduction(call: ResolvedCall) -> str | None:
+    """Why no backend supports the reduction of this call, or None."""
     buffers = call.inputs or call.outputs
     return reduce_refusal(buffers[0].dtype, call.reduce_op) if buffers and call.reduce_op else None
 
@@ -250,8 +261,8 @@ def unsupported_reduction(call: ResolvedCall) -> str | None:
 def part_sizes(
     buffers: Sequence[TensorBuffer], n: int, splits: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """Elements of each part. One buffer is cut along its first axis, by ``splits`` or evenly; a
-    list has a buffer per part.
+    """The element count of each part. A single buffer is split along its first axis, by ``splits``
+    or equally; a list has one buffer for each part.
     """
     if len(buffers) != 1:
         return tuple(b.numel for b in buffers)
@@ -264,8 +275,8 @@ def part_sizes(
 
 
 def wrong_part_count(buffers: Sequence[TensorBuffer], n: int, word: str) -> str | None:
-    """A list argument of torch needs n tensors: n names, or one tensor whose first axis has the
-    group's size.
+    """The message for a list argument without n tensors, or None. Valid are n names, or one tensor
+    whose first axis has the size of the group.
     """
     if not buffers or (len(buffers) == n and n > 1):
         return None
@@ -282,7 +293,7 @@ def wrong_part_count(buffers: Sequence[TensorBuffer], n: int, word: str) -> str 
 
 
 def wrong_element_count(word: str, found: int, wanted: int, why: str) -> str | None:
-    """An element count that is not what it must be."""
+    """The message for a wrong element count, or None."""
     return None if found == wanted else f"{word} has {found} elements, but {why} {wanted}"
 
 

@@ -13,8 +13,11 @@ from distsim.operations.core.resolved_call import TensorBuffer
 class TorchTensor(Protocol):
     """torch.Tensor, as far as rows cut one up."""
 
-    def unbind(self, dim: int, /) -> Sequence[TorchTensor]: ...
-    def split(self, sizes: list[int], /) -> Sequence[TorchTensor]: ...
+    def unbind(self, dim: int, /) -> Sequence[TorchTensor]:
+        """See torch.Tensor.unbind."""
+
+    def split(self, sizes: list[int], /) -> Sequence[TorchTensor]:
+        """See torch.Tensor.split."""
 
 
 class TensorLookup(Protocol):
@@ -26,4 +29,5 @@ class TensorLookup(Protocol):
 class TorchWork(Protocol):
     """torch.distributed.Work: a request."""
 
-    def wait(self) -> object: ...
+    def wait(self) -> object:
+        """See torch.distributed.Work.wait."""

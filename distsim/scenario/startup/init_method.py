@@ -330,6 +330,7 @@ def resolves(host: str, environment: StartupEnvironment) -> bool:
 
 
 def is_loopback(host: str) -> bool:
+    """Whether a host name means the local node."""
     return host.startswith(_LOOPBACK_PREFIXES)
 
 

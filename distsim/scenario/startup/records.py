@@ -148,6 +148,7 @@ class StartupResult:
 
     @property
     def failed(self) -> bool:
+        """Whether the start-up failed on any rank."""
         return bool(self.causes)
 
     def entrance(self, rank: int) -> StartupProcess | None:

@@ -345,7 +345,7 @@ class _StartupSimulation:
         return StartupOutcome("waits", "DistStoreError", text, timeout_ns, failed, missing)
 
     def _mark_separate_groups(self) -> None:
-        """A process that gets through where others do not has a group that nobody else is in.
+        """A process that gets through where others do not has a group without other members.
 
         The same holds where world sizes differ, and for MPI without its launcher.
         """

@@ -4,8 +4,6 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from distsim.output.text_layout import page_width, table_lines, wrapped_lines
 from distsim.scenario.format.schema.key_reference import FormatKey, format_keys
 
@@ -39,7 +37,7 @@ def key_page(key: FormatKey) -> str:
 
 
 def _key_facts(key: FormatKey) -> tuple[tuple[str, str], ...]:
-    default = "required" if key.required else key.default or "omitted"
+    default = "required" if key.required else key.default or "none"
     return (
         ("type", key.kind.replace("`", "")),
         ("unit", key.unit),
@@ -115,49 +113,4 @@ def expressions_page() -> str:
     )
 
 
-# --- the manual's page ---
-def format_manual() -> Iterator[str]:
-    """docs/format.md, paragraph by paragraph."""
-    yield "# Every key of a scenario file"
-    yield (
-        "This page is generated from the models that read the file, like `distsim schema` and "
-        "`distsim explain world.nodes`. The fields of steps are listed below and explained in "
-        "[operations.md](operations.md). "
-        "`NAME` is a name that you choose; `[]` is an item of a list."
-    )
-    top = [key for key in format_keys().values() if "." not in key.path]
-    yield _markdown_table("The file", top)
-    for key in top:
-        inside = [
-            k
-            for k in format_keys().values()
-            if k.path.startswith((f"{key.path}.", f"{key.path}[]"))
-        ]
-        if inside:
-            yield _markdown_table(key.path, inside)
-    steps: dict[str, list[FormatKey]] = {}
-    known = {key.path for key in top}
-    for key in format_keys().values():
-        owner = key.path.partition(".")[0].removesuffix("[]")
-        if "." in key.path and owner not in known:
-            steps.setdefault(owner, []).append(key)
-    yield "## Fields of steps"
-    for owner, found in steps.items():
-        yield _markdown_table(owner, found, "###")
-
-
-def _markdown_table(title: str, found: list[FormatKey], level: str = "##") -> str:
-    lines = [
-        f"{level} {title}",
-        "",
-        "| key | meaning | type | unit | default | example |",
-        "|---|---|---|---|---|---|",
-    ]
-    for key in found:
-        default = "required" if key.required else f"`{key.default}`" if key.default else ""
-        cells = (f"`{key.path}`", key.about, key.kind, key.unit, default, f"`{key.example}`")
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
-    return "\n".join(lines)
-
-
-__all__ = ["expressions_page", "format_manual", "key_page", "scenario_page"]
+__all__ = ["expressions_page", "key_page", "scenario_page"]

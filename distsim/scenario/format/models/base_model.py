@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
-from distsim.common.field_parsing import FieldErrorCollector, FieldParser
-from distsim.scenario.format.models.scalars import expected_error
+from distsim.common.field_parsing import FieldErrorCollector, FieldParser, expected_error
 
 T = TypeVar("T")
 
@@ -30,6 +29,7 @@ class FormatModel(BaseModel):
 
 
 def parse_name_key(value: object) -> str:
+    """A key that must be a name. Raises ValueError."""
     if not isinstance(value, str):
         raise expected_error("a name", value)
     return value

@@ -15,6 +15,7 @@ from distsim.findings.codes import CODES
 from distsim.operations.core.field_types import (
     FieldError,
     FieldErrorCollector,
+    PerRank,
     per_rank,
     to_plain_data,
 )
@@ -28,6 +29,8 @@ from distsim.scenario.format.models.scalars import (
 )
 
 _NUMBERS_SCHEMA = {"x-def": "numbers"}
+#: The key of an expected value that applies to all ranks without an entry.
+OTHER_RANKS = "other_ranks"
 
 
 class DurationBounds(FormatModel):
@@ -68,7 +71,7 @@ _parse_outcome = choice(*OUTCOMES)
 
 
 def _parse_outcomes(value: object) -> object:
-    """One outcome, or one for each back end named."""
+    """One outcome, or one for each named backend."""
     if not isinstance(value, Mapping):
         return _parse_outcome(value)
     gather = FieldErrorCollector()
@@ -96,7 +99,7 @@ def _parse_expected_values(value: object) -> Mapping[str, object]:
     return parse_mapping(
         value,
         "a mapping of tensors to numbers, such as `{x: {0: 6, 1: 6}}`",
-        per_rank(_parse_expected_value),
+        per_rank(_parse_expected_value, OTHER_RANKS),
     )
 
 
@@ -104,7 +107,13 @@ _parse_finding_code = one_of(CODES)
 
 
 def _plain_values(values: dict[str, object]) -> dict[str, object]:
-    return {name: to_plain_data(numbers) for name, numbers in values.items()}
+    return {name: _plain_numbers(numbers) for name, numbers in values.items()}
+
+
+def _plain_numbers(numbers: object) -> object:
+    if isinstance(numbers, PerRank):
+        return numbers.written(to_plain_data, OTHER_RANKS)
+    return to_plain_data(numbers)
 
 
 _parse_dependence = choice("buffering", "schedule")
@@ -124,8 +133,8 @@ _FINDING_CODES_SCHEMA = {"type": "array", "items": {"enum": list(CODES)}}
 
 
 class Expectations(FormatModel):
-    """What must come out. What is left out is not checked (`model_fields_set`); ``depends_on:
-    null`` says: on nothing.
+    """Expected results. Omitted keys are not checked (`model_fields_set`). ``depends_on: null``
+    means that the verdict depends on nothing.
     """
 
     verdict: Annotated[str | None, *parsed_by(choice(*VERDICTS), {"enum": list(VERDICTS)})] = Field(
@@ -170,8 +179,11 @@ class Expectations(FormatModel):
         ),
     ] = Field(
         default_factory=dict,
-        description="Final values of tensors, by rank; `?` is an unknown value.",
-        examples=[{"grad": {0: 6, "else": 6}}],
+        description=(
+            "Final values of tensors: one for all ranks, or by rank with `other_ranks`; `?` is an "
+            "unknown value."
+        ),
+        examples=[{"grad": {0: 6, "other_ranks": 5}}],
     )
     makespan: DurationBounds | None = Field(
         default=None,

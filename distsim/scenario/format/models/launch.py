@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from distsim.common.field_parsing import expected_error
 from distsim.operations.core.field_types import PerRank, per_rank
 from distsim.scenario.format.models.base_model import FormatModel, parse_mapping
 from distsim.scenario.format.models.scalars import (
@@ -15,7 +16,6 @@ from distsim.scenario.format.models.scalars import (
     Ranks,
     Text,
     choice,
-    expected_error,
     integer,
     list_parser,
     parsed_by,
@@ -66,21 +66,16 @@ class LaunchOptions(FormatModel):
     master_port: Annotated[
         int, *parsed_by(integer(1, 65535), {"type": "integer", "minimum": 1, "maximum": 65535})
     ] = Field(default=29500, description="MASTER_PORT: port of rank 0's store.", examples=[29500])
-    #: CUDA_VISIBLE_DEVICES of each machine.
     visible_devices: Ranks | None = Field(
         default=None, description="CUDA_VISIBLE_DEVICES of each node.", examples=[[0, 1, 2, 3]]
     )
-    #: OMP_NUM_THREADS.
     omp_threads: Count = Field(default=1, description="OMP_NUM_THREADS of each rank.", examples=[4])
-    #: multiprocessing's start method.
     start: Annotated[
         str,
         *parsed_by(
             choice("spawn", "fork", "forkserver"), {"enum": ["spawn", "fork", "forkserver"]}
         ),
     ] = Field(default="spawn", description="Start method of multiprocessing.", examples=["spawn"])
-    #: What starts the ranks. It decides which variables they find, and whether its agent serves the
-    #: store or rank 0 does.
     by: Annotated[str | None, *parsed_by(choice(*LAUNCHERS), {"enum": list(LAUNCHERS)})] = Field(
         default=None,
         description=(
@@ -89,29 +84,24 @@ class LaunchOptions(FormatModel):
         ),
         examples=["mp.spawn"],
     )
-    #: Variables that ranks find, in place of the launcher's; null: not set. A number may be an
-    #: expression (`RANK: rank`).
     env: Annotated[
         dict[str, Any], *parsed_by(_parse_environment, {"type": "object"}, _plain_environment)
     ] = Field(
         default_factory=dict,
         description=(
             "Environment variables that override the launcher's, by rank if they differ; `null` "
-            "unsets a variable."
+            "unsets a variable. A number may be an expression."
         ),
         examples=[{"MASTER_ADDR": "node0", "RANK": "rank"}],
     )
-    #: Names or addresses of the machines, in order; no other name resolves.
     hosts: Names = Field(
         default=(),
         description="Names or addresses of the nodes, in order. No other host name resolves.",
         examples=[["node0", "node1"]],
     )
-    #: Ports that something else listens on.
     ports_taken: PortList = Field(
         default=(), description="Ports that another process already uses.", examples=[[29500]]
     )
-    #: Rendezvous files that an earlier run has left.
     files_left: Names = Field(
         default=(),
         description="Rendezvous files that an earlier run did not delete.",

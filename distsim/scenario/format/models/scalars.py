@@ -12,15 +12,11 @@ from pydantic import ValidationInfo
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common import units
-from distsim.common.field_parsing import ParsedFieldType, one_of
+from distsim.common.field_parsing import ParsedFieldType, expected_error, one_of
 from distsim.common.message_text import value_text
 from distsim.common.quantities import read_quantity
 from distsim.operations.core.field_schemas import quantity_schema
 from distsim.operations.core.field_types import parse_each, to_plain_data
-
-
-def expected_error(expected: str, value: object) -> ValueError:
-    return ValueError(f"expected {expected}, found {value_text(value)}")
 
 
 def integer(low: int, high: int, what: str = "an integer") -> Callable[[Any], int]:
@@ -45,12 +41,14 @@ def number(value: Any) -> float:
 
 
 def fraction(value: object) -> float:
+    """A number from 0 to below 1. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
         raise expected_error("a number from 0 to below 1, such as 0.1 for 10 %", value)
     return value
 
 
 def text(value: Any) -> str:
+    """A string. Raises ValueError."""
     if not isinstance(value, str):
         raise ValueError(
             f"expected a string, found {value_text(value)}"
@@ -60,6 +58,7 @@ def text(value: Any) -> str:
 
 
 def flag(value: object) -> bool:
+    """A boolean. Raises ValueError."""
     if not isinstance(value, bool):
         hint = "; YAML 1.2 uses true and false" if value in ("yes", "no", "on", "off") else ""
         raise ValueError(f"expected true or false, found {value_text(value)}{hint}")

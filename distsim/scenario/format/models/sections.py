@@ -11,7 +11,7 @@ from pydantic import Field, create_model, model_validator
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common.expressions import Expression
-from distsim.common.field_parsing import FieldSchema
+from distsim.common.field_parsing import FieldSchema, expected_error
 from distsim.operations.core.field_schemas import expression_schema, per_rank_schema
 from distsim.operations.core.field_types import (
     DtypeField,
@@ -38,7 +38,6 @@ from distsim.scenario.format.models.scalars import (
     Text,
     Timeout,
     choice,
-    expected_error,
     integer,
     parsed_by,
 )
@@ -62,6 +61,7 @@ class World(FormatModel):
 
     @property
     def size(self) -> int:
+        """The number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @model_validator(mode="after")
@@ -125,8 +125,8 @@ def _parse_shape(value: object) -> object:
 
 
 class TensorDecl(FormatModel):
-    """A tensor. The loader fills in what ``like`` gives, and from a list of values the shape where
-    it is left out.
+    """A tensor. The loader fills in the keys from ``like``, and takes a missing shape from a list
+    of values.
     """
 
     shape: Annotated[Any, *parsed_by(_parse_shape, _SHAPE_SCHEMA)] = Field(
@@ -203,15 +203,12 @@ class MemoryDecl(FormatModel):
         description="Memory that the forward pass keeps for the backward pass.",
         examples=["10 GiB"],
     )
-    #: Full parameters of layers that are sharded at rest.
     gathered_nbytes: Size = Field(
         default=0,
         alias="gathered",
         description="Memory of gathered full parameters whose layers are stored as shards.",
         examples=["1 GiB"],
     )
-    #: The most that tensors hold at a time, where that is known to be less than the sum of the
-    #: parts; 0: not known.
     allocated_nbytes: Size = Field(
         default=0,
         alias="allocated",
@@ -239,12 +236,10 @@ def _parse_factor(value: object) -> float:
 
 
 class _ProcessGroupOptions(FormatModel):
-    """What a user sets on torch.distributed or its back ends; each named after the argument or the
-    variable it stands for.
+    """Settings of torch.distributed and its backends, each named after the argument or environment
+    variable that sets it.
     """
 
-    #: nccl: communicators are made at first use (lazy), or all at once (init_process_group's
-    #: device_id is given).
     init: Annotated[str, *parsed_by(choice("lazy", "eager"), {"enum": ["lazy", "eager"]})] = Field(
         default="lazy",
         description=(
@@ -253,14 +248,11 @@ class _ProcessGroupOptions(FormatModel):
         ),
         examples=["eager"],
     )
-    #: TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host.
     blocking_wait: Flag = Field(
         default=False,
         description="TORCH_NCCL_BLOCKING_WAIT: wait() blocks the host until the work is done.",
         examples=[True],
     )
-    #: NCCL_LAUNCH_ORDER_IMPLICIT: communicators of a device launch in the order of the host's
-    #: calls.
     launch_order_implicit: Flag = Field(
         default=False,
         description=(
@@ -268,14 +260,12 @@ class _ProcessGroupOptions(FormatModel):
         ),
         examples=[True],
     )
-    #: init_process_group's timeout; None: the back end's default (nccl 10 min, else 30 min).
     timeout_ns: Timeout | None = Field(
         default=None,
         alias="timeout",
         description="Timeout of init_process_group [default: 10 min on nccl, otherwise 30 min].",
         examples=["30 s"],
     )
-    #: init_process_group's init_method; None: env://.
     init_method: Text | None = Field(
         default=None,
         description="init_method of init_process_group [default: `env://`].",
@@ -367,11 +357,9 @@ class FaultDecl(FormatModel):
         description="Factor by which the time of a `slow` rank or link grows.",
         examples=[1.3],
     )
-    #: Exit status of the kind `exit`.
     code: Annotated[
         int, *parsed_by(integer(0, 255), {"type": "integer", "minimum": 0, "maximum": 255})
     ] = Field(default=1, description="Exit status of a fault of kind `exit`.", examples=[1])
-    #: How much later than the others a rank of the kind `late` starts.
     delay_ns: Duration = Field(
         default=0,
         alias="delay",
@@ -461,7 +449,6 @@ class SweepDecl(FormatModel):
         description="Clusters on which every point is simulated.",
         examples=[["dgx-a100", "dgx-h100"]],
     )
-    #: Points that a guided search tries; left out: all.
     budget: Count | None = Field(
         default=None,
         description=(

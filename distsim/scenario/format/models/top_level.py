@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from distsim.backends import BACKEND_PROFILES, DEFAULT_BACKEND
-from distsim.common.field_parsing import FieldSchema
+from distsim.common.field_parsing import FieldSchema, expected_error
 from distsim.common.quantities import EXAMPLE_BY_KIND
 from distsim.operations.core.field_schemas import (
     NAME_PATTERN,
@@ -29,7 +29,6 @@ from distsim.scenario.format.models.launch import LaunchOptions
 from distsim.scenario.format.models.scalars import (
     MAX_WORLD,
     choice,
-    expected_error,
     fraction,
     integer,
     parsed_by,

@@ -51,9 +51,9 @@ def leaf_values(value: Any, path: DataPath = ()) -> Iterator[tuple[DataPath, Any
 class NameScope:
     """The names that a scenario defines, and checks of expressions against them.
 
-    ``axes``, ``groups``, ``tensors`` and ``handles`` hold all names of their kind, including those
-    whose declaration cannot be read, so that a mistake is not reported a second time where the name
-    is used.
+    ``axes``, ``groups``, ``tensors`` and ``handles`` hold all names of their kind. This includes
+    names whose declaration cannot be read, so that the use of such a name is not reported as a
+    second mistake.
     """
 
     def __init__(
@@ -96,6 +96,7 @@ class NameScope:
             self.meaning[name] = what
 
     def define_axes(self) -> None:
+        """Define the axes of the mesh and their sizes."""
         for axis, size in self.axes.items():
             self.define(axis, "an axis of the mesh", ("mesh", axis))
             self.define(f"{axis}_size", f"the size of the axis {axis}", ("mesh", axis))
@@ -128,6 +129,7 @@ class NameScope:
                 self.problems.add(("vars", name), str(error), offset=error.offset)
 
     def define_groups(self, groups: Mapping[str, Any], world_size: int | None) -> None:
+        """Define the names of groups, and check their ranks."""
         for name, group in groups.items():
             path: DataPath = ("groups", name)
             self.define(name, "a group", path)
@@ -148,6 +150,7 @@ class NameScope:
                 )
 
     def define_tensors(self, tensors: Mapping[str, Any]) -> None:
+        """Define the names of tensors."""
         self.tensors = dict(tensors)
         for name, tensor in tensors.items():
             path: DataPath = ("tensors", name)
@@ -255,9 +258,11 @@ class NameScope:
 
     # --- messages ---
     def unknown_axis_message(self, axis: str) -> str:
+        """The message for an axis that the mesh does not have."""
         known = f"axes of the mesh: {name_list(self.axes)}"
         return f"unknown axis {axis}; {known}{did_you_mean(axis, self.axes)}"
 
     def unknown_tensor_message(self, name: str) -> str:
+        """The message for a tensor that is not declared."""
         known = f"declared tensors: {name_list(self.tensors)}"
         return f"unknown tensor {name}; {known}{did_you_mean(name, self.tensors)}"

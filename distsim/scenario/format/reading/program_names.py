@@ -70,6 +70,7 @@ class ProgramNameChecker:
         self.problems = scope.problems
 
     def check(self, entries: tuple[Entry, ...]) -> None:
+        """Report every wrong name in the entries."""
         for entry, _ in _nested_entries(entries, ()):
             self._define_names(entry)
         for entry, indices in _nested_entries(entries, (ITERATION_INDEX,)):

@@ -81,6 +81,7 @@ def _contains_second_entry(text: str) -> bool:
 
 
 def unknown_step_message(name: object) -> str:
+    """The message for a step that is no operation, strategy or block."""
     known = [*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
     hint = did_you_mean(name, known) or "; `distsim explain` lists the operations"
     return f"unknown step {value_text(name)}{hint}"

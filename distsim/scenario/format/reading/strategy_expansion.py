@@ -31,7 +31,7 @@ from distsim.scenario.strategies.base import Expansion, ExpansionContext, Strate
 
 #: Names that no strategy may invent.
 _UNAVAILABLE_NAMES = frozenset({*RESERVED_NAMES, "all"})
-#: Limit for the layers, micro-batches and the like of a strategy; each becomes calls.
+#: Limit for the layers, micro-batches and similar counts of a strategy; each becomes calls.
 MAX_EXPANDED_PARTS = 20_000
 _DECLARING_KEYS = ("tensors", "groups", "vars", "memory")
 

@@ -29,7 +29,7 @@ from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
 from distsim.scenario.format.models.base_model import FormatModel
-from distsim.scenario.format.models.expectations import DurationBounds
+from distsim.scenario.format.models.expectations import OTHER_RANKS, DurationBounds
 from distsim.scenario.format.models.top_level import (
     BATCH_OPS,
     SECTION_MODELS,
@@ -77,7 +77,11 @@ def _build_schema() -> JsonSchema:
         "numbers": {
             "anyOf": [
                 {"$ref": "#/$defs/expected"},
-                {**_PER_RANK_SCHEMA, "additionalProperties": {"$ref": "#/$defs/expected"}},
+                {
+                    **_PER_RANK_SCHEMA,
+                    "propertyNames": {"pattern": f"^([0-9]+|{OTHER_RANKS})$"},
+                    "additionalProperties": {"$ref": "#/$defs/expected"},
+                },
             ]
         },
         "preset": {"enum": list(PRESETS)},

@@ -62,6 +62,7 @@ class FormatKey(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The last part of the path."""
         return re.split(r"[.\]]", self.path)[-1]
 
 

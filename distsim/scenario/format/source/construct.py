@@ -168,7 +168,7 @@ class _DataConstructor:
         )
 
     def _lacks_blank(self, result: PositionedMap, key_node: Any, value_node: Any) -> bool:
-        """Note `dst:1` and the like, and read it as `dst: 1`."""
+        """Report keys such as `dst:1`, and read them as `dst: 1`."""
         if key_node.id != "scalar" or key_node.tag != "" or ":" not in key_node.value:
             return False
         match = _MISSING_BLANK.fullmatch(key_node.value)

@@ -92,11 +92,13 @@ class YamlDocument:
 
     @property
     def lines(self) -> list[str]:
+        """The lines of the text."""
         if self._lines is None:
             self._lines = _LINE_BREAK.split(self.text)
         return self._lines
 
     def line(self, number: int) -> str:
+        """A line of the text, counted from 1."""
         return self.lines[number - 1] if 0 < number <= len(self.lines) else ""
 
     def at(self, path: Sequence[str | int]) -> Any:

@@ -55,6 +55,7 @@ class ProblemCollector:
         self.keep(problem_at(self.document, path, message, hint, at_key, offset))
 
     def keep(self, problem: ScenarioProblem) -> None:
+        """Note a problem unless the same one is noted already."""
         key = (problem.file, problem.line, problem.column, problem.path, problem.message)
         self.found.setdefault(key, problem)
 

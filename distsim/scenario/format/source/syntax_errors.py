@@ -1,6 +1,6 @@
 """The likely cause of a YAML syntax error, at the line that has to be changed.
 
-A parser notices an open bracket only far below it. This module reads the text anew, and looks for
+A parser notices an open bracket only far below it. This module reads the text again, and looks for
 the few mistakes that people make most.
 """
 

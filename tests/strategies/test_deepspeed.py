@@ -44,11 +44,11 @@ LATE = {
 }
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "1": {"stage": 1},
-    "1 beside": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 3000, "accumulate": 2},
+    "1 overlapped": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 3000, "accumulate": 2},
     "2 in small buckets": {"stage": 2, "reduce_bucket_size": 500},
     "3": {"stage": 3},
     "3 late": {"stage": 3, **LATE, "reduce_bucket_size": 2000},
-    "3 not beside": {
+    "3 not overlapped": {
         "stage": 3,
         "overlap_comm": False,
         "accumulate": 2,
@@ -74,6 +74,29 @@ def test_every_configuration_is_right_on_every_back_end(name: str) -> None:
         found = simulate(scenario(backend, **CONFIGURATIONS[name]))
         assert found.verdict is not None
         assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
+
+
+@pytest.mark.parametrize(
+    ("stage", "bucket", "total"),
+    [
+        (2, "deepspeed_bucket_0_0", "deepspeed_sum_0_0"),
+        (3, "deepspeed_bucket_0", "deepspeed_scattered_0"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_gradient_accumulation_adds_up_the_gradients_of_all_micro_batches(
+    stage: int, bucket: str, total: str, backend: str
+) -> None:
+    """Both stages reduce after each micro-batch: three times the sum of 1 and 2."""
+    layer = {
+        "params": 4,
+        "forward": "1 ms",
+        "backward": [{"assign": {"tensor": bucket, "value": "rank + 1"}}],
+    }
+    fields = {"layers": [layer], "stage": stage, "accumulate": 3}
+    found = simulate(scenario(backend, world=2, iterations=2, **fields))
+    assert found.values is not None
+    assert [set(found.values.array(rank, total).ravel()) for rank in range(2)] == [{9.0}, {9.0}]
 
 
 def sent(**fields: Any) -> dict[str, int]:
@@ -247,7 +270,7 @@ def test_gradients_whose_largest_is_taken_give_other_weights() -> None:
 
 # --- mistakes ---
 @pytest.mark.parametrize("how", ["dropped", "doubled", "misdirected"])
-@pytest.mark.parametrize("name", ["1 beside", "3 late"])
+@pytest.mark.parametrize("name", ["1 overlapped", "3 late"])
 def test_a_spoiled_call_is_always_noticed(name: str, how: str) -> None:
     good = scenario(world=2, iterations=1, **CONFIGURATIONS[name])
     for number in range(0, 40, 3):

@@ -279,7 +279,7 @@ class HierarchicalExpertWriter(IntraLayerWriter):
         steps: list[Entry] = [compute("router", ZERO_COST, writes=sent)]
         steps += [self.start_exchange("tokens", "out", suffix, k) for k in pieces]
         if overlapped is not None:
-            steps.append(compute("beside dispatched", overlapped))
+            steps.append(compute("overlapped with dispatch", overlapped))
         return steps + self.second_stage("tokens", "forwarded", "out", suffix)
 
     def combine(self, suffix: str) -> list[Entry]:

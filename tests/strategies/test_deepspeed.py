@@ -1,7 +1,7 @@
-"""`deepspeed:` as a whole: verdicts, weights, memory of what is gathered, refusals, and mistakes
-people make with it.
+"""`deepspeed:` as a whole: verdicts, weights, memory of gathered parameters, refusals, and common
+mistakes.
 
-That its calls are DeepSpeed's, one by one, stands in tests/support/wrapped_deepspeed.py.
+tests/support/wrapped_deepspeed.py checks that each of its calls is DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def scenario(
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_every_configuration_is_right_on_every_back_end(name: str) -> None:
+def test_every_configuration_is_right_on_every_backend(name: str) -> None:
     for backend in ("gloo", "nccl"):
         found = simulate(scenario(backend, **CONFIGURATIONS[name]))
         assert found.verdict is not None
@@ -208,8 +208,10 @@ def test_the_shards_of_zero_3_are_the_weights_of_one_process(ranks: int) -> None
 
 
 def flat(stage: int, ranks: int) -> Scenario:
-    """One layer under ZeRO 1 or 2. What a rank updates with is its part of the bucket, which all
-    have alike: the largest is cut out.
+    """One layer under ZeRO 1 or 2.
+
+    A rank updates with its part of the bucket. All ranks have the same bucket, so the part of the
+    largest rank is cut out.
     """
     strategy = {
         "deepspeed": {

@@ -104,10 +104,10 @@ class ZeroStage3Writer(DeepSpeedWriter):
     def quantizes_gradients(self) -> bool:
         """Whether gradients are sent with 4 bits.
 
-        They are if there are several machines; on one machine they are scattered as without qgZ.
+        They are if there are several nodes; on one node they are scattered as without qgZ.
         """
-        has_machines = self.context.world_size > self.context.ranks_per_node
-        return self.fields.zero_quantized_gradients and has_machines
+        has_several_nodes = self.context.world_size > self.context.ranks_per_node
+        return self.fields.zero_quantized_gradients and has_several_nodes
 
     # --- before the first iteration, and the trace ---
     def construction(self) -> list[Entry]:
@@ -306,7 +306,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
         return [*steps, scatter]
 
     def quantized_reduction(self, param: int) -> list[Entry]:
-        """all_to_all inside each machine, sums, all_to_all between machines.
+        """all_to_all inside each node, sums, all_to_all between nodes.
 
         Vectors, and parameters that do not divide among the ranks, are scattered without
         quantization (`all_to_all_quant_reduce`).
@@ -337,7 +337,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
         )
 
     def exchange(self, level: str, numel: int, dtype: str) -> Entry:
-        """An all_to_all inside the machines (`local`) or between them (`global`)."""
+        """An all_to_all inside the nodes (`local`) or between them (`global`)."""
         return step(
             "all_to_all_single",
             input=tensor_declaration(numel, dtype),

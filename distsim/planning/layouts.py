@@ -21,10 +21,10 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
 from distsim.scenario.strategies.base import ExpansionContext
+from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, step_flops
 from distsim.scenario.strategies.training_step.presets import PRESETS, Architecture
 from distsim.scenario.strategies.training_step.transformer import Transformer
-from distsim.scenario.strategies.training_step.transformer_fields import ArchitectureFields
 
 #: Axes of the mesh from the outermost in, as Megatron-LM lays them out
 #: (`distsim.scenario.strategies.training_step.hybrid.MESH_AXIS_ORDERS`).

@@ -18,9 +18,9 @@ from distsim.scenario.format.models.entries import (
 )
 from distsim.scenario.format.models.sections import MEMORY_PARTS
 from distsim.scenario.format.models.top_level import TOP_LEVEL_KEYS
+from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.presets import PRESETS
 from distsim.scenario.strategies.training_step.transformer import Transformer
-from distsim.scenario.strategies.training_step.transformer_fields import ArchitectureFields
 from distsim.simulation.simulate_scenario import simulate
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"

@@ -283,8 +283,8 @@ def test_a_tiny_model_ends_with_the_weights_of_plain_pytorch():
 def test_models_that_differ_by_rank_raise_where_ddp_is_made_as_torch_does(
     mine: str, theirs: str, outcome: str, ends: list[str]
 ) -> None:
-    """Run on gloo, torch 2.13: all see other numbers of parameters, who differs from rank 0 sees
-    other shapes.
+    """Run on gloo, torch 2.13. All ranks report different numbers of parameters; only ranks that
+    differ from rank 0 report different shapes.
     """
     text = f"world: 3\nbackend: gloo\nprogram:\n- {{ddp: {{layers: {mine}}}, ranks: 0}}\n- {{ddp: {{layers: {theirs}}}, ranks: [1, 2]}}\n"
     found = simulate(loads(text))

@@ -1,7 +1,7 @@
-"""`deepspeed:` as a whole: verdicts, weights, memory of what is gathered, refusals, and mistakes
-people make with it.
+"""`deepspeed:` as a whole: verdicts, weights, memory of gathered parameters, refusals, and common
+mistakes.
 
-That its calls are DeepSpeed's, one by one, stands in tests/support/wrapped_deepspeed.py.
+tests/support/wrapped_deepspeed.py checks that each of its calls is DeepSpeed's.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ LATE = {
 }
 CONFIGURATIONS: dict[str, dict[str, Any]] = {
     "1": {"stage": 1},
-    "1 beside": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 3000, "accumulate": 2},
+    "1 overlapped": {"stage": 1, "overlap_comm": True, "reduce_bucket_size": 3000, "accumulate": 2},
     "2 in small buckets": {"stage": 2, "reduce_bucket_size": 500},
     "3": {"stage": 3},
     "3 late": {"stage": 3, **LATE, "reduce_bucket_size": 2000},
-    "3 not beside": {
+    "3 not overlapped": {
         "stage": 3,
         "overlap_comm": False,
         "accumulate": 2,
@@ -69,11 +69,34 @@ def scenario(
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_every_configuration_is_right_on_every_back_end(name: str) -> None:
+def test_every_configuration_is_right_on_every_backend(name: str) -> None:
     for backend in ("gloo", "nccl"):
         found = simulate(scenario(backend, **CONFIGURATIONS[name]))
         assert found.verdict is not None
         assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
+
+
+@pytest.mark.parametrize(
+    ("stage", "bucket", "total"),
+    [
+        (2, "deepspeed_bucket_0_0", "deepspeed_sum_0_0"),
+        (3, "deepspeed_bucket_0", "deepspeed_scattered_0"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_gradient_accumulation_adds_up_the_gradients_of_all_micro_batches(
+    stage: int, bucket: str, total: str, backend: str
+) -> None:
+    """Both stages reduce after each micro-batch: three times the sum of 1 and 2."""
+    layer = {
+        "params": 4,
+        "forward": "1 ms",
+        "backward": [{"assign": {"tensor": bucket, "value": "rank + 1"}}],
+    }
+    fields = {"layers": [layer], "stage": stage, "accumulate": 3}
+    found = simulate(scenario(backend, world=2, iterations=2, **fields))
+    assert found.values is not None
+    assert [set(found.values.array(rank, total).ravel()) for rank in range(2)] == [{9.0}, {9.0}]
 
 
 def sent(**fields: Any) -> dict[str, int]:
@@ -185,8 +208,10 @@ def test_the_shards_of_zero_3_are_the_weights_of_one_process(ranks: int) -> None
 
 
 def flat(stage: int, ranks: int) -> Scenario:
-    """One layer under ZeRO 1 or 2. What a rank updates with is its part of the bucket, which all
-    have alike: the largest is cut out.
+    """One layer under ZeRO 1 or 2.
+
+    A rank updates with its part of the bucket. All ranks have the same bucket, so the part of the
+    largest rank is cut out.
     """
     strategy = {
         "deepspeed": {
@@ -247,7 +272,7 @@ def test_gradients_whose_largest_is_taken_give_other_weights() -> None:
 
 # --- mistakes ---
 @pytest.mark.parametrize("how", ["dropped", "doubled", "misdirected"])
-@pytest.mark.parametrize("name", ["1 beside", "3 late"])
+@pytest.mark.parametrize("name", ["1 overlapped", "3 late"])
 def test_a_spoiled_call_is_always_noticed(name: str, how: str) -> None:
     good = scenario(world=2, iterations=1, **CONFIGURATIONS[name])
     for number in range(0, 40, 3):

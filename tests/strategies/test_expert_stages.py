@@ -1,5 +1,5 @@
 """`expert_parallel` in two stages: what crosses between machines and inside, in which order, and
-what is refused.
+and refused layouts.
 """
 
 from __future__ import annotations

@@ -145,8 +145,8 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
 
 
 def test_a_layer_that_one_rank_leaves_out_raises_there_and_the_others_wait() -> None:
-    """Its last bucket meets the others' bucket of that layer, which is as large: nobody notices
-    before Megatron's assertion.
+    """Its last bucket meets the other ranks' bucket of that layer, which has the same size, so the
+    first symptom is Megatron's assertion.
     """
     found = simulate(scenario(skips_layer={1: 1}))
 

@@ -1,4 +1,4 @@
-"""`simulate` tells what each kind of rank holds at its peak, also where all of it fits."""
+"""`simulate` reports the peak memory of each kind of rank, even if everything fits."""
 
 from __future__ import annotations
 

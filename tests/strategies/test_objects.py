@@ -184,7 +184,7 @@ def test_a_coalesced_launch_may_be_a_request():
     ],
 )
 def test_each_rank_coalesces_the_parts_that_it_selects(selectors, lists):
-    """One launch per rank, without a warning about selectors that nobody meets."""
+    """One launch per rank, without a warning about selectors that select no rank."""
     ops = [
         {"all_reduce": {"tensor": x}} | ({} if s is None else {"ranks": s})
         for x, s in zip("ab", selectors, strict=True)

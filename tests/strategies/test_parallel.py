@@ -239,7 +239,7 @@ def test_gradients_of_keys_come_home_with_every_ranks_part_exactly_once(rotate):
 
 def test_a_causal_ring_without_balance_leaves_the_first_rank_idle():
     """Rank r attends to 2r + 1 half parts of n * n; balanced, all have the same."""
-    alone = "cluster: {preset: dgx-a100, shared_links: false}\n"  # a transfer beside them would slow computes down
+    alone = "cluster: {preset: dgx-a100, shared_links: false}\n"  # a concurrent transfer would slow compute down
     uneven = simulated(alone + ring(causal=True, load_balance=False).to_yaml()).timeline.ranks
     even = simulated(alone + ring(causal=True).to_yaml()).timeline.ranks
 

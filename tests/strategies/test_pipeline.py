@@ -1,5 +1,5 @@
-"""`pipeline:` in a scenario: what it costs, whom it meets, whose numbers it adds up, and what it
-refuses.
+"""`pipeline:` in a scenario: times, partners of messages, values of gradients, and refused
+layouts.
 """
 
 from __future__ import annotations
@@ -328,7 +328,7 @@ def test_every_stages_gradient_holds_each_micro_batch_exactly_once(layout, backe
     st.data(),
 )
 def test_two_receives_from_one_peer_in_the_wrong_order_are_always_noticed(layout, data):
-    """By the reader, as a standstill, or by what the gradients hold."""
+    """The reader refuses them, the program hangs, or the gradients have wrong values."""
     schedule = with_send_recv(SCHEDULE_BUILDERS[layout[0]](*layout[1:]))
     rank = data.draw(st.integers(0, layout[1] - 1))
     row = list(schedule.rows[rank])

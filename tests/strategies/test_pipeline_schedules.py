@@ -226,7 +226,7 @@ def test_what_is_no_action_is_refused(text):
 @pytest.mark.parametrize(
     ("lines", "said"),
     [
-        (["0F0,0B0", "0F0,0B0"], "stage 0 stands on rank 0 and on rank 1"),
+        (["0F0,0B0", "0F0,0B0"], "stage 0 is on rank 0 and on rank 1"),
         (["0F0,0B0", "2F0,2B0"], "stage 1 is missing"),
         (["0B0,0F0", "1F0,1B0"], "0B0 comes before 0F0"),
         (["0F0,0F0,0B0", "1F0,1B0"], "0F0 comes twice"),
@@ -243,5 +243,5 @@ def test_a_schedule_that_pytorch_would_not_take_is_refused(lines, said):
 def test_rows_that_wait_in_a_circle_get_no_messages():
     schedule = schedule_from_rows(parse_rows(["0F0,0B0,0F1,0B1", "1F0,1F1,1B0,1B1"]))
 
-    with pytest.raises(ValueError, match="can't go on: rank 0 at 0B0, rank 1 at 1F1"):
+    with pytest.raises(ValueError, match="the schedule hangs: rank 0 at 0B0, rank 1 at 1F1"):
         with_send_recv(schedule)

@@ -1,6 +1,4 @@
-"""What a new user of a training strategy gets wrong is told at its place, with the cause and what
-would do.
-"""
+"""Common mistakes of new users of a strategy are reported at their place, with cause and remedy."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The strategies make the calls that PyTorch makes: recordings of real runs beside the expansions.
+"""The strategies make the calls that PyTorch makes: recordings of real runs against expansions.
 
-tests/support/torch_recorder.py made the recordings (tests/data/recorded_*.json say how). Where a
-call differs, the difference is in `EXPLAINED` with its reason; a difference that is not listed
-fails, and so does one that is listed and not there.
+tests/support/torch_recorder.py made the recordings (tests/data/recorded_*.json say how). `EXPLAINED`
+lists each known difference with its reason. A test fails if a difference is not listed, or if a
+listed difference does not exist.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""The scenarios of strategies: what is right completes under every back end. What all scenarios are
-held to is in test_scenarios.
-"""
+"""The scenarios of strategies: a correct strategy completes on every backend."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from tests.support.strategy_checks import EACH_STRATEGY, outcomes
 
 @EACH_STRATEGY
 def test_a_correct_strategy_completes_under_gloo_and_nccl_lazy_and_eager(path):
-    """A scenario that expects something else of a back end says why in its comment."""
+    """A scenario that expects another outcome explains it in a comment."""
     scenario = load(str(path))
     said = scenario.expect.outcome if isinstance(scenario.expect.outcome, dict) else {}
     if scenario.expect.verdict in ("ok", "leak") and set(said.values()) <= {"completes"}:

@@ -111,7 +111,7 @@ def test_what_is_not_spoiled_is_not_noticed(made):
 
 @pytest.mark.parametrize(("again", "held"), [(0, True), (1, False)])
 def test_partial_sums_added_twice_by_all_ranks_break_the_lineage(again, held):
-    """Nothing hangs and all agree: only the lineage tells."""
+    """Nothing hangs and all values agree: only the lineage differs."""
     text = tensor(3, False).to_yaml(flat=True)
     line = next(line for line in text.splitlines() if "all_reduce" in line)
     done = simulated(loads(text.replace(line, "\n".join([line] * (1 + again)))).to_yaml())
@@ -121,7 +121,7 @@ def test_partial_sums_added_twice_by_all_ranks_break_the_lineage(again, held):
 
 
 def test_gradients_of_a_product_that_one_pair_of_replicas_leaves_apart_break_the_lineage():
-    """The all_reduce over the replicas left out by all ranks alike."""
+    """All ranks skip the all_reduce over the replicas."""
     good = product().to_yaml(flat=True)
     bare = "\n".join(
         line

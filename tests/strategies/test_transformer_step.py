@@ -361,8 +361,8 @@ def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str
 def test_messages_in_pieces_move_the_same_bytes_and_hide_behind_the_same_products(
     calls: str, recompute: str
 ) -> None:
-    """All of a block's gathers and all but 1/8 of its scatters lie beside products, whose FLOP are
-    the same; the step gets shorter.
+    """All of a block's gathers and 7/8 of its scatters overlap with products. The FLOPs are the same,
+    and the step gets shorter.
     """
     large = {
         "model": {**SMALL, "hidden": 8192, "heads": 64, "kv_heads": 8, "ffn": 28672},

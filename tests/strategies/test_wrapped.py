@@ -1,5 +1,5 @@
-"""Configurations of training steps as people wrap them make the calls that PyTorch was recorded to
-make (tests/support/wrapped.py).
+"""Common ways to wrap a model make the calls that were recorded from PyTorch
+(tests/support/wrapped.py).
 """
 
 from __future__ import annotations

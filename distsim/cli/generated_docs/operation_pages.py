@@ -138,7 +138,7 @@ def _operation_section(name: str) -> Iterator[str]:
     yield f"```python\n{words.torch}\n```"
     pictured = name if name in PICTURED_OPERATIONS else PICTURE_OF_OPERATION.get(name)
     if pictured is not None:
-        yield f"![{pictured}: data before and after](../../../viz/{pictured}_op.svg)"
+        yield f"![{pictured}: data before and after](../../../viz/{pictured}_operation.svg)"
 
 
 def _signature_line(operation: type[Operation]) -> str:

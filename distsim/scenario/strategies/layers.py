@@ -49,9 +49,7 @@ class LayerFields(BaseModel):
 
 
 class TrainableLayerFields(LayerFields):
-    """A layer some of whose parameters may not learn: ``frozen``, beside those that do. ``dtype``:
-    of its parameters.
-    """
+    """A layer with trainable parameters (``params``), ``frozen`` parameters, or both."""
 
     params: ParamShapes = ()
     frozen: ParamShapes = ()
@@ -159,8 +157,11 @@ class LayerPasses(NamedTuple):
 
 
 class IntraLayerStrategy(Strategy):
-    """``layers`` equal layers, each with the price of its passes; a pass without a price is left
-    out. In a stage's `forward:` or `backward:` one of them has a price, alone both."""
+    """``layers`` equal layers, with the cost of each layer's passes.
+
+    A pass without a cost is skipped. An entry of the program usually has both passes; inside a
+    stage's `forward:` or `backward:` it has one.
+    """
 
     layers: PositiveInt = Field(default=1, description="Number of equal layers.", examples=[4])
     forward: ComputeCostField | None = Field(

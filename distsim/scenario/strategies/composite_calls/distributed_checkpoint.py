@@ -1,11 +1,15 @@
-"""Distributed checkpoints: plans gathered and dealt out, then results, as objects of stated sizes.
+"""Distributed checkpoints: rank 0 gathers plans, sends them back, and gathers results.
 
-Source: torch 2.13, `torch/distributed/checkpoint/state_dict_saver.py` (_save_state_dict:
-`reduce_scatter("plan")`, writing, `all_reduce("write")`; async_save: the same on a thread of its
-own, and on a Gloo group), `state_dict_loader.py` (_load_state_dict: `reduce_scatter("plan")`,
-reading, `all_gather("read")`) and `utils.py` (_DistWrapper: these are gather_object,
-scatter_object_list, broadcast_object_list and all_gather_object). Sizes are those of the pickled
-objects: a plan has an entry for each tensor, so that a large model's are megabytes.
+Plans and results are pickled objects of given sizes. A plan has an entry for each tensor, so the
+plans of a large model have megabytes.
+
+Sources, torch 2.13, `torch/distributed/checkpoint/`:
+
+- `state_dict_saver.py`, _save_state_dict: `reduce_scatter("plan")`, writing, `all_reduce("write")`.
+  async_save does the same in a thread and on a Gloo group.
+- `state_dict_loader.py`, _load_state_dict: `reduce_scatter("plan")`, reading, `all_gather("read")`.
+- `utils.py`, _DistWrapper: these functions call gather_object, scatter_object_list,
+  broadcast_object_list and all_gather_object.
 """
 
 from __future__ import annotations
@@ -48,12 +52,12 @@ def _parse_byte_size(value: object, info: ValidationInfo) -> int:
 
 
 ByteSize = Annotated[int, PlainValidator(_parse_byte_size), WithJsonSchema({"x-def": "size"})]
-#: What pickle makes of None.
+#: The size of None when pickled.
 _PICKLED_NONE_BYTES = 4
 
 
 class _CheckpointStrategy(Strategy):
-    """What saving and loading have in common: rank 0 of the group makes all plans."""
+    """The common part of saving and loading: rank 0 of the group makes the global plan."""
 
     group: AxesOrGroup | None = Field(
         default=None,
@@ -93,44 +97,47 @@ class _CheckpointStrategy(Strategy):
             )
         return found
 
-    def dealt(self, context: ExpansionContext) -> tuple[int, ...]:
+    def global_plan_sizes(self, context: ExpansionContext) -> tuple[int, ...]:
+        """The size of the plan that rank 0 sends back to each rank of the group."""
         n = context.size_of(self.group)
-        given = self.global_plan or tuple(
-            self.plan.get(k, self.plan.get("else", 1)) for k in range(n)
-        )
-        return given * n if len(given) == 1 else given
+        if self.global_plan is None:
+            default = self.plan.get("else", 1)
+            return tuple(self.plan.get(rank, default) for rank in range(n))
+        return self.global_plan * n if len(self.global_plan) == 1 else self.global_plan
 
-    def present(self, steps: list[Entry]) -> list[Entry]:
-        """For everybody but those that leave it out."""
-        chosen = [
-            f"not (rank == {rank} and iteration == {k})"
-            for rank, k in self.skips.items()
+    def unless_skipped(self, steps: list[Entry]) -> list[Entry]:
+        """The entries without the ranks and iterations that skip the call."""
+        conditions = [
+            f"not (rank == {rank} and iteration == {iteration})"
+            for rank, iteration in self.skips.items()
             if rank != "else"
         ]
-        return [block(steps, " and ".join(chosen))] if chosen else steps
+        return [block(steps, " and ".join(conditions))] if conditions else steps
 
 
 class _ObjectCollectiveExpander:
     """Object collectives one after the other, each with tensors of its own."""
 
     def __init__(self, context: ExpansionContext, group: GroupRef | None) -> None:
-        self.context, self.group = context, group
+        self.context = context
+        self.group = group
         self.tensors: dict[str, object] = {}
 
-    def call(self, row: type[Strategy], **fields: object) -> list[Entry]:
+    def call(self, model: type[Strategy], **fields: object) -> list[Entry]:
         """The plain calls of one object collective."""
-        known = self.context._replace(taken=self.context.taken | self.tensors.keys())
-        given = {**fields} if self.group is None else {**fields, "group": self.group}
-        made = row.model_validate(given, context=dict(self.context.known)).expand(known)
-        self.tensors |= made.tensors
-        return made.steps
+        context = self.context._replace(taken=self.context.taken | self.tensors.keys())
+        if self.group is not None:
+            fields["group"] = self.group
+        collective = model.model_validate(fields, context=dict(self.context.known))
+        expansion = collective.expand(context)
+        self.tensors |= expansion.tensors
+        return expansion.steps
 
-    def planned(self, fields: _CheckpointStrategy) -> list[Entry]:
-        """`reduce_scatter("plan")`."""
-        sent = self.call(GatherObject, object=_sizes_as_text(fields.plan))
-        return sent + self.call(
-            ScatterObjectList, objects=[f"{size} B" for size in fields.dealt(self.context)]
-        )
+    def exchange_plans(self, fields: _CheckpointStrategy) -> list[Entry]:
+        """`reduce_scatter("plan")`: the local plans to rank 0, the global plan back."""
+        local_plans = self.call(GatherObject, object=_sizes_as_text(fields.plan))
+        sizes = [f"{size} B" for size in fields.global_plan_sizes(self.context)]
+        return local_plans + self.call(ScatterObjectList, objects=sizes)
 
 
 def _sizes_as_text(sizes: Mapping[int | str, int]) -> dict[int | str, str]:
@@ -138,7 +145,7 @@ def _sizes_as_text(sizes: Mapping[int | str, int]) -> dict[int | str, str]:
 
 
 class DcpSave(_CheckpointStrategy):
-    """torch.distributed.checkpoint.save; ``async``: async_save, waited for before the next one."""
+    """torch.distributed.checkpoint.save."""
 
     name: ClassVar[str] = "dcp_save"
     about: ClassVar[str] = (
@@ -169,17 +176,16 @@ class DcpSave(_CheckpointStrategy):
         calls = _ObjectCollectiveExpander(context, self.group)
         write = compute("write checkpoint", self.write)
         if not self.use_collectives:
-            return Expansion(self.present([write, step("barrier", group=self.group)]))
-        plan = calls.planned(self)
-        done = calls.call(GatherObject, object=_sizes_as_text(self.results))
-        done += calls.call(BroadcastObjectList, objects=f"{self.metadata} B")
-        return Expansion(self.present([*plan, write, *done]), calls.tensors)
+            return Expansion(self.unless_skipped([write, step("barrier", group=self.group)]))
+        plans = calls.exchange_plans(self)
+        results = calls.call(GatherObject, object=_sizes_as_text(self.results))
+        metadata = calls.call(BroadcastObjectList, objects=f"{self.metadata} B")
+        steps = [*plans, write, *results, *metadata]
+        return Expansion(self.unless_skipped(steps), calls.tensors)
 
 
 class DcpAsyncSave(DcpSave):
-    """torch.distributed.checkpoint.async_save: a thread of its own makes the calls, while the rank
-    goes on.
-    """
+    """torch.distributed.checkpoint.async_save: a thread saves while the rank continues."""
 
     name: ClassVar[str] = "dcp_async_save"
     about: ClassVar[str] = (
@@ -219,14 +225,18 @@ class DcpAsyncSave(DcpSave):
         return found
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        inner = super().expand(context)
-        p = context.unused_prefix(self.name)
-        steps, handles = _as_async_calls(inner.steps, f"{p}_call", p)
-        ends: list[Entry] = [step("wait_stream", stream=p), *(wait(handle) for handle in handles)]
-        beside = [compute("beside the checkpoint", self.beside)]
-        return Expansion(
-            [compute("stage", self.stage), *steps, *beside, *self.present(ends)], inner.tensors
-        )
+        save = super().expand(context)
+        prefix = context.unused_prefix(self.name)
+        calls, handles = _as_async_calls(save.steps, f"{prefix}_call", prefix)
+        waits: list[Entry] = [step("wait_stream", stream=prefix)]
+        waits += [wait(handle) for handle in handles]
+        steps = [
+            compute("stage", self.stage),
+            *calls,
+            compute("during the checkpoint", self.beside),
+            *self.unless_skipped(waits),
+        ]
+        return Expansion(steps, save.tensors)
 
 
 def _has_no_cpu_tensors(backend: str) -> bool:
@@ -235,8 +245,10 @@ def _has_no_cpu_tensors(backend: str) -> bool:
 
 
 def _as_async_calls(steps: list[Entry], handle: str, stream: str) -> tuple[list[Entry], list[str]]:
-    """Calls of another thread: the rank waits for none of them, in their order, and computes go on
-    a stream of their own.
+    """The entries as another thread would run them, and the handles of their requests.
+
+    Calls become asynchronous, so the rank does not wait for them, and computations run on a stream
+    of their own.
     """
     handles: list[str] = []
 
@@ -270,8 +282,7 @@ class DcpLoad(_CheckpointStrategy):
 
     def expand(self, context: ExpansionContext) -> Expansion:
         calls = _ObjectCollectiveExpander(context, self.group)
-        plan = calls.planned(self)
-        done = calls.call(AllGatherObject, object=f"{_PICKLED_NONE_BYTES} B")
-        return Expansion(
-            self.present([*plan, compute("read checkpoint", self.read), *done]), calls.tensors
-        )
+        plans = calls.exchange_plans(self)
+        results = calls.call(AllGatherObject, object=f"{_PICKLED_NONE_BYTES} B")
+        steps = [*plans, compute("read checkpoint", self.read), *results]
+        return Expansion(self.unless_skipped(steps), calls.tensors)

@@ -57,7 +57,7 @@ SizeByRank = Annotated[
 
 
 class _ObjectCollective(Strategy):
-    """What the four have in common: a group, and tensors of bytes."""
+    """The common part of the four strategies: a group, and tensors of bytes."""
 
     group: AxesOrGroup | None = Field(
         default=None,
@@ -93,8 +93,10 @@ class _RootedObjectList(_ObjectCollective):
 
 
 def _root_fields(word: str, rank: int | None, group_rank: int | None) -> dict[str, int | None]:
-    """The fields that name the root: where the file names none, group rank 0."""
-    return {word: rank, f"group_{word}": 0 if rank is None and group_rank is None else group_rank}
+    """The fields that name the root; group rank 0 by default."""
+    if rank is None and group_rank is None:
+        group_rank = 0
+    return {word: rank, f"group_{word}": group_rank}
 
 
 class BroadcastObjectList(_RootedObjectList):
@@ -105,14 +107,14 @@ class BroadcastObjectList(_RootedObjectList):
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        w = self.writer(context)
-        tensors = (
-            w.tensor("lengths", len(self.objects), "int64", list(self.objects)),
-            w.tensor("bytes", sum(self.objects)),
-        )
-        return Expansion(
-            [w.call("broadcast", tensor=name, **self.root) for name in tensors], w.tensors
-        )
+        writer = self.writer(context)
+        lengths = writer.tensor("lengths", len(self.objects), "int64", list(self.objects))
+        data = writer.tensor("bytes", sum(self.objects))
+        steps = [
+            writer.call("broadcast", tensor=lengths, **self.root),
+            writer.call("broadcast", tensor=data, **self.root),
+        ]
+        return Expansion(steps, writer.tensors)
 
 
 class AllGatherObject(_ObjectCollective):
@@ -129,23 +131,29 @@ class AllGatherObject(_ObjectCollective):
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        return self.gathered(context, "all_gather", {})
+        return self.gather_objects(context, "all_gather", {})
 
-    def gathered(
-        self, context: ExpansionContext, row: str, root: Mapping[str, int | None]
+    def gather_objects(
+        self, context: ExpansionContext, operation: str, root: Mapping[str, int | None]
     ) -> Expansion:
-        """Every rank's length to all; then the longest is known, and the objects travel."""
-        w, n, sizes = self.writer(context), context.size_of(self.group), self.object
-        lengths = (
-            w.tensor("length", 1, "int64", sizes["else"] if list(sizes) == ["else"] else sizes),
-            w.tensor("lengths", [n, 1], "int64"),
-        )
-        longest = max(sizes.values())
-        objects = w.tensor("mine", longest), w.tensor("all", [n, longest])
-        first = w.call("all_gather", input=lengths[0], output=lengths[1])
-        return Expansion(
-            [first, w.call(row, input=objects[0], output=objects[1], **root)], w.tensors
-        )
+        """Gather the lengths on all ranks, then the objects with ``operation``.
+
+        All ranks need the longest length, because every object is padded to it.
+        """
+        writer = self.writer(context)
+        n = context.size_of(self.group)
+        has_one_size = list(self.object) == ["else"]
+        own_length = self.object["else"] if has_one_size else self.object
+        length = writer.tensor("length", 1, "int64", own_length)
+        lengths = writer.tensor("lengths", [n, 1], "int64")
+        longest = max(self.object.values())
+        own_object = writer.tensor("mine", longest)
+        all_objects = writer.tensor("all", [n, longest])
+        steps = [
+            writer.call("all_gather", input=length, output=lengths),
+            writer.call(operation, input=own_object, output=all_objects, **root),
+        ]
+        return Expansion(steps, writer.tensors)
 
 
 class GatherObject(AllGatherObject):
@@ -163,7 +171,8 @@ class GatherObject(AllGatherObject):
     )
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        return self.gathered(context, "gather", _root_fields("dst", self.dst, self.group_dst))
+        root = _root_fields("dst", self.dst, self.group_dst)
+        return self.gather_objects(context, "gather", root)
 
 
 class ScatterObjectList(_RootedObjectList):
@@ -175,28 +184,31 @@ class ScatterObjectList(_RootedObjectList):
     )
 
     def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        found = super().refuse(context)
-        n = 0 if found else context.size_of(self.group)
-        if found or len(self.objects) == n:
-            return found
-        return [
-            (
-                ("objects",),
-                f"expected an object for each of the {n} ranks of the group, found "
-                f"{len(self.objects)}",
-            )
-        ]
+        refusals = super().refuse(context)
+        if refusals:
+            return refusals
+        n = context.size_of(self.group)
+        if len(self.objects) == n:
+            return []
+        text = (
+            f"expected an object for each of the {n} ranks of the group, found {len(self.objects)}"
+        )
+        return [(("objects",), text)]
 
     def expand(self, context: ExpansionContext) -> Expansion:
-        w, n, longest = self.writer(context), context.size_of(self.group), max(self.objects)
-        told = w.tensor("longest", 1, "int64", longest)
-        objects = w.tensor("list", [n, longest]), w.tensor("mine", longest)
-        lengths = (
-            w.tensor("lengths", [n, 1], "int64", [[length] for length in self.objects]),
-            w.tensor("length", 1, "int64"),
+        writer = self.writer(context)
+        n = context.size_of(self.group)
+        longest = max(self.objects)
+        longest_length = writer.tensor("longest", 1, "int64", longest)
+        all_objects = writer.tensor("list", [n, longest])
+        own_object = writer.tensor("mine", longest)
+        all_lengths = writer.tensor(
+            "lengths", [n, 1], "int64", [[length] for length in self.objects]
         )
-        scattered = [
-            w.call("scatter", input=whole, output=part, **self.root)
-            for whole, part in (objects, lengths)
+        own_length = writer.tensor("length", 1, "int64")
+        steps = [
+            writer.call("broadcast", tensor=longest_length, **self.root),
+            writer.call("scatter", input=all_objects, output=own_object, **self.root),
+            writer.call("scatter", input=all_lengths, output=own_length, **self.root),
         ]
-        return Expansion([w.call("broadcast", tensor=told, **self.root), *scattered], w.tensors)
+        return Expansion(steps, writer.tensors)

@@ -1,8 +1,8 @@
-"""What torch makes of signals: the barrier of symmetric memory.
+"""The strategy `symm_mem_barrier`: the barrier of symmetric memory, which consists of signals.
 
 Source: torch 2.13, `torch/csrc/distributed/c10d/symm_mem/CUDASymmetricMemoryOps.cu`
-(barrier_kernel): a thread for each other rank gives its signal and waits for that rank's, on the
-cells that put_signal and wait_signal of the same channel use as well.
+(barrier_kernel): one thread per other rank sends a signal and waits for the signal of that rank. It
+uses the same cells as put_signal and wait_signal of the same channel.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class DdpWriter(ReplicaWriter):
         return self.declare_broadcast_messages("weights", [*self.state, *self.module_buffers()])
 
     def module_buffers(self) -> list[ModelParameter]:
-        """The module's buffers (running means and the like), all of one dtype as one."""
+        """The module's buffers (such as running means), all of one dtype as one."""
         first = len(self.state)
         return [
             ModelParameter(first + k, -1, numel, (numel,), dtype)

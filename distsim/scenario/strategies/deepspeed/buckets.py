@@ -70,9 +70,9 @@ class BucketPlan:
 def large_gradient_pieces(start: int, numel: int, part: int, most: int) -> list[int]:
     """Elements of each call that reduces a gradient larger than a bucket.
 
-    The gradient is split where an owner's part of the flat parameters ends, and sent as soon as
-    there are more than ``most`` elements, the capacity of a bucket. ``start`` is its offset among
-    all parameters, ``part`` the size of a part.
+    The gradient is split where an owner's part of the flat parameters ends. A piece is sent as soon
+    as it has more than ``most`` elements, the capacity of a bucket. ``start`` is the gradient's
+    offset among all parameters, ``part`` the size of an owner's part.
     """
     pieces: list[int] = []
     piece = 0

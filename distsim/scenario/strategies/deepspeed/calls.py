@@ -175,6 +175,9 @@ class ZeroStage12Writer(DeepSpeedWriter):
         padded = -(-sum(self.numel) // alignment) * alignment
         self.part = padded // self.ranks
         self.reduces_early = fields.overlaps or fields.stage == 2
+        #: Stage 2 reduces after each micro-batch and adds the results up (stage_1_and_2.py,
+        #: independent_gradient_partition_epilogue).
+        self.adds_reductions = fields.stage == 2 and fields.accumulate > 1
         order = [p for k in reversed(self.run) for p in reversed(self.params_of[k])]
         if not self.reduces_early:
             order.sort()
@@ -182,6 +185,8 @@ class ZeroStage12Writer(DeepSpeedWriter):
         for k, bucket in enumerate(self.plan.buckets):
             for j, numel in enumerate(self.call_sizes(bucket.params)):
                 self.tensor(f"bucket_{k}_{j}", numel)
+                if self.adds_reductions:
+                    self.tensor(f"sum_{k}_{j}", numel)
         self.flat = self.tensor("parameters", padded)
         self.own_part = self.tensor("part", self.part)
 
@@ -198,9 +203,10 @@ class ZeroStage12Writer(DeepSpeedWriter):
         start = sum(self.numel[:param])
         return large_gradient_pieces(start, numel, self.part, capacity)
 
-    def tensors_of_bucket(self, k: int) -> list[str]:
+    def tensors_of_bucket(self, k: int, word: str = "bucket") -> list[str]:
+        """The tensors of a bucket; with the word `sum` those that add up its reductions."""
         calls = len(self.call_sizes(self.plan.buckets[k].params))
-        return [f"{self.prefix}_bucket_{k}_{j}" for j in range(calls)]
+        return [f"{self.prefix}_{word}_{k}_{j}" for j in range(calls)]
 
     def tensors_of_buckets(self, buckets: Sequence[int]) -> list[str]:
         return [name for k in buckets for name in self.tensors_of_bucket(k)]
@@ -223,17 +229,31 @@ class ZeroStage12Writer(DeepSpeedWriter):
                 restarts=micro_batch == 0 or reduces_each,
                 reduces=self.reduces_early and (is_last or reduces_each),
             )
+            if self.adds_reductions:
+                steps += self.add_reductions(is_first=micro_batch == 0)
         if not self.reduces_early:
             for k in all_buckets:
                 steps += self.reduce(k)
         if self.fields.dtype != "float32":
             # Does any rank have an overflow?
             steps.append(self.all_reduce_scalar("uint8", "max"))
-        gradients = self.tensors_of_buckets(all_buckets)
+        word = "sum" if self.adds_reductions else "bucket"
+        gradients = [name for k in all_buckets for name in self.tensors_of_bucket(k, word)]
         # The norm of all gradients.
         steps.append(self.all_reduce_scalar("float32", "sum"))
         steps += self.optimizer(gradients, [self.own_part])
         steps.append(self.call("all_gather_into_tensor", input=self.own_part, output=self.flat))
+        return steps
+
+    def add_reductions(self, is_first: bool) -> list[Entry]:
+        """Add the reduced buckets of a micro-batch to those before."""
+        steps: list[Entry] = []
+        for k in range(len(self.plan.buckets)):
+            buckets = self.tensors_of_bucket(k)
+            totals = self.tensors_of_bucket(k, "sum")
+            for bucket, total in zip(buckets, totals, strict=True):
+                value = bucket if is_first else f"{total} + {bucket}"
+                steps.append({"assign": {"tensor": total, "value": value}})
         return steps
 
     def forward(self) -> list[Entry]:

@@ -192,7 +192,7 @@ class DeepSpeedFields(LayeredModelStrategy):
         ]
 
     def _refuse_machines(self, context: ExpansionContext) -> list[Refusal]:
-        """ZeRO++'s fields that group ranks by machine."""
+        """ZeRO++'s fields that group ranks by node."""
         size = context.size_of(self.data_parallel_group)
         partition = self.zero_hpz_partition_size
         refusals: list[Refusal] = []

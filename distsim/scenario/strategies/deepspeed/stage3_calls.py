@@ -79,6 +79,8 @@ class ZeroStage3Writer(DeepSpeedWriter):
             part = sum(self.parts[p] for p in bucket.params)
             self.tensor(f"bucket_{k}", part * self.ranks)
             self.tensor(f"scattered_{k}", part)
+            if self.adds_shards:
+                self.tensor(f"more_{k}", part)
 
     def groups(self) -> dict[str, Entry]:
         groups: dict[str, Entry] = {}
@@ -90,13 +92,22 @@ class ZeroStage3Writer(DeepSpeedWriter):
         return groups
 
     @property
+    def adds_shards(self) -> bool:
+        """Whether the reduced shards of several micro-batches are added up.
+
+        DeepSpeed adds them to the rank's partition (stage3.py, partition_grads). With qgZ the
+        reductions have tensors of their own.
+        """
+        return self.fields.accumulate > 1 and not self.quantizes_gradients
+
+    @property
     def quantizes_gradients(self) -> bool:
         """Whether gradients are sent with 4 bits.
 
-        They are if there are several machines; on one machine they are scattered as without qgZ.
+        They are if there are several nodes; on one node they are scattered as without qgZ.
         """
-        has_machines = self.context.world_size > self.context.ranks_per_node
-        return self.fields.zero_quantized_gradients and has_machines
+        has_several_nodes = self.context.world_size > self.context.ranks_per_node
+        return self.fields.zero_quantized_gradients and has_several_nodes
 
     # --- before the first iteration, and the trace ---
     def construction(self) -> list[Entry]:
@@ -130,8 +141,9 @@ class ZeroStage3Writer(DeepSpeedWriter):
     def iteration(self) -> list[Entry]:
         self.gather_count = 0
         steps: list[Entry] = []
-        for _ in range(self.fields.accumulate):
-            steps += [*self.compare_traces(), *self.forward(), *self.backward()]
+        for micro_batch in range(self.fields.accumulate):
+            adds_to_shards = micro_batch > 0 and self.adds_shards
+            steps += [*self.compare_traces(), *self.forward(), *self.backward(adds_to_shards)]
             self.coordinator.end_pass()
         return steps + self.update()
 
@@ -160,10 +172,11 @@ class ZeroStage3Writer(DeepSpeedWriter):
             self.coordinator.release(k)
         return steps
 
-    def backward(self) -> list[Entry]:
+    def backward(self, adds_to_shards: bool) -> list[Entry]:
         """A backward pass with the reductions of its buckets.
 
-        Every pass overwrites the buckets, also when gradients are accumulated.
+        Every pass overwrites the buckets, even with gradient accumulation. With ``adds_to_shards``
+        the reduced shards are added to those of the micro-batches before.
         """
         steps = self.fetch_module(None)
         started: set[int] = set()
@@ -177,13 +190,19 @@ class ZeroStage3Writer(DeepSpeedWriter):
                 self.layer_backward(self.model[k], overwritten, added, [f"{self.prefix}_whole_{k}"])
             )
             for bucket in self.plan.sent_by(self.params_of[k]):
-                steps += self.reduce(bucket)
+                steps += self.reduce(bucket, adds_to_shards)
             if k != self.run[0]:
                 self.coordinator.release(k)
         self.coordinator.release_leftovers(self.run[0])
         if self.plan.buckets:
-            steps += self.reduce(len(self.plan.buckets) - 1)
-        return steps + self.wait_for_reductions()
+            steps += self.reduce(len(self.plan.buckets) - 1, adds_to_shards)
+        steps += self.wait_for_reductions()
+        if adds_to_shards:
+            for k in range(len(self.plan.buckets)):
+                shard = f"{self.prefix}_scattered_{k}"
+                total = f"{shard} + {self.prefix}_more_{k}"
+                steps.append({"assign": {"tensor": shard, "value": total}})
+        return steps
 
     # --- parameters ---
     def fetch_module(self, layer: int | None) -> list[Entry]:
@@ -270,7 +289,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
         return padded // self.group_of(gather).ranks
 
     # --- gradients ---
-    def reduce(self, k: int) -> list[Entry]:
+    def reduce(self, k: int, adds_to_shards: bool) -> list[Entry]:
         """The reduction of a bucket; with qgZ parameter by parameter."""
         steps = self.wait_before_bucket()
         if self.quantizes_gradients:
@@ -280,14 +299,14 @@ class ZeroStage3Writer(DeepSpeedWriter):
         scatter = self.call(
             "reduce_scatter_tensor",
             input=f"{self.prefix}_bucket_{k}",
-            output=f"{self.prefix}_scattered_{k}",
+            output=f"{self.prefix}_{'more' if adds_to_shards else 'scattered'}_{k}",
             op="sum",
             **self.on_reduction_stream(),
         )
         return [*steps, scatter]
 
     def quantized_reduction(self, param: int) -> list[Entry]:
-        """all_to_all inside each machine, sums, all_to_all between machines.
+        """all_to_all inside each node, sums, all_to_all between nodes.
 
         Vectors, and parameters that do not divide among the ranks, are scattered without
         quantization (`all_to_all_quant_reduce`).
@@ -318,7 +337,7 @@ class ZeroStage3Writer(DeepSpeedWriter):
         )
 
     def exchange(self, level: str, numel: int, dtype: str) -> Entry:
-        """An all_to_all inside the machines (`local`) or between them (`global`)."""
+        """An all_to_all inside the nodes (`local`) or between them (`global`)."""
         return step(
             "all_to_all_single",
             input=tensor_declaration(numel, dtype),

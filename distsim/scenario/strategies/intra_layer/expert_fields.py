@@ -163,7 +163,7 @@ class ExpertParallelFields(IntraLayerStrategy):
             yield ("pad_to_capacity",), text
 
     def _refuse_two_stage_fields(self) -> list[Refusal]:
-        """Fields of two stages without an axis of machines."""
+        """Fields of two stages without an axis of nodes."""
         if self.between is not None:
             return []
         fields = type(self).model_fields

@@ -34,8 +34,10 @@ from distsim.scenario.strategies.layers import IntraLayerWriter
 
 
 class ExpertParallel(ExpertParallelFields):
-    """Every rank has some of the experts, and tokens of its own. The price of a pass is that of an
-    even share of the tokens; a rank with more takes longer."""
+    """Every rank has some of the experts, and its own tokens.
+
+    The cost of a pass is that of an even share of the tokens; a rank with more tokens takes longer.
+    """
 
     def writer(self, context: ExpansionContext) -> ExpertParallelWriter | HierarchicalExpertWriter:
         if self.between is None:

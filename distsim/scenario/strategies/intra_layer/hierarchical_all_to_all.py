@@ -1,12 +1,12 @@
-"""Expert parallelism in two stages: tokens go between machines first, then inside the machine.
+"""Expert parallelism in two stages: tokens go between nodes first, then inside the node.
 
-The first exchange is between the ranks of the same place on each machine, over the network; the
-second one is inside the machine. DeepEP's own kernels run both stages at once. `pieces`
-approximates this: one piece is exchanged inside the machine while the next one crosses the network.
+The first exchange is between the ranks of the same place on each node, over the network; the
+second one is inside the node. DeepEP's own kernels run both stages at once. `pieces`
+approximates this: one piece is exchanged inside the node while the next one crosses the network.
 
-Sources: DeepEP 2.0 (deepseek-ai/DeepEP, commit dd758ca, README: RDMA between machines, NVLink
+Sources: DeepEP 2.0 (deepseek-ai/DeepEP, commit dd758ca, README: RDMA between nodes, NVLink
 inside, FP8 dispatch and BF16 combine) and DeepSeek-V3 Technical Report (arXiv:2412.19437), section
-3.2.2: a token is sent to a machine once, however many of its experts are there, and 3.3.2: the
+3.2.2: a token is sent to a node once, however many of its experts are there, and 3.3.2: the
 dispatch is in FP8, with a scale for each 128 elements, the combine in BF16; Rajbhandari et al.,
 DeepSpeed-MoE (arXiv:2201.05596), section 5.3, hierarchical all-to-all.
 """
@@ -98,8 +98,8 @@ class _Stages(NamedTuple):
 class UnevenRouting(NamedTuple):
     """How an imbalanced router distributes tokens.
 
-    ``rows[r][d]`` are tokens of rank r for place d, where places are numbered machine after
-    machine. ``between`` and ``inside`` are the positions of all ranks on the two axes.
+    ``rows[r][d]`` are tokens of rank r for place d, where places are numbered node after
+    node. ``between`` and ``inside`` are the positions of all ranks on the two axes.
     """
 
     rows: Sequence[Sequence[int]]
@@ -108,18 +108,18 @@ class UnevenRouting(NamedTuple):
 
     @property
     def local_size(self) -> int:
-        """Ranks of a machine."""
+        """Ranks of a node."""
         return len(self.inside[0].group)
 
     def place_of(self, rank: int) -> int:
         """The number of a rank among all places."""
-        machine = self.between[rank].coordinate
-        return machine * self.local_size + self.inside[rank].coordinate
+        node = self.between[rank].coordinate
+        return node * self.local_size + self.inside[rank].coordinate
 
     def sources_of(self, rank: int) -> list[int]:
-        """All ranks whose tokens reach a rank, through each rank of its machine."""
-        machine = self.inside[rank].group
-        return [source for local in machine for source in self.between[local].group]
+        """All ranks whose tokens reach a rank, through each rank of its node."""
+        node = self.inside[rank].group
+        return [source for local in node for source in self.between[local].group]
 
     def tokens_of(self, rank: int) -> int:
         """All tokens that a rank's experts receive."""
@@ -138,7 +138,7 @@ class UnevenRouting(NamedTuple):
             for position in self.between
         ]
 
-        # Each rank forwards what it received for all ranks of its machine.
+        # Each rank forwards what it received for all ranks of its node.
         forwarded = [self._forwarded_by(rank, piece) for rank in ranks]
         arriving = [
             [forwarded[source][position.coordinate] for source in position.group]
@@ -149,9 +149,9 @@ class UnevenRouting(NamedTuple):
         )
 
     def _forwarded_by(self, rank: int, piece: Sequence[Sequence[int]]) -> list[int]:
-        """Rows that a rank sends to each rank of its machine."""
-        machine, sources = self.between[rank]
-        first_place = machine * self.local_size
+        """Rows that a rank sends to each rank of its node."""
+        node, sources = self.between[rank]
+        first_place = node * self.local_size
         return [
             sum(piece[source][first_place + local] for source in sources)
             for local in range(self.local_size)
@@ -165,7 +165,7 @@ def _sums_of_chunks(numbers: Sequence[int], size: int) -> list[int]:
 class HierarchicalExpertWriter(IntraLayerWriter):
     """Entries of one layer's experts; without ``routing`` the router is even.
 
-    Tensors are named by stage (`tokens` between machines, `forwarded` inside), direction (`out`,
+    Tensors are named by stage (`tokens` between nodes, `forwarded` inside), direction (`out`,
     `back`) and side (`sent`, `got`).
     """
 
@@ -180,7 +180,7 @@ class HierarchicalExpertWriter(IntraLayerWriter):
         self.fields = fields
         self.between_axis = fields.between
         self.inside_axis = fields.axis
-        self.machines = context.size_of(self.between_axis)
+        self.nodes = context.size_of(self.between_axis)
         self.local_size = context.size_of(self.inside_axis)
         #: Tokens that each rank's experts get; one number if the router is even.
         self.expert_tokens = [fields.tokens * fields.top_k]
@@ -194,17 +194,17 @@ class HierarchicalExpertWriter(IntraLayerWriter):
     def even_stages(self) -> _Stages:
         """Both stages if every expert gets equally many tokens."""
         fields = self.fields
-        places = self.machines * self.local_size
+        places = self.nodes * self.local_size
         if fields.once_per_machine:
-            per_machine = fields.experts // self.machines
+            per_node = fields.experts // self.nodes
             per_place = fields.experts // places
-            to_machine = fields.tokens * hit_probability(fields.experts, per_machine, fields.top_k)
+            to_node = fields.tokens * hit_probability(fields.experts, per_node, fields.top_k)
             to_place = fields.tokens * hit_probability(fields.experts, per_place, fields.top_k)
         else:
-            to_machine = fields.tokens * fields.top_k / self.machines
+            to_node = fields.tokens * fields.top_k / self.nodes
             to_place = fields.tokens * fields.top_k / places
-        between = [[ceil(to_machine / fields.pieces)] * self.machines]
-        inside = [[self.machines * ceil(to_place / fields.pieces)] * self.local_size]
+        between = [[ceil(to_node / fields.pieces)] * self.nodes]
+        inside = [[self.nodes * ceil(to_place / fields.pieces)] * self.local_size]
         return _Stages(ExchangeStage(between, between), ExchangeStage(inside, inside))
 
     # --- tensors ---
@@ -279,7 +279,7 @@ class HierarchicalExpertWriter(IntraLayerWriter):
         steps: list[Entry] = [compute("router", ZERO_COST, writes=sent)]
         steps += [self.start_exchange("tokens", "out", suffix, k) for k in pieces]
         if overlapped is not None:
-            steps.append(compute("beside dispatched", overlapped))
+            steps.append(compute("overlapped with dispatch", overlapped))
         return steps + self.second_stage("tokens", "forwarded", "out", suffix)
 
     def combine(self, suffix: str) -> list[Entry]:

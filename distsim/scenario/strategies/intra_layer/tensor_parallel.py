@@ -74,14 +74,15 @@ ColumnMatrices = Annotated[
 
 
 class VocabParallelFields(BaseModel):
-    """Embedding and output, both cut by vocabulary. ``forward`` and ``backward`` price the output's
-    product on one rank.
+    """Embedding and output projection, both split by vocabulary.
+
+    ``forward`` and ``backward`` are the costs of the output projection on one rank.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
     vocabulary: PositiveInt
-    #: The loss is computed from each rank's part of the logits; else they are gathered.
+    #: Whether the loss is computed on split logits; otherwise they are gathered.
     loss_parallel: StrictBool = False
     forward: ComputeCostField = {"time": "0 ns"}
     backward: ComputeCostField = {"time": "0 ns"}

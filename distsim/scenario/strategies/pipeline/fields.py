@@ -257,9 +257,9 @@ class PipelineFields(Strategy):
         if isinstance(self.schedule, list):
             return self.schedule
         path = Path(self.schedule)
-        beside_scenario = Path(context.folder) / path
+        path_from_scenario = Path(context.folder) / path
         try:
-            data = read_bytes(beside_scenario if beside_scenario.exists() else path)
+            data = read_bytes(path_from_scenario if path_from_scenario.exists() else path)
             return data.decode("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not a text file"

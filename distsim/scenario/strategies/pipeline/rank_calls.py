@@ -42,9 +42,9 @@ class StageMessage(NamedTuple):
 class PipelineCall(NamedTuple):
     """One step of a rank; ``what`` is its kind.
 
-    `compute` an action, `start` a message, `wait` for messages, a `batch` that is waited for at
-    once, or a `silent` action (UNSHARD, RESHARD, REDUCE_GRAD), which has an effect only if stages
-    are sharded. ``beside`` is the computation that overlaps the action.
+    `compute`: an action. `start`: a message. `wait`: a wait for messages. `batch`: messages that
+    are waited for immediately. `silent`: UNSHARD, RESHARD or REDUCE_GRAD, which have an effect only
+    if stages are sharded. ``beside`` is the computation that overlaps with the action.
     """
 
     what: str

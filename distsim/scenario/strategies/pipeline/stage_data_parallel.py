@@ -139,7 +139,7 @@ class StageDataParallelWriter(EntryWriter):
 
 
 class FsdpStageWriter(StageDataParallelWriter):
-    """Stages under fully_shard. Chunk c of a rank has `<prefix>_grad_<c>_<unit>` and the like."""
+    """Stages under fully_shard. Tensors of chunk c are named as `<prefix>_grad_<c>_<unit>`."""
 
     def padded_numel(self, shape: tuple[int, ...]) -> int:
         """Elements of a parameter, with the padding of its first axis."""

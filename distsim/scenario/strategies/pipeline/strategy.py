@@ -45,9 +45,10 @@ class _StageTensors(NamedTuple):
 
 
 class Pipeline(PipelineFields):
-    """``forward`` and ``backward`` are the costs of one micro-batch on one stage: a time, flops and
-    bytes, or entries; per stage where they differ. Schedules that split the backward take
-    ``backward_input`` and ``backward_weight``, each half of ``backward`` if left out.
+    """``forward`` and ``backward`` are the costs of one micro-batch on one stage.
+
+    A cost is a time, flops and bytes, or entries; or a mapping by stage. Schedules that split the
+    backward pass use ``backward_input`` and ``backward_weight`` [default: half of ``backward``].
     """
 
     def expand(self, context: ExpansionContext) -> Expansion:

@@ -1,18 +1,21 @@
-"""The strategies `local_sgd` and `diloco`: local steps, and now and then an average.
+"""The strategies `local_sgd` and `diloco`: local steps, and an average every few steps.
 
 LocalSGD averages the weights, DiLoCo the changes of the weights since the last average. torch
 divides before it sums, torchft after.
 
-Sources: torch 2.13, `torch/distributed/algorithms/model_averaging/averagers.py`
-(PeriodicModelAverager: counts steps from 0, averages at `warmup_steps` and every `period` after
-it), `utils.py` (all parameters in one flat tensor, divided, then one all_reduce) and
-`hierarchical_model_averager.py` (the group of the longest period that divides the step); torchft
-0.1, `torchft/local_sgd.py` (LocalSGD: one all_reduce per parameter once `sync_every` steps are
-done, all waited for; DiLoCo: the same of pseudogradients, the weights before the local steps less
-those after them, with which an outer optimizer goes on from the former; Streaming DiLoCo: a
-fragment of the model at a time, started `fragment_sync_delay` steps before it is used). Douillard
-et al., DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv 2501.18512); Lin et al., post-local
-SGD (arXiv 1808.07217).
+Sources:
+
+- torch 2.13, `torch/distributed/algorithms/model_averaging/averagers.py`: PeriodicModelAverager
+  counts steps from 0. It averages at `warmup_steps` and every `period` steps after that.
+  `utils.py`: all parameters are one flat tensor, which is divided and then all-reduced once.
+  `hierarchical_model_averager.py`: the group of the longest period that divides the step is used.
+- torchft 0.1, `torchft/local_sgd.py`. LocalSGD makes one all_reduce per parameter after
+  `sync_every` steps, and waits for all of them. DiLoCo does the same with pseudogradients: the
+  weights before the local steps minus those after them. An outer optimizer applies them to the
+  weights before the local steps. Streaming DiLoCo averages one fragment of the model at a time,
+  and starts `fragment_sync_delay` steps before the result is used.
+- Douillard et al., DiLoCo (arXiv 2311.08105) and Streaming DiLoCo (arXiv 2501.18512); Lin et al.,
+  post-local SGD (arXiv 1808.07217).
 """
 
 from __future__ import annotations

@@ -3,11 +3,14 @@
 Every step has a quorum. When the quorum changes, its members create a new group, and ranks that
 join are sent the weights.
 
-Source: torchft 0.1, `torchft/manager.py` (start_quorum: the process group is configured anew when
-the quorum's id changes; a replica that is behind gets the state of one that is not; allreduce: one
-that has just joined gives zeros, the sum is divided by the others; should_commit: fewer than
-`min_replica_size` participants discard the step) and `torchft/checkpointing/pg_transport.py`
-(PGTransport: the length of the pickled state, the state, then each tensor, by messages).
+Sources, torchft 0.1:
+
+- `torchft/manager.py`. start_quorum: a new quorum id configures the process group again, and an
+  up-to-date replica sends its state to replicas that are behind. allreduce: a replica that has just
+  joined contributes zeros, and the sum is divided by the number of the other replicas.
+  should_commit: fewer than `min_replica_size` participants discard the step.
+- `torchft/checkpointing/pg_transport.py` (PGTransport): messages carry the length of the pickled
+  state, the state, then each tensor.
 """
 
 from __future__ import annotations
@@ -202,7 +205,7 @@ class QuorumWriter(EntryWriter):
         """A new group, created by its members only; then ranks that joined get the weights.
 
         A rank that was in a group leaves it first, as the manager aborts its group when it is
-        configured anew. Each quorum has a prefix of the store of its own (`_async_quorum`:
+        configured again. Each quorum has a prefix of the store of its own (`_async_quorum`:
         `torchft/{quorum_id}/{group_rank}`), so that no rank finds addresses of an earlier one.
         """
         steps: list[Entry] = [compute("quorum", self.fields.quorum)]

@@ -1,5 +1,6 @@
-"""Transformers by their sizes: what parameters they have.
-`distsim.scenario.strategies.training_step.presets` has those that people name.
+"""The sizes of a transformer, and the parameters that follow from them.
+
+Well-known models are in `distsim.scenario.strategies.training_step.presets`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ ParameterShapes = tuple[tuple[int, ...], ...]
 
 
 class LatentAttention(NamedTuple):
-    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1): ranks of the
-    compressed queries and keys with values, and the widths of a head's parts: without position,
-    with rotary position, values."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
+
+    ``queries`` and ``keys`` are the dimensions of the compressed queries, and of the compressed
+    keys and values. The others are widths of a head's parts: ``plain`` without position embedding,
+    ``rotary`` with rotary embedding, ``values``.
+    """
 
     queries: int
     keys: int
@@ -26,17 +30,19 @@ class LatentAttention(NamedTuple):
 class Architecture(NamedTuple):
     """Sizes of a transformer.
 
-    ``kv_heads``: heads of keys and values (grouped-query attention where fewer than ``heads``).
-    ``ffn``: width of the feed-forward layer (of one expert). ``mlp``: `gelu` has two matrices,
-    `swiglu` three. ``experts`` 0: dense. ``positions``: learned position embeddings. ``bias``:
-    matrices carry biases and norms are LayerNorms with one (GPT); else RMSNorms without (Llama).
+    ``kv_heads``: heads of keys and values; fewer than ``heads`` with grouped-query attention.
+    ``ffn``: width of the feed-forward layer, or of one expert. ``mlp``: `gelu` has two matrices,
+    `swiglu` three. ``experts``: 0 for a dense model. ``positions``: number of learned position
+    embeddings. ``bias``: matrices have biases and norms are LayerNorms with a bias (GPT); otherwise
+    norms are RMSNorms without one (Llama).
 
-    ``head``: width of a head; 0: hidden / heads. ``norms`` of a layer. ``qk_norm``: norms of a
-    head's queries and keys. ``biased``: matrices carry biases, norms none. ``sinks``: a learned
-    number for each head. ``shared``: width of the expert that all tokens meet. ``dense``: layers
-    without experts, whose width is ``dense_ffn``. ``modulated``: matrices of hidden × hidden that
-    scale and shift a layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers,
-    where they are no word embeddings.
+    ``head``: width of a head; 0: hidden / heads. ``norms``: number of norms of a layer.
+    ``qk_norm``: there are norms of a head's queries and keys. ``biased``: matrices have biases, but
+    norms do not. ``sinks``: there is a learned number for each head. ``shared``: width of the
+    shared expert, which processes all tokens. ``dense``: number of first layers without experts;
+    ``dense_ffn``: their width. ``modulated``: number of hidden × hidden matrices that scale and
+    shift a layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers, if they
+    are not word embeddings.
     """
 
     layers: int
@@ -69,9 +75,7 @@ class Architecture(NamedTuple):
 
     @property
     def head_width(self) -> int:
-        """Elements of one head's keys; of its queries, and without latent attention of its
-        values.
-        """
+        """Elements of one head's queries and keys, and of its values without latent attention."""
         if self.latent is not None:
             return self.latent.plain + self.latent.rotary
         return self.head or self.hidden // self.heads
@@ -83,8 +87,9 @@ class Architecture(NamedTuple):
 
     @property
     def kv_hidden(self) -> int:
-        """Columns of the key projection, and of the value projection; with latent attention their
-        mean.
+        """Columns of the key projection and of the value projection.
+
+        With latent attention these differ, and this is their mean.
         """
         if self.latent is not None:
             return self.heads * (self.head_width + self.latent.values) // 2
@@ -97,8 +102,11 @@ class Architecture(NamedTuple):
 
     @property
     def rotary_columns(self) -> int:
-        """Columns of queries and keys that are turned by their place: none where places are learned
-        (GPT), all heads' and the one key's rotary part with latent attention."""
+        """Columns of queries and keys with rotary embedding.
+
+        None with learned positions (GPT). With latent attention, the rotary parts of all query
+        heads and of the single key.
+        """
         if self.latent is not None:
             return (self.heads + 1) * self.latent.rotary
         return 0 if self.bias else self.q_hidden + self.kv_hidden
@@ -115,11 +123,11 @@ class Architecture(NamedTuple):
 
     @property
     def active_ffn(self) -> int:
-        """Width of all that one token passes through side by side."""
+        """Total width of the feed-forward layers that one token passes through."""
         return self.ffn * self.active_experts + self.shared
 
     def norm_shapes(self) -> list[tuple[int, ...]]:
-        """One norm: a scale, and a shift where there are biases."""
+        """One norm: a scale, and a shift if there are biases."""
         return [(self.hidden,)] * (2 if self.bias else 1)
 
     def attention_shapes(self) -> list[tuple[int, ...]]:
@@ -194,18 +202,22 @@ class Architecture(NamedTuple):
         ]
 
     def embedding_shapes(self) -> list[tuple[int, ...]]:
-        """Token embeddings, and learned positions; or what else stands before the layers."""
+        """Token embeddings and learned positions, or other parameters before the layers."""
         if self.inputs:
             return list(self.inputs)
-        return [
-            (self.vocabulary, self.hidden),
-            *([(self.positions, self.hidden)] if self.positions else []),
-        ]
+        shapes: list[tuple[int, ...]] = [(self.vocabulary, self.hidden)]
+        if self.positions:
+            shapes.append((self.positions, self.hidden))
+        return shapes
 
     def head_shapes(self) -> list[tuple[int, ...]]:
-        """The last norm, and the output projection where it is not the embeddings again."""
-        last = self.norm_shapes() if self.norms else []
-        return [*last, *(self.outputs or ([] if self.tied else [(self.vocabulary, self.hidden)]))]
+        """The last norm, and the output projection unless it is tied to the embeddings."""
+        shapes = self.norm_shapes() if self.norms else []
+        if self.outputs:
+            return [*shapes, *self.outputs]
+        if not self.tied:
+            shapes.append((self.vocabulary, self.hidden))
+        return shapes
 
     @property
     def layer_parameters(self) -> int:
@@ -213,18 +225,14 @@ class Architecture(NamedTuple):
 
     @property
     def dense_parameters(self) -> int:
-        """Parameters of a layer without experts, in a model that has some."""
-        return (
-            total_numel([*self.around_shapes(), *self.expert_shapes(self.dense_ffn)])
-            if self.dense
-            else 0
-        )
+        """Parameters of a layer without experts in a model that also has layers with experts."""
+        if not self.dense:
+            return 0
+        return total_numel([*self.around_shapes(), *self.expert_shapes(self.dense_ffn)])
 
     @property
     def expert_parameters(self) -> int:
-        """Parameters of all experts of one layer: what expert parallelism divides. 0 where
-        dense.
-        """
+        """Parameters of all experts of one layer, which expert parallelism divides."""
         return total_numel(self.expert_shapes()) * self.experts
 
     @property
@@ -237,19 +245,19 @@ class Architecture(NamedTuple):
 
     @property
     def parameters(self) -> int:
-        """All of them."""
-        layers = (
-            self.layers - self.dense
-        ) * self.layer_parameters + self.dense * self.dense_parameters
-        return self.embedding_parameters + layers + self.head_parameters
+        """Parameters of the whole model."""
+        expert_layers = (self.layers - self.dense) * self.layer_parameters
+        dense_layers = self.dense * self.dense_parameters
+        return self.embedding_parameters + expert_layers + dense_layers + self.head_parameters
 
     @property
     def active_parameters(self) -> int:
-        """Those that one token meets."""
-        idle = (
-            (self.experts - self.top_k) * total_numel(self.expert_shapes()) if self.experts else 0
-        )
-        return self.parameters - (self.layers - self.dense) * idle
+        """Parameters that process one token."""
+        if not self.experts:
+            return self.parameters
+        idle_experts = self.experts - self.top_k
+        idle_per_layer = idle_experts * total_numel(self.expert_shapes())
+        return self.parameters - (self.layers - self.dense) * idle_per_layer
 
 
 def total_numel(shapes: Sequence[tuple[int, ...]]) -> int:

@@ -12,9 +12,7 @@ from distsim.scenario.strategies.training_step.presets import PRESETS, Architect
 
 
 class ArchitectureFields(BaseModel):
-    """A preset's name, a preset with some sizes changed, or all sizes: layers, hidden, heads, ffn,
-    vocabulary.
-    """
+    """A preset, a preset with changed sizes, or all sizes of a transformer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
@@ -28,9 +26,9 @@ class ArchitectureFields(BaseModel):
     mlp: Literal["gelu", "swiglu"] | None = None
     experts: NonNegativeInt | None = None
     top_k: NonNegativeInt | None = None
-    #: Learned position embeddings.
+    #: Number of learned position embeddings.
     positions: NonNegativeInt | None = None
-    #: The output projection is the embeddings again.
+    #: Whether the output projection shares the embeddings' weights.
     tied: StrictBool | None = None
     bias: StrictBool | None = None
     dropout: StrictBool | None = None

@@ -48,7 +48,7 @@ MESH_AXIS_ORDERS = {
 
 
 class PlainPipeline(BaseModel):
-    """A pipeline as people first write it by hand: one micro-batch at a time, blocking calls.
+    """A pipeline as it is first written by hand: one micro-batch at a time, blocking calls.
 
     ``activation`` names a tensor of the file; its gradient is the tensor of that name with the
     suffix `_grad`.

@@ -1,10 +1,10 @@
-"""Peak memory of a rank: parameters, gradients, optimizer states, activations, and what is gathered
-for the moment.
+"""Peak memory of a rank: parameters, gradients, optimizer states, activations, and parameters that
+are gathered temporarily.
 
 Sources: Rajbhandari et al., ZeRO: Memory Optimizations Toward Training Trillion Parameter Models,
-arXiv:1910.02054, section 3 and figure 1 (states of mixed-precision Adam and their stages);
+arXiv:1910.02054, section 3 and figure 1 (states of mixed-precision Adam, and the ZeRO stages);
 Korthikanti et al., arXiv:2205.05198 (activations). Allocator overhead, library workspaces and
-fragmentation are not in it: real peaks are higher, often by a few GB.
+fragmentation are not included, so real peaks are higher, often by a few GB.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ def peak_activation_bytes(
     kept: Callable[[int], int],
     working: Callable[[int], int] = lambda stage: 0,
 ) -> int:
-    """Most bytes of activations that a pipeline rank holds at a time, over its row of a schedule.
+    """Peak bytes of activations on a pipeline rank, over its row of a schedule.
 
-    ``kept(stage)``: what a forward pass leaves for its backward pass; ``working(stage)``: what
-    the backward pass needs beside that. A backward pass that comes in two halves frees at the
-    second.
+    ``kept(stage)``: bytes that a forward pass leaves for its backward pass. ``working(stage)``:
+    bytes that the backward pass needs in addition. A backward pass in two halves frees the
+    activations after the second half.
     """
     held = most = 0
     for action in compute_actions(row):

@@ -427,9 +427,9 @@ class MicroBatchCost(NamedTuple):
     def _op_bytes(self) -> int:
         """Bytes of the activations that torchtitan's per-operation policy keeps.
 
-        The policy keeps a layer's input, the outputs of attention and of every other product (whole
-        where the ranks' sums are still to be added), and outputs of reduce_scatter and of the
-        experts' all_to_all. Gathered inputs are gathered again
+        The policy keeps a layer's input, the outputs of attention and of every second product, and
+        the outputs of reduce_scatter and of the experts' all_to_all. An output whose parts are not
+        yet summed over the ranks is kept whole. Gathered inputs are gathered again
         (distributed/activation_checkpoint.py, SelectiveAC, August 2026).
         """
         model = self.model
@@ -585,9 +585,9 @@ class MicroBatchCost(NamedTuple):
 def step_flops(one: MicroBatchCost, batch: int) -> int:
     """Model FLOPs of one training step over ``batch`` sequences, on all ranks together.
 
-    Forward once, backward twice, and the recomputation of ``one``. With full recomputation and
-    plain attention this is 96 B s l h^2 (1 + s/6h + V/16lh) for GPT (Narayanan, equation 3), which
-    counts the logits with three passes, as here.
+    Forward once, backward twice, and the recomputation of ``one``. For GPT with full recomputation
+    and plain attention, this is 96 B s l h^2 (1 + s/6h + V/16lh) (Narayanan, equation 3). Both
+    count the logits with three passes.
     """
     whole = one._replace(tensor=1, context=1, micro_batch=batch)
     layer_flops = 3 * whole.layer_flops + whole.recompute_flops

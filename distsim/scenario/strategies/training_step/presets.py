@@ -1,7 +1,7 @@
-"""Transformers that people name, each from its published sizes.
+"""Well-known transformers with their published sizes.
 
-A parameter count is a sum over the matrices a model has; for each preset it is tested against the
-figure that its authors publish.
+A parameter count is the sum over the matrices of a model. For each preset, a test compares it with
+the number that the authors publish.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _qwen3(
 def _gemma3(
     layers: int, hidden: int, heads: int, kv_heads: int, head: int, ffn: int
 ) -> Architecture:
-    """Its text part."""
+    """The text part of the model."""
     return Architecture(
         layers,
         hidden,
@@ -103,7 +103,7 @@ def _gpt_oss(layers: int, experts: int) -> Architecture:
 
 
 def _llama4(name: str, experts: int, dense: int) -> Architecture:
-    """Its text part."""
+    """The text part of the model."""
     return Architecture(
         48,
         5120,
@@ -122,9 +122,7 @@ def _llama4(name: str, experts: int, dense: int) -> Architecture:
 
 
 def _vit(layers: int, hidden: int, heads: int, patch: int) -> Architecture:
-    """Patches of three colours, a class token and positions before the layers, a thousand classes
-    after them.
-    """
+    """A vision transformer for images of 224 × 224 pixels and 1000 classes."""
     count = (224 // patch) ** 2 + 1
     return Architecture(
         layers,

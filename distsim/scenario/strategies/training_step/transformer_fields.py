@@ -1,5 +1,6 @@
-"""A training step of a transformer on a mesh: fields of `transformer:`, the layout they say, and
-the layouts that can't be.
+"""The fields of `transformer:`, the layout that they describe, and the checks of this layout.
+
+`distsim.scenario.strategies.training_step.transformer` writes the calls.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from distsim.scenario.strategies.training_step.micro_batch_cost import (
 )
 from distsim.scenario.strategies.training_step.presets import PRESETS, Architecture
 
-#: Axes that are used where the mesh has them and the field is left out.
+#: The default axes, which are used if the mesh has them.
 _DEFAULT_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
 #: Schedules that need several stages per rank; two if `chunks` is omitted.
 _SCHEDULES_WITH_TWO_CHUNKS = ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v")
@@ -42,7 +43,7 @@ def _nearest_divisors(size: int, ranks: int) -> str:
 
 
 class TransformerFields(Strategy):
-    """Fields, and the layout that they say."""
+    """The fields of `transformer:` and the layout that they describe."""
 
     name: ClassVar[str] = "transformer"
     about: ClassVar[str] = (
@@ -104,11 +105,11 @@ class TransformerFields(Strategy):
         ),
         examples=["flash"],
     )
-    #: Share of a large matrix product's rate that fused attention reaches, forward and backward
-    #: together. Of the data sheet's rate: FlashAttention-2 on A100 50 to 73 % forward, 44 to 63
-    #: backward (arXiv:2307.08691); on H100, causal, 30 to 34 and 29 to 33, cuDNN 49 to 54 and 47 to
-    #: 52 (arXiv:2407.08608, heads of 128): .8 of the presets' products, but for FlashAttention-2 on
-    #: H100, .5. The first FlashAttention 25 to 40 % on A100: .5.
+    # Published percentages of the data sheet's rate, forward and backward. A100, FlashAttention-2:
+    # 50 to 73 and 44 to 63 (arXiv:2307.08691). H100, causal attention, heads of 128
+    # (arXiv:2407.08608): FlashAttention-2 30 to 34 and 29 to 33, cuDNN 49 to 54 and 47 to 52. That
+    # is 0.8 of the presets' rate of matrix products, but 0.5 for FlashAttention-2 on H100. A100,
+    # the first FlashAttention: 25 to 40 %, which is 0.5.
     attention_efficiency: NonNegativeFloat = Field(
         default=0.8,
         description=(
@@ -124,9 +125,8 @@ class TransformerFields(Strategy):
         ),
         examples=["float8_e4m3fn"],
     )
-    #: Host time to launch one operation: 5 to 25 us in eager PyTorch, from Python to
-    #: cudaLaunchKernel; next to nothing where a layer is one CUDA graph. A layer hides it wherever
-    #: its kernels last longer. 18 us: published steps of small models, which are bound by it.
+    # 5 to 25 us in eager PyTorch, from Python to cudaLaunchKernel; almost 0 if a layer is one CUDA
+    # graph. 18 us fits published steps of small models, which are bound by launches.
     launch: DurationNs = Field(
         default=18_000,
         description=(
@@ -162,9 +162,8 @@ class TransformerFields(Strategy):
         ),
         examples=["megatron"],
     )
-    #: What sequence-parallel ranks gather before a dense block and scatter after it travels in
-    #: pieces beside its products: Transformer Engine's userbuffers (Megatron-LM's
-    #: --tp-comm-overlap), PyTorch's async TP (torch.compile, _micro_pipeline_tp).
+    # Transformer Engine's userbuffers (Megatron-LM's --tp-comm-overlap) and PyTorch's async TP
+    # (torch.compile, _micro_pipeline_tp).
     tensor_overlap: StrictBool = Field(
         default=False,
         description=(
@@ -240,17 +239,15 @@ class TransformerFields(Strategy):
         ),
         examples=[False],
     )
-    #: The gradients' norm is reduced before the update. GPT-3 clips at 1.0 (arXiv:2005.14165,
-    #: appendix B), and so do Llama (arXiv:2302.13971, section 2.2) and Megatron-LM's default
-    #: (--clip-grad).
+    # GPT-3 clips at 1.0 (arXiv:2005.14165, appendix B), and so do Llama (arXiv:2302.13971, section
+    # 2.2) and Megatron-LM by default (--clip-grad).
     clip_grad_norm: StrictBool = Field(
         default=True,
         description="Clip gradients: all-reduce their norms before the optimizer step.",
         examples=[True],
     )
-    #: Gradients of tied embeddings are summed over the first and the last stage (Megatron-LM,
-    #: core/distributed/finalize_model_grads.py). Left out: where the model ties them; GPT-3 does as
-    #: GPT-2 (github openai/gpt-2, src/model.py), Llama 3 and Mixtral do not.
+    # Megatron-LM, core/distributed/finalize_model_grads.py. GPT-3 ties embeddings as GPT-2 does
+    # (github openai/gpt-2, src/model.py); Llama 3 and Mixtral do not.
     embedding_all_reduce: StrictBool | None = Field(
         default=None,
         description=(

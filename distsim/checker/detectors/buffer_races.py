@@ -8,7 +8,7 @@ read the buffer; while it writes the buffer, nothing may access it. A buffer is 
 tensor on one rank; tensors without a name have memory of their own.
 
 If a program names streams, the work of one stream is open for the others until they wait for it
-(`StreamOrder`). That holds for every backend: a program means the same on all of them.
+(`StreamOrder`). This rule applies to all backends, so that a program means the same on each.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ have been possible and
 In both cases, after exchanging the two every name of the channel must go to one name, and its
 copies must have one distance.
 
-There is no finding if the channel back crosses in the same way (a naming convention, as for the two
-edges of a halo), nor if a tensor meets several others on a channel (buffers used in turn).
+There is no finding in two cases. The channel back crosses in the same way: a naming convention, as
+for the two edges of a halo. Or a tensor meets several others on a channel: buffers used in turn.
 """
 
 from __future__ import annotations

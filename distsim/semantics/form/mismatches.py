@@ -3,7 +3,7 @@
 Key idea: matches are fixed by the program, except where the order of events matters, so most
 mismatches are known before a run. `find_mismatch` compares any set of calls that met; the ordered
 driver asks it during the run. `ProgramMismatches` finds all that may differ in a linked program,
-and tells whether they are harmless enough for local clocks.
+and says whether they are harmless enough for local clocks.
 """
 
 from __future__ import annotations

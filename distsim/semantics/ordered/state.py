@@ -169,7 +169,7 @@ class TransitionRecorder:
         self.events.append(RankEnded(rank, gone))
 
     def touched(self, box: int, /) -> None:
-        """Ignored: it only tells an engine where to look again."""
+        """Ignored: only an engine needs to know where to look again."""
 
 
 class SilencedPair(NamedTuple):
@@ -197,7 +197,7 @@ class RunState:
     - ``pc``: the next host instruction.
     - ``ends``: how the rank ended; None while it runs.
     - ``open_launches``: the number of launches that were posted and have not ended.
-    - ``lost_ranks``: ranks whose process is gone, or that have closed a group.
+    - ``lost_ranks``: ranks whose process has exited, or that have closed a group.
     - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
 
     By row:

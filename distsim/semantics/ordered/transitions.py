@@ -242,7 +242,7 @@ class TransitionRules(QueueRules):
                 elif type(event) is HostReleased:
                     ranks.append(event.rank)
                 elif type(event) is RankEnded and event.gone:
-                    # Any rank may have waited for the one that is gone.
+                    # Any rank may have waited for the rank that has exited.
                     ranks.extend(range(len(state.pc)))
             seen = len(out.events)
         return out.events

@@ -35,6 +35,7 @@ class PeakMemory(NamedTuple):
 
     @property
     def total(self) -> int:
+        """The peak of each rank in bytes, all kinds together."""
         return sum(self.parts.values())
 
 

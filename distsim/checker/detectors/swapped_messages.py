@@ -61,10 +61,12 @@ class MessagePair(NamedTuple):
 
     @property
     def labels(self) -> tuple[TensorLabel, TensorLabel]:
+        """The tensors of the sender and of the receiver."""
         return self.source, self.target
 
     @property
     def names(self) -> tuple[str, str]:
+        """The names of these tensors, without their copies."""
         return self.source[0], self.target[0]
 
 
@@ -84,6 +86,7 @@ class CrossedMessages(NamedTuple):
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
+        """The pairs of names of the two messages."""
         return frozenset((self.one.names, self.two.names))
 
     @property
@@ -93,6 +96,7 @@ class CrossedMessages(NamedTuple):
 
     @property
     def sources(self) -> set[TensorLabel]:
+        """The sender's tensors of the two messages."""
         return {self.one.source, self.two.source}
 
     @property

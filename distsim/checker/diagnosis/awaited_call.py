@@ -50,6 +50,7 @@ class AwaitedCall:
 
     @property
     def is_message(self) -> bool:
+        """Whether the wait is for a message, not for a collective."""
         return self.sequence == NO_SEQUENCE
 
 

@@ -32,6 +32,7 @@ class BranchSet(NamedTuple):
 
     @property
     def size(self) -> int:
+        """The number of choices."""
         return len(self.pairs) + len(self.releases)
 
 

@@ -38,12 +38,19 @@ class RowProperties(Protocol):
     profile: BackendProfile
 
     @property
-    def signature(self) -> Sequence[int] | IntArray: ...
+    def signature(self) -> Sequence[int] | IntArray:
+        """By row, a number that is equal for calls that agree."""
+
     @property
-    def tag(self) -> Sequence[int] | IntArray: ...
+    def tag(self) -> Sequence[int] | IntArray:
+        """By row, the tag of a message."""
+
     @property
-    def nbytes(self) -> Sequence[int] | IntArray: ...
-    def call(self, row: int) -> ResolvedCall: ...
+    def nbytes(self) -> Sequence[int] | IntArray:
+        """By row, the size in bytes."""
+
+    def call(self, row: int) -> ResolvedCall:
+        """The resolved call of a row."""
 
 
 class RowMismatch(NamedTuple):

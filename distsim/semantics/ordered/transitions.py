@@ -138,6 +138,7 @@ class TransitionRules(QueueRules):
         return choices
 
     def due_rows(self, state: RunState) -> list[int]:
+        """The rows for which everything that they need has arrived."""
         rows = []
         row = state.phase.find(DUE)
         while row >= 0:
@@ -146,6 +147,7 @@ class TransitionRules(QueueRules):
         return rows
 
     def can_step(self, state: RunState, rank: int) -> bool:
+        """Whether a rank can execute its next instruction."""
         if state.ends[rank] is not None:
             return False
         op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]

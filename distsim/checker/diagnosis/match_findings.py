@@ -292,7 +292,7 @@ def _message_finding(program: Program, group: list[CallMismatch]) -> Finding:
         "elements"
     )
     places = [program.place(rank, position) for rank, position, _ in mismatch.calls]
-    number = f"message {mismatch.number + 1} with this peer and tag"
+    number = f"message {mismatch.number + 1}"
     rows = [
         (f"rank {sender[0]}", call_words(send), location_text(places[0]), number),
         (f"rank {receiver[0]}", call_words(receive), location_text(places[1]), number),

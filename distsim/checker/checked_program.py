@@ -1,7 +1,7 @@
 """A program together with the lookups that several detectors share.
 
 Key idea: most detectors can find something only in programs with certain features, so
-`CheckedProgram` tells callers which detectors to import and run. Lookups are built on first use.
+`CheckedProgram` says which detectors to import and run. Lookups are built on first use.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The outcome of a program under a backend, and what it depends on.
 
-Key idea: one run gives the outcome in simulated time. Further runs tell whether it depends on how
+Key idea: one run gives the outcome in simulated time. Further runs show whether it depends on how
 much the backend buffers (none, the limit in force, everything) and on how communicators are created
-(lazily or eagerly); a search over event orders tells which outcomes are possible at all.
+(lazily or eagerly). A search over event orders finds all possible outcomes.
 """
 
 from __future__ import annotations

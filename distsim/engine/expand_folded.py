@@ -28,14 +28,17 @@ class LazyTrace(Trace):
 
     @cached_property
     def header(self):  # type: ignore[no-untyped-def, override]
+        """The header of the trace of all ranks."""
         return self._whole.header
 
     @cached_property
     def tables(self):  # type: ignore[no-untyped-def, override]
+        """The tables of the trace of all ranks."""
         return self._whole.tables
 
     @cached_property
     def columns(self):  # type: ignore[no-untyped-def, override]
+        """The columns of the trace of all ranks."""
         return self._whole.columns
 
 

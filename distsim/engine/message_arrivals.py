@@ -24,7 +24,7 @@ from distsim.semantics.ordered.transitions import TransitionRules
 #: The message that each any-source receive must take.
 ReceiveSchedule = Mapping[CallKey, CallKey]
 
-_REGENERATE_HINT = "`distsim check FILE --format json` writes it anew, for this file"
+_REGENERATE_HINT = "run `distsim check FILE --format json` to write a new schedule for this file"
 
 
 class _TakeCandidate(NamedTuple):
@@ -109,7 +109,7 @@ class MessageArrivals:
             if self.scheduled_send.get(take.receive, take.send) != take.send:
                 rank = self.rules.rank_of[take.receive]
                 raise UsageError(
-                    f"the schedule does not fit: rank {rank} never gets the message "
+                    f"the schedule does not match the program: rank {rank} never gets the message "
                     "that it must take",
                     _REGENERATE_HINT,
                 )
@@ -144,7 +144,7 @@ def _row_of_call(program: Program, base: list[int], call: CallKey) -> int:
     has_call = 0 <= position < len(calls)
     if not has_call or not -1 <= part < len(calls[position].parts):
         raise UsageError(
-            f"the schedule names call {position} of rank {rank}, which is not there",
+            f"the schedule names call {position} of rank {rank}, which does not exist",
             _REGENERATE_HINT,
         )
     return base[rank] + program.code(rank).offsets[position] + 1 + part

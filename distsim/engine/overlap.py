@@ -1,9 +1,9 @@
 """Whether transfers of a finished run shared a link, or a device with a kernel.
 
-Key idea: a run in which each row took its cost alone equals the event-driven run up to the first
-instant at which two transfers cross one port (`distsim.hardware.cost.max_min_fairness`), or a
-kernel and a transfer of its rank overlap. If that never happens, both runs are equal to the
-nanosecond, and the cheap run is right. If it happens, the caller simulates event by event.
+Key idea: start from a run in which each row took its cost alone. It equals the event-driven run
+until two transfers cross one port (`distsim.hardware.cost.max_min_fairness`), or a kernel and a
+transfer of its rank overlap. If that never happens, both runs are equal to the nanosecond, and the
+cheap run is right. If it happens, the caller simulates event by event.
 
 The tests go from cheap to expensive, because most runs need only the cheap ones. They may err on
 one side only: True for a run without sharing costs time, False for one with sharing is wrong.

@@ -243,7 +243,7 @@ _POSITION_COLUMNS = ("handle", "iteration", "position", "part", "ended_by")
 
 
 def _rows_of_made_calls(program: Program, columns: RunColumns) -> NDArray[np.bool_] | None:
-    """By row, whether its rank makes the call; None: all do. Other rows are left out of a trace."""
+    """By row, whether its rank makes the call; None: all do. Other rows are not in the trace."""
     if not any(code.guards for code in program.codes):
         return None
     keep = np.ones(columns.base[-1], dtype=np.bool_)

@@ -33,6 +33,7 @@ _MAX_PLACES: Final = 12
 
 
 def is_message(entry: object) -> bool:
+    """Whether a program entry is a send or a receive."""
     return op_of(entry) in _PEER_FIELD
 
 

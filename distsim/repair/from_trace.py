@@ -1,5 +1,6 @@
-"""Repairs of what a trace tells of: sought in the scenario of its calls, told at the lines of its
-script.
+"""Repairs of the program that a trace records.
+
+They are searched in the scenario of its calls and reported with the lines of its script.
 """
 
 from __future__ import annotations
@@ -24,12 +25,11 @@ _SOURCE_PATTERN = re.compile(r"  # (\S+:\d+)$")
 def find_trace_repairs(
     trace: Trace, file: str, *, backend: str | None = None
 ) -> tuple[ScenarioRepair, ...]:
-    """Repairs of a trace's calls, as `fixes` has them; their patches change a scenario of these
-    calls.
+    """Repairs of a trace's calls; their patches change a scenario of these calls.
 
-    Of a run that stopped, what each rank would have called after that is known only as far as
-    others wait for it: nothing that adds a call or leaves one out can be judged then, and is not
-    proposed. Raises UsageError for a trace that tells of no program.
+    If the run stopped early, the later calls of a rank are known only if others wait for them. Then
+    no repair that adds or removes a call can be judged, and none is proposed. Raises UsageError for
+    a trace that records no program.
     """
     if not is_partial(trace):
         return _repairs_of(trace, file, backend, REMOVES_CALLS)

@@ -31,6 +31,7 @@ def step_paths(data: ScenarioData) -> list[DataPath]:
 
 
 def value_at(data: Any, path: DataPath) -> Any:
+    """The value at a path of keys and indices."""
     for part in path:
         data = data[part]
     return data
@@ -57,10 +58,12 @@ def fields_of(entry: Any) -> ScenarioData:
 
 
 def ranks_of(entry: object) -> object:
+    """The `ranks:` selector of a program entry; None if it has none."""
     return entry.get("ranks") if isinstance(entry, dict) else None
 
 
 def make_step(op: str, fields: ScenarioData, ranks: Any) -> ScenarioData:
+    """A program entry with one call, with a selector unless ``ranks`` is None."""
     return {op: fields} if ranks is None else {op: fields, "ranks": ranks}
 
 
@@ -76,6 +79,7 @@ def with_steps_replaced(data: ScenarioData, path: DataPath, entries: list[Any]) 
 
 
 def paths_by_list(paths: list[DataPath]) -> dict[DataPath, list[DataPath]]:
+    """The paths, grouped by the list that contains them."""
     found: dict[DataPath, list[DataPath]] = {}
     for path in paths:
         found.setdefault(path[:-1], []).append(path)

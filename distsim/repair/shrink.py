@@ -1,5 +1,6 @@
-"""Delta debugging of scenarios: leave out whatever a failure can do without (Zeller and
-Hildebrandt, doi:10.1109/32.988498).
+"""Delta debugging of scenarios: remove everything that a failure does not need.
+
+Source: Zeller and Hildebrandt, doi:10.1109/32.988498.
 """
 
 from __future__ import annotations
@@ -21,8 +22,10 @@ _MAX_STATES: Final = 20_000
 
 
 class FailureSignature(NamedTuple):
-    """What stays the same: the verdict, the first finding's code ("" where there is none), the
-    outcome under the back end.
+    """What a smaller scenario must preserve.
+
+    These are the verdict, the code of the first finding ("" if there is none) and the outcome on
+    the backend.
     """
 
     verdict: str
@@ -35,8 +38,11 @@ class FailureSignature(NamedTuple):
 
 
 class ShrinkResult(NamedTuple):
-    """``text``: the scenario. ``calls``: of all ranks, before and after; ``ranks`` likewise.
-    ``whole``: nothing more can be left out, else the bound on ``tried`` was hit."""
+    """The smallest scenario found.
+
+    ``calls`` and ``ranks``: their number before and after. ``whole``: nothing more can be removed;
+    otherwise the bound on ``tried`` was reached.
+    """
 
     text: str
     failure: FailureSignature
@@ -49,24 +55,25 @@ class ShrinkResult(NamedTuple):
 def shrink(
     data: ScenarioData, shows: Callable[[ScenarioData], bool], most: int = 600
 ) -> ScenarioData:
-    """A smaller scenario that still ``shows`` it; after at most so many trials. What raises a
-    DistsimError shows nothing.
+    """A smaller scenario that still ``shows`` the failure, after at most ``most`` trials.
+
+    A scenario that raises a DistsimError does not show it.
     """
     return _ShrinkSearch(shows, most).smallest(data)
 
 
 class _ShrinkSearch:
-    """``tried`` of ``most`` so far; ``whole``: the last search ended because nothing more could be
-    left out.
+    """One search for a smaller scenario.
+
+    ``tried``: the trials so far, at most ``most``. ``whole``: the last search ended because nothing
+    more could be removed.
     """
 
     def __init__(self, shows: Callable[[ScenarioData], bool], most: int) -> None:
         self.shows, self.most, self.tried, self.whole = shows, most, 0, False
 
     def smallest(self, data: ScenarioData) -> ScenarioData:
-        """Go on where something could be left out, and begin anew until a whole pass leaves out
-        nothing.
-        """
+        """Continue after each successful removal, and repeat until a whole pass removes nothing."""
         skip, changed = 0, False
         while self.tried < self.most:
             found = self._next(data, skip)
@@ -98,21 +105,22 @@ class _ShrinkSearch:
 
 
 def failure_of(result: CheckResult) -> FailureSignature:
-    """What a checked scenario fails with. Raises UsageError for one that does not fail under its
-    back end.
+    """How a checked scenario fails.
+
+    Raises UsageError if it does not fail on its backend.
     """
     assert result.verdict is not None
     own = result.profiles[result.backend].outcome
     if result.status() == 0:
         others = [name for name, o in result.profiles.items() if o.outcome != "completes"]
         hint = (
-            f"`--backend {others[0]}` takes that one's rules"
+            f"use `--backend {others[0]}` to shrink the failure on that backend"
             if others
-            else "there is nothing to make small"
+            else "there is no failure to preserve"
         )
-        verb = "do" if len(others) > 1 else "does"
-        worse = f", though {' and '.join(others)} {verb} not complete it" if others else ""
-        raise UsageError(f"{result.file} does not fail under {result.backend}{worse}", hint)
+        fail = "fail" if len(others) > 1 else "fails"
+        worse = f" (but {' and '.join(others)} {fail})" if others else ""
+        raise UsageError(f"{result.file} does not fail on {result.backend}{worse}", hint)
     cause = result.findings[0].code if result.findings else ""
     return FailureSignature(result.verdict.verdict, cause, own)
 
@@ -124,12 +132,11 @@ def shrink_scenario(
     most: int = MAX_SHRINK_TRIALS,
     max_states: int = MAX_STATES,
 ) -> ShrinkResult:
-    """The smallest scenario found with the same verdict, first finding and outcome under its back
-    end (or ``backend``).
+    """The smallest scenario found with the same verdict, first finding and outcome.
 
-    Steps, ranks, loops, declarations, fields and sizes are left out or made smaller one after the
-    other; each smaller scenario is checked anew. Raises UsageError for a scenario that does not
-    fail, ScenarioErrors.
+    The outcome is that on its backend (or ``backend``). Steps, ranks, loops, declarations, fields
+    and sizes are removed or reduced one after the other; each smaller scenario is checked. Raises
+    UsageError for a scenario that does not fail, and ScenarioErrors.
     """
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
@@ -167,7 +174,7 @@ def _call_count(data: ScenarioData) -> int:
 
 
 def _scenario_text(data: ScenarioData, scenario: Scenario, wanted: FailureSignature) -> str:
-    """The file, with what comes of it as `expect`."""
+    """The scenario file, with the failure as `expect`."""
     expect: dict[str, object] = {
         "verdict": wanted.verdict,
         "outcome": {scenario.backend: wanted.outcome},

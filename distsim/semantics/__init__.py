@@ -1,3 +1,4 @@
-"""What blocks, and until when: a program compiled under a backend to one small form, and the two
-ways to run it (no prices of links, no trace, no verdicts: those are in engine and check).
+"""The blocking rules: a program compiled for a backend to a small instruction set, and its drivers.
+
+Link costs and traces belong to `engine`, verdicts to `checker`.
 """

@@ -245,11 +245,11 @@ def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path)
                     {"receive": {"rank": 9, "position": 0}, "takes": {"rank": 1, "position": 0}}
                 ]
             ),
-            "not there",
+            "does not exist",
         ),
         (
             lambda s: s["choices"][0].update(takes={"rank": 2, "position": 7, "part": -1}),
-            "not there",
+            "does not exist",
         ),
         (lambda s: s.update(reading="loud"), "no schedule"),
     ],
@@ -276,7 +276,7 @@ def test_github_annotations_are_escaped_and_stand_at_the_first_place(
     file = str(folder / "hang.yaml").replace("%", "%25").replace(":", "%3A").replace(",", "%2C")
 
     assert lines[0].startswith(
-        f"::error file={file},line=5,col=5,title=DS301 ranks wait for each other in a circle::ranks 0 → 1 → 0"
+        f"::error file={file},line=5,col=5,title=DS301 ranks wait for each other in a cycle::ranks 0 → 1 → 0"
     )
     assert "%0A" in lines[0]
     assert all(line.startswith("::") for line in lines)

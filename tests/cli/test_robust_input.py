@@ -140,7 +140,7 @@ def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
     assert [
         (f.code, f.message) for f in found.findings if f.code != "DS804"
     ] == [  # nor does it arrive in time
-        ("DS806", "the tensor x has 32770 TiB, one CPU socket has 238.4 GiB")
+        ("DS806", "tensor x needs 32770 TiB on ranks 0 and 1, but one CPU socket has 238.4 GiB")
     ]
 
 

@@ -68,7 +68,7 @@ def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_nam
     with pytest.raises(UsageError) as refused:
         shrink_scenario(whole)
 
-    assert "does not fail under gloo" in refused.value.message
+    assert "does not fail on gloo" in refused.value.message
     assert "--backend nccl" in str(refused.value.remedy)
 
 

@@ -122,10 +122,10 @@ dist.init_process_group("gloo")
 @pytest.mark.parametrize(
     ("ends", "code", "word"),
     [
-        ('raise ValueError("no data")', "DS303", "rank 1 has raised an error"),
+        ('raise ValueError("no data")', "DS303", "rank 1, which has raised an error"),
         ("sys.exit(0)", "DS302", "rank 1, which has exited early"),
         ("sys.exit(3)", "DS302", "rank 1, which has exited with code 3"),
-        ("os.kill(os.getpid(), 9)", "DS303", "rank 1 was killed"),
+        ("os.kill(os.getpid(), 9)", "DS303", "rank 1, which was killed"),
     ],
 )
 def test_a_rank_that_ends_before_it_begins_is_the_cause_and_waits_for_nobody(

@@ -104,8 +104,8 @@ def test_a_local_group_that_is_made_again_has_the_name_of_before(backend, possib
     found = check_scenario(loads(HEAD.replace("BACKEND", backend) + AGAIN + USE_C))
 
     assert found.profiles[backend].possible == possible
-    assert "that was destroyed had this name" in found.findings[0].help[0]
-    assert "Keep that group and use it again" in found.findings[0].help[0]
+    assert "a destroyed group had the same name" in found.findings[0].help[0]
+    assert "keep the earlier group and use it again" in found.findings[0].help[0]
 
 
 @pytest.mark.parametrize(("backend", "outcome"), [("gloo", "hangs"), ("nccl", "undefined")])
@@ -163,12 +163,12 @@ def test_groups_with_stores_of_their_own_need_no_equal_numbers_and_may_come_agai
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        (in_store(AGAIN, "q/0", "q/0") + USE_C, "had the prefix q/0 before"),
+        (in_store(AGAIN, "q/0", "q/0") + USE_C, "had the prefix q/0"),
         (
             in_store(LOCAL.replace("< 2", "== 0"), "q/0")
             + in_store(LOCAL.replace("< 2", "== 1"), "q/1")
             + USE_B,
-            "not the same on all (rank 0: q/0, rank 1: q/1)",
+            "it differs (rank 0: q/0, rank 1: q/1)",
         ),
     ],
     ids=["twice", "two"],
@@ -196,7 +196,7 @@ def test_a_name_that_is_still_held_is_refused(backend):
     assert found.profiles[backend].outcome == "raises"
     (told,) = [f for f in found.findings if f.code == "DS704"]
     assert "has already been created" in told.message
-    assert "one that is still there has this name" in told.help[0]
+    assert "use the existing group with this name" in told.help[0]
 
 
 def test_mpi_makes_no_group_of_the_members_alone():

@@ -8,7 +8,7 @@ read the buffer; while it writes the buffer, nothing may access it. A buffer is 
 tensor on one rank; tensors without a name have memory of their own.
 
 If a program names streams, the work of one stream is open for the others until they wait for it
-(`StreamOrder`). That holds for every backend: a program means the same on all of them.
+(`StreamOrder`). This rule applies to all backends, so that a program means the same on each.
 """
 
 from __future__ import annotations
@@ -162,6 +162,7 @@ class BufferUseWalk:
         self._uses: dict[int, list[BufferUses]] = {}
 
     def races(self) -> Iterator[DataRace]:
+        """All races of this row."""
         return self._stream_races() if uses_streams(self.code) else self._request_races()
 
     def _calls_made(self) -> Iterator[tuple[int, CodeCall]]:
@@ -309,6 +310,7 @@ def _close_request(
 
 
 def buffer_label(key: BufferKey) -> str:
+    """The buffer's name as in a scenario: `x`, or `x@2` for a copy."""
     name, index = key
     return name if index == 0 else f"{name}@{index}"
 

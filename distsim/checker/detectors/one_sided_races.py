@@ -42,6 +42,7 @@ class OneSidedRace:
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """The owner of the memory and the two ranks that access it."""
         return tuple(sorted({self.owner, self.one[0], self.other[0]}))
 
 

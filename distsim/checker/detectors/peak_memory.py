@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsim.checker.wording import rank_list
 from distsim.common.expressions import Expression
 from distsim.common.message_text import name_list
 from distsim.common.units import show_bytes
@@ -35,6 +34,7 @@ class PeakMemory(NamedTuple):
 
     @property
     def total(self) -> int:
+        """The peak of each rank in bytes, all kinds together."""
         return sum(self.parts.values())
 
 
@@ -68,6 +68,9 @@ def memory_findings(scenario: Scenario, program: Program, cluster: Cluster) -> t
 def _excessive_memory_finding(
     scenario: Scenario, cluster: Cluster, excessive: list[PeakMemory]
 ) -> Finding:
+    # Imported here, because most programs fit and need no wording.
+    from distsim.checker.wording import rank_list
+
     worst, device = excessive[0], cluster.device
     kinds = name_list([f"{kind} {show_bytes(nbytes)}" for kind, nbytes in worst.parts.items()])
     needs = "needs" if len(worst.ranks) == 1 else "each need"
@@ -103,6 +106,10 @@ def _oversized_tensors(
                 np.flatnonzero(np.broadcast_to(nbytes > room, (program.world_size,))).tolist()
             )
             found.append((float(np.max(nbytes)), tensor.name, ranks))
+    if not found:
+        return ()
+    from distsim.checker.wording import rank_list
+
     return tuple(
         Finding(
             "DS806",

@@ -15,8 +15,8 @@ have been possible and
 In both cases, after exchanging the two every name of the channel must go to one name, and its
 copies must have one distance.
 
-There is no finding if the channel back crosses in the same way (a naming convention, as for the two
-edges of a halo), nor if a tensor meets several others on a channel (buffers used in turn).
+There is no finding in two cases. The channel back crosses in the same way: a naming convention, as
+for the two edges of a halo. Or a tensor meets several others on a channel: buffers used in turn.
 """
 
 from __future__ import annotations
@@ -61,10 +61,12 @@ class MessagePair(NamedTuple):
 
     @property
     def labels(self) -> tuple[TensorLabel, TensorLabel]:
+        """The tensors of the sender and of the receiver."""
         return self.source, self.target
 
     @property
     def names(self) -> tuple[str, str]:
+        """The names of these tensors, without their copies."""
         return self.source[0], self.target[0]
 
 
@@ -84,6 +86,7 @@ class CrossedMessages(NamedTuple):
 
     @property
     def names(self) -> frozenset[tuple[str, str]]:
+        """The pairs of names of the two messages."""
         return frozenset((self.one.names, self.two.names))
 
     @property
@@ -93,6 +96,7 @@ class CrossedMessages(NamedTuple):
 
     @property
     def sources(self) -> set[TensorLabel]:
+        """The sender's tensors of the two messages."""
         return {self.one.source, self.two.source}
 
     @property

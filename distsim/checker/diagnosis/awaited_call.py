@@ -1,7 +1,7 @@
 """Find the call that would end a wait, or establish that the awaited rank has none.
 
-Key idea: the program fixes which calls meet, so the counterpart of a rank's k-th call on a channel
-or sequence is the k-th call of the awaited rank there, whether an execution reaches it or not. For
+Key idea: the program fixes which calls are matched. So the counterpart of a rank's k-th call on a
+channel or sequence is the k-th call of the awaited rank there, even if no execution reaches it. For
 a message without a counterpart, calls that differ only in tag, group or peer (*near misses*) show
 the likely mistake.
 """
@@ -50,6 +50,7 @@ class AwaitedCall:
 
     @property
     def is_message(self) -> bool:
+        """Whether the wait is for a message, not for a collective."""
         return self.sequence == NO_SEQUENCE
 
 

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Hangs behind a mismatch that are listed one by one.
 _MAX_CONSEQUENCES = 3
+_CONSEQUENCE_PREFIX = "  as a result, "
+_MORE_CONSEQUENCES = " more waits as a result"
 #: The code of a difference in a collective, the gravest first.
 _ASPECT_CODES = {
     "op": "DS201",
@@ -109,10 +111,16 @@ def _mismatch_that_explains(
 
 
 def _with_consequences(mismatch: Finding, heads: list[str]) -> Finding:
-    lines = [mismatch.message, *(f"  as a result, {head}" for head in heads[:_MAX_CONSEQUENCES])]
+    lines = [mismatch.message]
+    lines += [f"{_CONSEQUENCE_PREFIX}{head}" for head in heads[:_MAX_CONSEQUENCES]]
     if len(heads) > _MAX_CONSEQUENCES:
-        lines.append(f"  … and {len(heads) - _MAX_CONSEQUENCES} more waits as a result")
+        lines.append(f"  … and {len(heads) - _MAX_CONSEQUENCES}{_MORE_CONSEQUENCES}")
     return replace(mismatch, message="\n".join(lines))
+
+
+def is_consequence_line(line: str) -> bool:
+    """Whether a line of a mismatch's message is about a hang that follows from it."""
+    return line.startswith(_CONSEQUENCE_PREFIX) or line.endswith(_MORE_CONSEQUENCES)
 
 
 def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalState) -> set[int]:
@@ -284,7 +292,7 @@ def _message_finding(program: Program, group: list[CallMismatch]) -> Finding:
         "elements"
     )
     places = [program.place(rank, position) for rank, position, _ in mismatch.calls]
-    number = f"message {mismatch.number + 1} with this peer and tag"
+    number = f"message {mismatch.number + 1}"
     rows = [
         (f"rank {sender[0]}", call_words(send), location_text(places[0]), number),
         (f"rank {receiver[0]}", call_words(receive), location_text(places[1]), number),

@@ -3,12 +3,12 @@
 Executions differ only in which sender an any-source receive takes (and, under ``mixed``, in which
 waiting calls are buffered). Choices at different boxes are independent: taking a message never
 disables a choice elsewhere, it only enables some. So it is enough to branch over one box at a time
-(a *persistent set*), as long as no rank that has not sent yet could send to the box before its
+(a *persistent set*). The condition: no rank that has not sent yet can send to the box before its
 oldest any-source receive is served.
 
-To find such ranks, follow what each sender that has not posted its next message waits for. Every
+To find such ranks, follow what each sender waits for that has not posted its next message. Every
 box met on the way, and every call that may turn out to be buffered, belongs to the set too. The set
-then holds every choice that could change what this receive can take, and no hang is missed.
+then contains every choice that could change what this receive can take, and no hang is missed.
 
 Source: P. Godefroid, Partial-Order Methods for the Verification of Concurrent Systems, LNCS 1032,
 chapter 4.
@@ -32,6 +32,7 @@ class BranchSet(NamedTuple):
 
     @property
     def size(self) -> int:
+        """The number of choices."""
         return len(self.pairs) + len(self.releases)
 
 

@@ -14,11 +14,11 @@ whether a call that waits is buffered after all. Four reductions keep the search
   (`encoding`). Interchangeable senders are sorted (`symmetry`).
 * Counts that can no longer influence anything are omitted from a state's key (`_StateKey`).
 
-In ``mixed``, a call is released (treated as buffered) when it is seen to wait. That covers every
-way to decide: a buffered send that returns late is only a late step of its rank, and a send that is
-still waiting when nothing is left to take is one that was not buffered. A rank that waits in a
-rooted collective is released the same way once the least need (that of ``buffered``) is met. So
-each of the three plain readings is a special case of ``mixed``.
+In ``mixed``, a call is released (treated as buffered) when it is seen to wait. That covers both
+cases. A buffered send that returns late is only a late step of its rank. A send that still waits
+when nothing is left to take was not buffered. A rank that waits in a rooted collective is released
+the same way once the least need (that of ``buffered``) is met. So each of the three plain readings
+is a special case of ``mixed``.
 
 The search reports what it has seen, as numbers; `all_readings` turns it into records.
 """
@@ -269,10 +269,10 @@ class _SurplusBox(NamedTuple):
 class _StateKey:
     """Computes what distinguishes states: their key numbers, up to symmetry and dead counts.
 
-    The numbers of interchangeable ranks are sorted. The count of messages taken from a sender no
-    longer matters once the box has served all receives it will ever have and the sender has passed
-    its last call that waits for one of the messages. Only boxes that get more messages than
-    receives are examined; elsewhere the count is then the same in all states.
+    The numbers of interchangeable ranks are sorted. The count of messages taken from a sender stops
+    to matter under two conditions: the box has served all receives that it will ever have, and the
+    sender has passed its last call that waits for one of the messages. Only boxes that get more
+    messages than receives are examined; elsewhere the count is then the same in all states.
     """
 
     def __init__(self, machine: StateMachine, classes: SymmetryClasses) -> None:

@@ -50,6 +50,7 @@ class CallMismatch:
 
     @property
     def is_collective(self) -> bool:
+        """Whether the calls are collectives, not a message and its receive."""
         return self.sequence != NO_SEQUENCE
 
 

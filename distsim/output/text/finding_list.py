@@ -148,7 +148,7 @@ def verdict_conflict_text(
 ) -> str:
     """A sentence if the verdict and the outcome on the backend disagree, else an empty text.
 
-    The verdict holds for every behaviour that torch.distributed allows; the outcome is that of one
+    The verdict covers every behaviour that torch.distributed allows; the outcome is that of one
     backend. The sentence ends with the advice of the first finding that explains it.
     """
     if verdict is None or not verdict.complete:

@@ -15,7 +15,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.checker.diagnosis.hang_findings import diagnose_hang
-from distsim.checker.diagnosis.match_findings import attach_consequences, without_repeated_findings
+from distsim.checker.diagnosis.match_findings import (
+    attach_consequences,
+    is_consequence_line,
+    without_repeated_findings,
+)
 from distsim.checker.diagnosis.wait_for_graph import build_wait_for_graph
 from distsim.findings.final_state import (
     BlockedRank,
@@ -257,12 +261,8 @@ def _mismatches(
 
 def _without_simulated_consequences(finding: Finding) -> Finding:
     """A mismatch without its consequences in the simulation; those of the real run replace them."""
-    lines = [line for line in finding.message.splitlines() if not _is_consequence_line(line)]
+    lines = [line for line in finding.message.splitlines() if not is_consequence_line(line)]
     return replace(finding, message="\n".join(lines))
-
-
-def _is_consequence_line(line: str) -> bool:
-    return line.startswith("  in its wake, ") or line.endswith(" more waits behind it")
 
 
 # --- blame ---

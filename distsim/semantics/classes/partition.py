@@ -1,8 +1,9 @@
-"""The coarsest partition of a program's ranks into classes whose members do the same, with partners
-that do the same, at the same distance.
+"""The coarsest partition of a program's ranks into equivalence classes.
 
-Key idea: matches are fixed before any clock runs, so classes can be found on the lowered program,
-for all ranks at once, before any call is looked at individually. Members of a class have
+The members of a class make the same calls with equivalent partners at the same distance.
+
+Key idea: matches are fixed before any clock runs. So classes can be found on the lowered program,
+for all ranks at once, before any call is examined individually. Members of a class have
 
 - the same code, the same numbers in its calls, the same speed and the same start;
 - for each of their ports, the same class of peer, the same port of the peer that leads back, and
@@ -10,8 +11,8 @@ for all ranks at once, before any call is looked at individually. Members of a c
 - for each of their groups, the same set of (class, group slot of its member), and the same cost.
 
 Then they do the same at the same time. Proof by induction on the rounds of the fixed point of all
-times: a time of one member is known in a round if and only if those of the others are, and it has
-the same value, because each is the maximum of the times that it needs, plus a cost.
+times: in each round, a time of one member is known if and only if those of the others are. The
+times have the same value, because each is the maximum of the times that it needs, plus a cost.
 
 The partition is found by refinement of colours: ranks start with a colour for what they are by
 themselves; each round splits colours by the colours of peers and group members.

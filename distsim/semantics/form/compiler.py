@@ -163,6 +163,7 @@ class UnitCompiler:
         return fault.kind in _EXIT_BY_FAULT
 
     def run(self) -> CompilationUnit:
+        """Compile all calls of the unit."""
         self._compile_all()
         self.unit.instructions = self.out
         return self.unit
@@ -274,9 +275,11 @@ class UnitCompiler:
         return at_row(vec, self.vector_row)
 
     def row(self, position: int, part: int = -1) -> int:
+        """The row of a call, or of a part of a batch, from the first row of its rank."""
         return self.code.offsets[position] + 1 + part
 
     def group_id(self, call: CodeCall) -> int:
+        """The id of the call's group on this rank; 0 if it has no group."""
         if call.group < 0:
             return 0
         group_id = self._group_ids.get(call.group)
@@ -286,6 +289,7 @@ class UnitCompiler:
         return group_id
 
     def peer(self, call: CodeCall) -> int:
+        """The global rank of the message's peer."""
         return int(self.value(self.code.ports[call.port].peer))
 
     # --- calls that may not be made ---
@@ -365,14 +369,17 @@ class UnitCompiler:
         return refusals[key]
 
     def resolved(self, call: CodeCall) -> ResolvedCall:
+        """The call with its values on this rank."""
         return self.program.resolve(self.rank, call)
 
     # --- parts ---
     def message_part(self, position: int, part: int, call: CodeCall, batched: bool) -> LaunchPart:
+        """The part of a send or receive."""
         kind = KIND_SEND if OPERATIONS[call.op].direction == "send" else KIND_RECEIVE
         return LaunchPart(self.row(position, part), position, part, kind, call, batched=batched)
 
     def collective_part(self, position: int, call: CodeCall) -> LaunchPart:
+        """The part of a collective, with its number in the group's sequence."""
         group = self.group_id(call)
         number = self.numbers.get(group, 0)
         self.numbers[group] = number + 1
@@ -388,6 +395,7 @@ class UnitCompiler:
         )
 
     def meeting_part(self, position: int, call: CodeCall, gathering: KeyedRendezvous) -> LaunchPart:
+        """The part of a rendezvous whose members find each other by a key."""
         return LaunchPart(
             self.row(position),
             position,
@@ -399,6 +407,7 @@ class UnitCompiler:
         )
 
     def work_part(self, position: int, call: CodeCall) -> LaunchPart:
+        """The part of local work."""
         return LaunchPart(self.row(position), position, -1, KIND_WORK, call)
 
     # --- kinds of call ---
@@ -410,6 +419,7 @@ class UnitCompiler:
     def post(
         self, position: int, part: LaunchPart, wait: bool, queue: ExecutionQueue | None = None
     ) -> None:
+        """Post one part and, if ``wait``, wait for it."""
         self.out.append(PostLaunch(position, OperationLaunch(part.row, (part,), (), queue)))
         if wait:
             self.await_rows(position, (part.row,), part.kind in (KIND_SEND, KIND_RECEIVE))
@@ -430,6 +440,7 @@ class UnitCompiler:
             self.out.append(WaitForRows(position, (row,), waited if is_last else ()))
 
     def message(self, position: int, call: CodeCall) -> None:
+        """Compile a send or receive."""
         nonblocking = OPERATIONS[call.op].nonblocking
         part = self.message_part(position, -1, call, batched=False)
         self.post(position, part, wait=not nonblocking)
@@ -441,6 +452,7 @@ class UnitCompiler:
             self.drop(position, position)
 
     def collective(self, position: int, call: CodeCall) -> None:
+        """Compile a collective."""
         queue = self._queues.get(call.group)
         if queue is None:
             key, width = self.profile.workers(self.rank, self.group_id(call)) or (None, 0)
@@ -471,6 +483,7 @@ class UnitCompiler:
         return tuple([self.row(position, i) for i in range(len(parts))])
 
     def wait(self, position: int, call: CodeCall) -> None:
+        """Compile a wait for the requests that the call names."""
         targets = [k for k in [position - d for d in call.waits] if k in self.made]
         rows = tuple([row for k in targets for row in self.requests(k)])
         if not self.profile.lock:
@@ -492,6 +505,7 @@ class UnitCompiler:
             self.out.extend(DropRequest(position, row) for row in self.requests(target))
 
     def work(self, position: int, call: CodeCall) -> None:
+        """Compile local work, for which the host waits."""
         self.post(position, self.work_part(position, call), wait=True)
 
     def synchronize(self, position: int) -> None:

@@ -239,7 +239,7 @@ class CompletionConditions:
         known: dict[tuple[int, int], Vec] = {}
         for unit, parts, rows in linked.parts(PartKind.WORK):
             vector_rows = list(unit.vector_rows)
-            # Jitter draws anew at every position; without it the parts of one call are equal.
+            # Jitter draws again at every position; without it the parts of one call are equal.
             priced: list[tuple[LaunchPart, IntArray]] = [(parts[0], rows)]
             if program.jitter:
                 priced = list(zip(parts, rows, strict=True))

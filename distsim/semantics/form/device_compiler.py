@@ -347,6 +347,7 @@ class DeviceCompiler(UnitCompiler):
             self.out.append(WaitForRows(position, (row,)))
 
     def requests(self, position: int) -> tuple[int, ...]:
+        """The rows of a request: that of its call."""
         return (self.row(position),)
 
     def wait(self, position: int, call: CodeCall) -> None:
@@ -377,9 +378,11 @@ class DeviceCompiler(UnitCompiler):
         self.launch(position, part.row, (part,), stream_of(queue))
 
     def synchronize(self, position: int) -> None:
+        """The host waits for all work of its device."""
         self.out.append(SyncDevice(position, tuple(sorted(self.newest.values()))))
 
     def group(self, position: int, call: CodeCall) -> None:
+        """Compile the creation or destruction of a group."""
         if call.op == "destroy_process_group":
             self.synchronize(position)
             return

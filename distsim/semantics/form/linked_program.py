@@ -317,6 +317,7 @@ class LinkedProgram:
         return {}
 
     def code_call(self, row: int) -> CodeCall:
+        """The call of a row, as in its rank's code."""
         rank, position, part = self.place(row)
         call = self.program.code_call(rank, position)
         return call if part < 0 else call.parts[part]

@@ -3,7 +3,7 @@
 Key idea: matches are fixed by the program, except where the order of events matters, so most
 mismatches are known before a run. `find_mismatch` compares any set of calls that met; the ordered
 driver asks it during the run. `ProgramMismatches` finds all that may differ in a linked program,
-and tells whether they are harmless enough for local clocks.
+and says whether they are harmless enough for local clocks.
 """
 
 from __future__ import annotations
@@ -38,12 +38,19 @@ class RowProperties(Protocol):
     profile: BackendProfile
 
     @property
-    def signature(self) -> Sequence[int] | IntArray: ...
+    def signature(self) -> Sequence[int] | IntArray:
+        """By row, a number that is equal for calls that agree."""
+
     @property
-    def tag(self) -> Sequence[int] | IntArray: ...
+    def tag(self) -> Sequence[int] | IntArray:
+        """By row, the tag of a message."""
+
     @property
-    def nbytes(self) -> Sequence[int] | IntArray: ...
-    def call(self, row: int) -> ResolvedCall: ...
+    def nbytes(self) -> Sequence[int] | IntArray:
+        """By row, the size in bytes."""
+
+    def call(self, row: int) -> ResolvedCall:
+        """The resolved call of a row."""
 
 
 class RowMismatch(NamedTuple):

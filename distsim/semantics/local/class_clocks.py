@@ -66,7 +66,7 @@ def run_quotient(
 def _quotient_inputs(
     linked: LinkedProgram, conditions: CompletionConditions, quotient: QuotientProgram
 ) -> LocalRunInputs:
-    """The inputs of a run of the representatives, with their rows numbered anew."""
+    """The inputs of a run of the representatives, with their rows renumbered."""
     representatives = [int(cls.ranks[0]) for cls in quotient.classes]
     base = np.array([cls.base[0] for cls in quotient.classes], dtype=np.int64)
     sizes = np.array([linked.base[r + 1] - linked.base[r] for r in representatives], dtype=np.int64)

@@ -1,10 +1,10 @@
-"""Classes of ranks that do the same with partners that do the same, of a linked program.
+"""Equivalence classes of the ranks of a linked program: same calls, equivalent partners.
 
-Key idea: matches are fixed before any clock runs. A class is *stable* if each row of its ranks
-needs rows that have the same position in the programs of one class, and if each of its collectives
-is called at the same positions of the same classes. Then one representative of each class shows in
-which order all its ranks proceed and where they stop. Their times may differ; they are computed
-afterwards for a whole class at once (`distsim.semantics.local.class_clocks`).
+Key idea: matches are fixed before any clock runs. A class is *stable* under two conditions. Each
+row of its ranks needs rows that have the same position in the programs of one class. Each of its
+collectives is called at the same positions of the same classes. Then one representative of each
+class shows in which order all its ranks proceed and where they stop. Their times may differ; they
+are computed afterwards for a whole class at once (`distsim.semantics.local.class_clocks`).
 
 Classes start as the units, and are split round by round until all are stable.
 

@@ -217,11 +217,13 @@ class MachineTables:
 
     # --- what a row is ---
     def part(self, row: int) -> LaunchPart:
+        """The part of a row, which must have one."""
         found = self.part_of[row]
         assert found is not None
         return found
 
     def task(self, row: int) -> LaunchTask:
+        """The launch of a row, which must have one."""
         found = self.task_of[row]
         assert found is not None
         return found
@@ -232,6 +234,7 @@ class MachineTables:
         return task is not None and self.base[self.rank_of[row]] + task.row == row
 
     def code_call(self, row: int) -> CodeCall:
+        """The call of a row, as in its rank's code."""
         return self.part(row).call
 
     def call(self, row: int) -> ResolvedCall:
@@ -281,6 +284,7 @@ class MachineTables:
         return frozenset(self.collective_needs.early.tolist())
 
     def root(self, row: int) -> int:
+        """The root of a row's collective; 0 if it has none."""
         return max(int(self.linked.root[row]), 0)
 
     def needs(self, row: int) -> tuple[int, ...]:

@@ -17,6 +17,7 @@ class MatchRules(CollectiveRules):
     """The half of the rules about parts that have left their queues."""
 
     def arrive(self, state: RunState, row: int, out: TransitionListener) -> None:
+        """Handle a row that has reached the point where it is matched."""
         kind = self.kind[row]
         if kind == _WORK:
             state.phase[row] = DUE

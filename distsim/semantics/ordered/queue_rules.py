@@ -54,6 +54,7 @@ class QueueRules(MatchRules):
 
     # --- posting and starting ---
     def post(self, state: RunState, rank: int, task: LaunchTask, out: TransitionListener) -> None:
+        """Post a launch; it starts at once or waits in its queue."""
         base = self.base[rank]
         row = base + task.row
         state.open_launches[rank] += 1

@@ -67,38 +67,65 @@ class TransitionListener(Protocol):
 
     quiet: bool
 
-    def started(self, row: int, /) -> None: ...
-    def met(self, rows: tuple[int, ...], instance: int, /) -> None: ...
-    def due(self, row: int, /) -> None: ...
-    def done(self, row: int, /) -> None: ...
-    def cancelled(self, row: int, /) -> None: ...
-    def mismatched(self, event: RowsMismatched, /) -> None: ...
-    def released(self, rank: int, /) -> None: ...
-    def ended(self, rank: int, gone: bool, /) -> None: ...
-    def touched(self, box: int, /) -> None: ...
+    def started(self, row: int, /) -> None:
+        """A row left its queue."""
+
+    def met(self, rows: tuple[int, ...], instance: int, /) -> None:
+        """Rows of an instance have been matched."""
+
+    def due(self, row: int, /) -> None:
+        """Everything that a row needs has arrived."""
+
+    def done(self, row: int, /) -> None:
+        """A row has finished."""
+
+    def cancelled(self, row: int, /) -> None:
+        """A row will never finish."""
+
+    def mismatched(self, event: RowsMismatched, /) -> None:
+        """Matched rows differ."""
+
+    def released(self, rank: int, /) -> None:
+        """A host can continue."""
+
+    def ended(self, rank: int, gone: bool, /) -> None:
+        """A rank has ended; ``gone``: its process has exited."""
+
+    def touched(self, box: int, /) -> None:
+        """The content of a box with any-source receives has changed."""
 
 
 # --- events: one record for each method of a listener ---
 
 
 class RowStarted(NamedTuple):
+    """A row left its queue."""
+
     row: int
 
 
 class RowsMatched(NamedTuple):
+    """Rows of an instance have been matched."""
+
     rows: tuple[int, ...]
     instance: int
 
 
 class RowDue(NamedTuple):
+    """Everything that a row needs has arrived."""
+
     row: int
 
 
 class RowDone(NamedTuple):
+    """A row has finished."""
+
     row: int
 
 
 class RowCancelled(NamedTuple):
+    """A row will never finish."""
+
     row: int
 
 
@@ -116,10 +143,14 @@ class RowsMismatched(NamedTuple):
 
 
 class HostReleased(NamedTuple):
+    """A host can continue."""
+
     rank: int
 
 
 class RankEnded(NamedTuple):
+    """A rank has ended; ``gone``: its process has exited."""
+
     rank: int
     gone: bool
 
@@ -145,31 +176,39 @@ class TransitionRecorder:
         self.events: list[TransitionEvent] = []
 
     def started(self, row: int, /) -> None:
+        """Record the event."""
         self.events.append(RowStarted(row))
 
     def met(self, rows: tuple[int, ...], instance: int, /) -> None:
+        """Record the event."""
         self.events.append(RowsMatched(rows, instance))
 
     def due(self, row: int, /) -> None:
+        """Record the event."""
         self.events.append(RowDue(row))
 
     def done(self, row: int, /) -> None:
+        """Record the event."""
         self.events.append(RowDone(row))
 
     def cancelled(self, row: int, /) -> None:
+        """Record the event."""
         self.events.append(RowCancelled(row))
 
     def mismatched(self, event: RowsMismatched, /) -> None:
+        """Record the event."""
         self.events.append(event)
 
     def released(self, rank: int, /) -> None:
+        """Record the event."""
         self.events.append(HostReleased(rank))
 
     def ended(self, rank: int, gone: bool, /) -> None:
+        """Record the event."""
         self.events.append(RankEnded(rank, gone))
 
     def touched(self, box: int, /) -> None:
-        """Ignored: it only tells an engine where to look again."""
+        """Ignored: only an engine needs to know where to look again."""
 
 
 class SilencedPair(NamedTuple):
@@ -197,7 +236,7 @@ class RunState:
     - ``pc``: the next host instruction.
     - ``ends``: how the rank ended; None while it runs.
     - ``open_launches``: the number of launches that were posted and have not ended.
-    - ``lost_ranks``: ranks whose process is gone, or that have closed a group.
+    - ``lost_ranks``: ranks whose process has exited, or that have closed a group.
     - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
 
     By row:
@@ -238,6 +277,7 @@ class RunState:
     arrived_by_kind: dict[int, dict[CallKind, dict[int, None]]]
 
     def copy(self) -> RunState:
+        """An independent copy of the state."""
         return RunState(
             self.pc[:],
             self.ends[:],

@@ -138,6 +138,7 @@ class TransitionRules(QueueRules):
         return choices
 
     def due_rows(self, state: RunState) -> list[int]:
+        """The rows for which everything that they need has arrived."""
         rows = []
         row = state.phase.find(DUE)
         while row >= 0:
@@ -146,6 +147,7 @@ class TransitionRules(QueueRules):
         return rows
 
     def can_step(self, state: RunState, rank: int) -> bool:
+        """Whether a rank can execute its next instruction."""
         if state.ends[rank] is not None:
             return False
         op, instruction, task, _, rows = self.steps[rank][state.pc[rank]]
@@ -242,7 +244,7 @@ class TransitionRules(QueueRules):
                 elif type(event) is HostReleased:
                     ranks.append(event.rank)
                 elif type(event) is RankEnded and event.gone:
-                    # Any rank may have waited for the one that is gone.
+                    # Any rank may have waited for the rank that has exited.
                     ranks.extend(range(len(state.pc)))
             seen = len(out.events)
         return out.events

@@ -51,7 +51,7 @@ def test_a_log_that_the_cluster_predicts_is_within_its_band(tmp_path: Path) -> N
 
     assert code == 0, text
     assert "3 measured times" in text
-    assert "All are within the band." in text
+    assert "All times are within the range." in text
 
 
 def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None
     (tmp_path / "all_reduce.log").write_text(log([us[0], 6 * us[1], us[2]]))
     code, text = run(str(tmp_path / "all_reduce.log"), "--cluster", "dgx-h100")
     assert code == 1
-    assert "1 of 3 sizes part, from 16 MiB on" in text
+    assert "1 of 3 sizes are outside the range, from 16 MiB on" in text
 
     code, text = run(str(tmp_path / "all_reduce.log"), "--cluster", "dgx-h100", "--format", "json")
     assert code == 1

@@ -65,7 +65,7 @@ def test_a_stuck_rank_shows_its_call_and_its_python_stack():
 
     assert set(done.stacks) == {0, 1}
     assert all("in recv" in text for text in done.stacks.values())
-    assert "stuck  recv  line" in real_run_text(done)
+    assert "blocked  recv  line" in real_run_text(done)
 
 
 LOOP = """

@@ -1,5 +1,5 @@
-"""Clusters, a measurement of this machine, a calibration from one and a cluster beside one, as text
-in 80 columns; as YAML and JSON.
+"""Clusters, a measurement of this machine, a calibration from one, and a cluster compared with
+one, as text in 80 columns; as YAML and JSON.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def calibration_report(found: CalibrationResult) -> Report:
         )
         for m in found.errors
     ]
-    title = "Errors: each size predicted from the others; by the parameters alone"
+    title = "Errors when each size is predicted from the others, and from the parameters alone"
     end = (
         f"All: {c.error_band}; by the parameters alone {_percent_text(found.model_median)} median."
     )
@@ -190,8 +190,8 @@ def _yaml_lines(mapping: Mapping[str, object], indent: str) -> Iterator[str]:
 
 _RESIDUAL_COLUMNS = [
     text_column("operation"),
-    *map(Column, ("ranks", "nodes", "bytes", "measured", "priced", "ratio")),
-    text_column("band"),
+    *map(Column, ("ranks", "nodes", "bytes", "measured", "predicted", "ratio")),
+    text_column("range"),
 ]
 
 
@@ -205,13 +205,13 @@ def residuals_report(found: Sequence[CostResidual], cluster: str, log: str) -> R
     error = statistics.median(abs(1 / residual.ratio - 1) for residual in found)
     has_outside = any(residual.is_outside_range for residual in found)
     summary = [
-        f"{cluster} beside {log}: {len(found)} measured times, "
-        f"the price {100 * error:.0f} % off in the median"
+        f"{cluster} compared with {log}: {len(found)} measured times; "
+        f"median error of the predicted time {100 * error:.0f} %"
     ]
     if all(residual.band is None for residual in found):
-        summary.append("This cluster's prices have no band.")
+        summary.append("This cluster has no prediction range.")
     elif not has_outside:
-        summary.append("All are within the band.")
+        summary.append("All times are within the range.")
     for (op, group, nodes), same in groupby(found, key=_operation_of):
         outside = _outside_text(list(same))
         if outside:
@@ -219,7 +219,7 @@ def residuals_report(found: Sequence[CostResidual], cluster: str, log: str) -> R
     table = table_of(_RESIDUAL_COLUMNS, map(_residual_cells, found))
     legend = ""
     if has_outside:
-        legend = "* outside the band: nine of ten are inside where the cluster is right."
+        legend = "* outside the range. If the cluster is right, 90 % of times are inside."
     return Report([Section(paragraphs(summary)), Section([table, Paragraph(legend)])])
 
 
@@ -254,9 +254,9 @@ def _outside_text(residuals: list[CostResidual]) -> str:
     first = outside[0]
     farthest = max(outside, key=lambda residual: max(residual.ratio, 1 / residual.ratio))
     return (
-        f"{len(outside)} of {len(residuals)} sizes part, from {show_bytes(first.point.nbytes)} on; "
-        f"most at {show_bytes(farthest.point.nbytes)}, "
-        f"where it took {farthest.ratio:.2f} times the price"
+        f"{len(outside)} of {len(residuals)} sizes are outside the range, from "
+        f"{show_bytes(first.point.nbytes)} on; the largest difference is at "
+        f"{show_bytes(farthest.point.nbytes)} ({farthest.ratio:.2f}x the predicted time)"
     )
 
 

@@ -31,25 +31,25 @@ def launch_plan_text(plan: LaunchPlan) -> str:
 
 def launch_plan_report(plan: LaunchPlan) -> Report:
     """The output of `distsim run FILE`."""
-    machines = "1 machine"
+    nodes = "1 node"
     if plan.nodes != 1:
-        machines = f"{plan.nodes} machines of {plan.ranks_per_node}"
+        nodes = f"{plan.nodes} nodes of {plan.ranks_per_node}"
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
-    head = f"{plan.name}: {ranks} on {machines}, back end {plan.backend}"
+    head = f"{plan.name}: {ranks} on {nodes}, backend {plan.backend}"
     shared = (
         f"  WORLD_SIZE={plan.world_size} MASTER_ADDR={plan.master_addr} "
         f"MASTER_PORT={plan.master_port}"
     )
-    script_title = "By sbatch: save this as a file, and give it to sbatch"
+    script_title = "With sbatch: save this as a file and submit it"
     variables = [f"{launcher}: {names}" for launcher, names in plan.sets]
     return Report(
         [
             Section([Paragraph(head)]),
-            Section([Verbatim([shared])], "Every rank"),
-            Section([_rank_table(plan)], "Each rank"),
+            Section([Verbatim([shared])], "Variables of all ranks"),
+            Section([_rank_table(plan)], "Variables of each rank"),
             *_command_sections(plan),
             Section([Verbatim(_sbatch_lines(plan))], script_title),
-            Section(paragraphs(variables, "  ", "    "), "Set by the launcher itself"),
+            Section(paragraphs(variables, "  ", "    "), "Variables that the launcher sets"),
             Section(paragraphs(plan.notes)),
         ]
     )
@@ -65,13 +65,13 @@ def _rank_table(plan: LaunchPlan) -> Table:
 
 
 _LAUNCHER_TITLES = {
-    "distsim": "By distsim itself",
-    "torchrun": "By torchrun",
-    "elastic": "By torchrun's elastic rendezvous, the same line on every machine",
-    "srun": "By srun, once for all machines",
-    "mpirun": "By mpirun, once for all machines",
+    "distsim": "With distsim",
+    "torchrun": "With torchrun",
+    "elastic": "With torchrun's elastic rendezvous, the same command on every node",
+    "srun": "With srun, once for all nodes",
+    "mpirun": "With mpirun, once for all nodes",
 }
-#: Machines whose command lines are printed; they differ only in --node_rank.
+#: How many nodes have their command printed; the commands differ only in --node_rank.
 _MAX_NODES = 4
 
 
@@ -80,12 +80,12 @@ def _command_sections(plan: LaunchPlan) -> list[Section]:
     for launcher, title in _LAUNCHER_TITLES.items():
         commands = [line for line in plan.lines if line.launcher == launcher]
         if len(commands) > 1:
-            title = f"{title}, one line per machine"
+            title = f"{title}, one command per node"
         lines = []
         for command in commands[:_MAX_NODES]:
             lines += wrapped_command(command.words, page_width(), "  ")
         if len(commands) > _MAX_NODES:
-            lines.append(f"  … and so on to machine {len(commands) - 1}")
+            lines.append(f"  … and so on to node {len(commands) - 1}")
         sections.append(Section([Verbatim(lines)], title))
     return sections
 

@@ -71,7 +71,7 @@ def _header_section(run: RealRun) -> Section:
     name = simulation.scenario.name or simulation.scenario.file
     texts = [
         f"{name}: {_outcome_text(run)}",
-        f"{simulation.program.world_size} ranks for real on {run.backend}, "
+        f"real run: {simulation.program.world_size} ranks on {run.backend}, "
         f"started by {run.launcher}, compute {run.trace.header['compute']}",
     ]
     if run.reason != "interrupted":
@@ -83,20 +83,20 @@ def _outcome_text(run: RealRun) -> str:
     """How the run ended, compared with the simulation."""
     if run.reason == "interrupted":
         by = f"by {run.ended_by}" if run.ended_by else "from outside"
-        return f"ended {by}; what was recorded so far is kept"
+        return f"stopped {by}; the recording up to then is kept"
     simulated = run.simulation.outcome
     if run.outcome != "completes":
-        return f"{run.outcome}; the simulation says {simulated}"
+        return f"{run.outcome}; simulated: {simulated}"
     text = f"completes in {_makespan_text(run.makespans_ns)}"
     if simulated != "completes":
-        return f"{text}; the simulation says {simulated}"
-    return f"{text}; simulated {show_ns(run.simulation.makespan_ns)}"
+        return f"{text}; simulated: {simulated}"
+    return f"{text}; simulated: {show_ns(run.simulation.makespan_ns)}"
 
 
 def _agreement_text(run: RealRun) -> str:
     if run.agrees:
         return f"the run ended {run.agreement or 'as simulated'}"
-    return "NOT as simulated: " + "; ".join(run.differences)
+    return "the run did NOT end as simulated: " + "; ".join(run.differences)
 
 
 def _makespan_text(makespans_ns: Sequence[int]) -> str:
@@ -158,9 +158,9 @@ def _was_still_running(run: RealRun) -> bool:
 
 def _state_text(end: RankEnd, was_running: bool = False) -> str:
     states = {
-        "blocked": "running" if was_running else "stuck",
-        "silent": "stuck",
-        "ended": "ended" if not end.message else "left",
+        "blocked": "running" if was_running else "blocked",
+        "silent": "blocked",
+        "ended": "finished" if not end.message else "exited",
         "absent": "never started",
     }
     return states.get(end.status, end.status)
@@ -172,7 +172,7 @@ def _cause_text(run: RealRun) -> str:
         return ""
     ends = {end.rank: end for end in run.final_state.ends}
     first = ends[run.culprits[0]]
-    text = f"The cause: {ranks_label(list(run.culprits))}"
+    text = f"Cause: {ranks_label(list(run.culprits))}"
     if first.status != "blocked" and not is_consequence(first):
         text += f": {_end_text(first)}"
     return f"{text}. {_hang_reason(run)}"
@@ -189,8 +189,8 @@ def _hang_reason(run: RealRun) -> str:
     if run.reason != "standstill":
         return ""
     if _any_rank_failed(run):
-        return "Nothing moved after that."
-    return f"Nothing moved for {show_ns(run.timeout_ns)}."
+        return "No progress after that."
+    return f"No progress for {show_ns(run.timeout_ns)}."
 
 
 def _any_rank_failed(run: RealRun) -> bool:
@@ -224,7 +224,7 @@ def _different_receive_section(run: RealRun) -> Section:
     for (rank, position, part), source, simulated_source in run.taken[:_MAX_RECEIVES]:
         place = run.simulation.program.place(rank, position)
         call = f"{place.op}, part {part}" if part >= 0 else place.op
-        what = f"took rank {source}'s message, simulated rank {simulated_source}'s"
+        what = f"took the message of rank {source}, simulated: of rank {simulated_source}"
         rows.append((f"rank {rank}", call, f"line {place.line}", what))
     table = table_of(_RECEIVE_COLUMNS, rows)._replace(has_header=False)
     hidden = len(run.taken) - _MAX_RECEIVES
@@ -245,7 +245,7 @@ def _output_section(run: RealRun) -> Section:
         last_lines = text.strip().splitlines()[-_MAX_OUTPUT_LINES:]
         blocks.append(Paragraph(f"rank {rank}", "  "))
         blocks.append(Verbatim([f"    {truncated(line, _LINE_WIDTH)}" for line in last_lines]))
-    return Section(blocks, "Last output of ranks that failed")
+    return Section(blocks, "Last output of failed ranks")
 
 
 # --- values and the recording ---
@@ -265,10 +265,10 @@ def _value_check_section(run: RealRun) -> Section:
     if count["close"]:
         text += (
             f"; {count['close']} within rounding "
-            "(more than two terms are added in the back end's own order)"
+            "(the backend adds more than two terms in an order of its own)"
         )
     if count["unknown"]:
-        text += f"; {count['unknown']} without simulated numbers"
+        text += f"; {count['unknown']} without simulated values"
     differing = run.buffers_in_state("differs")[:_MAX_BUFFERS]
     details = [f"rank {check.rank}, {check.label}: {check.detail}" for check in differing]
     hidden = count["differs"] - _MAX_BUFFERS
@@ -282,16 +282,16 @@ def _recording_text(run: RealRun) -> str:
     header = run.trace.header
     text = f"Trace: {len(run.trace)} calls"
     if not header["complete"]:
-        text += ", not complete"
+        text += ", incomplete"
     if run.overhead_ns:
-        text += f"; recording took {run.overhead_ns} ns a call"
+        text += f"; recording cost {run.overhead_ns} ns per call"
     if run.clock_error_ns:
         text += f"; clocks agree within {show_ns(run.clock_error_ns)}"
     else:
         text += "; one clock for all ranks"
     if header.get("times") == "device":
         error_ns = header["device_clock_error_ns"]
-        text += f"; times of the GPUs within {show_ns(error_ns)} of them"
+        text += f"; GPU times are accurate to {show_ns(error_ns)}"
     return f"{text}."
 
 

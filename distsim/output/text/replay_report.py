@@ -50,7 +50,9 @@ def replay_report(found: ReplayResult, file: str) -> Report:
     return Report(
         [
             _header_section(found, file),
-            Section(paragraphs(stopped_rank_lines(found.source), "  ", "    "), "Where it stopped"),
+            Section(
+                paragraphs(stopped_rank_lines(found.source), "  ", "    "), "Where the run stopped"
+            ),
             _rank_section(found.timeline.ranks),
             _critical_path_section(found.timeline.critical_path, found.makespan_ns),
             Section([Paragraph(_cost_model_text(found))]),
@@ -65,20 +67,19 @@ def _header_section(found: ReplayResult, file: str) -> Section:
     if partial:
         outcome = partial
         times = (
-            f"goes on for {show_ns(trace_ns)}{recording_length_text(source)}; "
-            f"{_simulated_text(found)}"
+            f"lasts {show_ns(trace_ns)}{recording_length_text(source)}; {_simulated_text(found)}"
         )
     else:
         outcome = f"{found.outcome} in {show_ns(found.makespan_ns)}"
-        ratio = "the same"
+        ratio = "the same time"
         if trace_ns and found.makespan_ns != trace_ns:
-            ratio = f"{found.makespan_ns / trace_ns:.3g} times that"
+            ratio = f"{found.makespan_ns / trace_ns:.3g}x as long"
         times = f"took {show_ns(trace_ns)}; the replay takes {ratio}"
     name = truncated(str(source.header.get("name") or file), 40)
     texts = [
         f"{name}: {outcome}",
         f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {times}",
-        f"{found.program.world_size} ranks, back end {found.run.profile}, "
+        f"{found.program.world_size} ranks, backend {found.run.profile}, "
         f"cluster {found.cost.name}, {len(source)} calls",
     ]
     return Section(paragraphs(texts))
@@ -88,12 +89,10 @@ def _simulated_text(found: ReplayResult) -> str:
     """The simulation of the calls of a partial trace, in words."""
     makespan = show_ns(found.makespan_ns)
     if found.source.header.get("cut"):
-        return f"what is left of its calls takes {makespan}, which says nothing of the rest"
+        return f"simulated, the calls that were read take {makespan}; the rest is unknown"
     if found.run.outcome in ("completes", "wrong-data"):
-        return (
-            f"simulated, its calls take {makespan}, those that it never made no time of their own"
-        )
-    return f"simulated, the same calls end so: {found.run.outcome}, after {makespan}"
+        return f"simulated, its calls take {makespan}; calls that were never made take no time"
+    return f"simulated, the same calls end with: {found.run.outcome}, after {makespan}"
 
 
 def _rank_section(ranks: Sequence[RankTimes]) -> Section:
@@ -165,7 +164,7 @@ def real_replay_lines(source: Trace, file: str, untimed: int) -> tuple[str, ...]
     if partial:
         notes.append(f"the trace is {partial}")
     if untimed:
-        notes.append(f"{untimed} computes of the trace never ended; they last no time here")
+        notes.append(f"{untimed} computes of the trace never ended; they take no time here")
     return tuple(notes)
 
 

@@ -22,7 +22,7 @@ _OUTCOME_TEXT: Final = {
     "raises": "ranks raise",
     "crashes": "it crashes",
     "wrong-data": "it ends with wrong data",
-    "undefined": "what happens is not defined",
+    "undefined": "its behaviour is undefined",
 }
 _STATUS_TEXT: Final = {
     "killed": "killed",
@@ -49,11 +49,11 @@ def _end_text(trace: Trace) -> str:
         return ""
     reason = header.get("reason")
     if reason == "under way":
-        return "its launcher was killed, or still runs"
+        return "its launcher was killed or is still running"
     if reason == "interrupted":
         ended_by = header.get("ended_by")
         return f"it was ended by {ended_by}" if ended_by else "it was ended from outside"
-    return _OUTCOME_TEXT.get(str(outcome or ""), "how it ended is not known")
+    return _OUTCOME_TEXT.get(str(outcome or ""), "how it ended is unknown")
 
 
 def _truncation_text(trace: Trace) -> str:

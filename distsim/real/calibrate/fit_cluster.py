@@ -139,8 +139,8 @@ def calibrate_cluster(
     single = tuple(point for point in pooled if OPERATIONS[point.op].kind != "batch")
     if not single:
         raise UsageError(
-            "there is nothing to calibrate from: no call met another in these files",
-            "`distsim bench --out FILE` measures",
+            "nothing to calibrate from: these files contain no matched calls",
+            "run `distsim bench --out FILE`",
         )
     fitted = base.model_copy(update={"measured": ()})
     if base.collectives != "nccl":

@@ -1,4 +1,4 @@
-"""Lets the launchers on several machines act as one.
+"""Lets the launchers on several nodes act as one.
 
 The first launcher (number 0) decides when the run ends, and reports it. Progress files, decisions,
 clock offsets and records travel through the store that the ranks use too, under a prefix of their
@@ -92,7 +92,7 @@ class _SharedStore:
             return request(self._store)
         except self._lost:
             raise EnvironmentFault(
-                "the launcher of machine 0 is gone", "look there for what ended it"
+                "the launcher of node 0 has exited", "look at its output"
             ) from None
 
     def has(self, key: str) -> bool:
@@ -135,13 +135,13 @@ class StoreCoordinator(LaunchCoordinator):
         self.store.set(f"here/{self.number}", b"1")
         late = self._missing([f"here/{k}" for k in range(self.hosts)], self.wait_s, ended)
         if late and ended():
-            raise EnvironmentFault(f"ended by {ended()}; not all launchers had come yet")
+            raise EnvironmentFault(f"ended by {ended()}; not all launchers had arrived")
         if late:
             names = ", ".join(key.partition("/")[2] for key in late)
             raise EnvironmentFault(
-                f"{self.hosts - len(late)} of {self.hosts} launchers came "
+                f"{self.hosts - len(late)} of {self.hosts} launchers arrived "
                 f"within {self.wait_s:.0f} s; missing: {names}",
-                "start the command on every machine, each with its own --node-rank",
+                "start the command on every node, each with its own --node-rank",
             )
 
     def _missing(

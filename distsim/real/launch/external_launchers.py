@@ -63,7 +63,7 @@ class LaunchPlan(NamedTuple):
 #: What each launcher sets (torch.distributed.run, "Environment Variables"; srun(1), "OUTPUT
 #: ENVIRONMENT VARIABLES"; mpirun(1) of Open MPI, "MCA environment").
 LAUNCHER_VARIABLES = (
-    ("distsim", "all of them, in each rank's process"),
+    ("distsim", "all variables, in the process of each rank"),
     (
         "torchrun",
         "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, "

@@ -131,7 +131,7 @@ class RankWait(NamedTuple):
 
 
 class WaitAnalysis(NamedTuple):
-    """Who waits for whom.
+    """Which rank waits for which.
 
     ``at``: the wait of a rank that is in a call, by (rank, position). ``unreceived``: messages
     without a receive. ``taken``: the message that each receive from any source took, as far as

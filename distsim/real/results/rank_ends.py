@@ -111,7 +111,7 @@ def _device_text(program: Program, snapshot: ProgressSnapshot) -> str:
     if snapshot.device in (NO_DEVICE_POSITION, snapshot.position):
         return ""
     place = program.place(snapshot.rank, snapshot.device)
-    return f"its device is at {place.op}, line {place.line}"
+    return f"its device is in {place.op}, line {place.line}"
 
 
 # --- causes and consequences ---

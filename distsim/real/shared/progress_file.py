@@ -144,8 +144,8 @@ def _write_empty(path: Path) -> None:
         path.write_bytes(bytes(FILE_BYTES))
     except OSError as fault:
         raise EnvironmentFault(
-            f"can't write {path}: {fault.strerror}",
-            "make room there, or set TMPDIR to another folder",
+            f"cannot write {path}: {fault.strerror}",
+            "free some space there, or set TMPDIR to another folder",
         ) from None
 
 

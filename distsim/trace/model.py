@@ -129,6 +129,7 @@ class Trace:
         return self.columns[name]
 
     def row(self, i: int) -> TraceCall:
+        """One call; slow, for single rows."""
         numbers = {name: int(self.columns[name][i]) for name in COLUMN_TYPES}
         texts = {name: self.text(name, numbers[name]) for name in TEXT_COLUMNS}
         peer = None if numbers["peer"] < 0 else numbers["peer"]

@@ -73,6 +73,7 @@ class ReplayResult:
 
     @property
     def makespan_ns(self) -> int:
+        """The duration of the replayed run."""
         return self.run.makespan_ns
 
     @property

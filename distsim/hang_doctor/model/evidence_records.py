@@ -56,6 +56,7 @@ class StackFrame(NamedTuple):
 
     @property
     def place(self) -> str:
+        """``FILE:LINE``."""
         return f"{self.file}:{self.line}"
 
 
@@ -151,6 +152,7 @@ class EvidenceGroup:
 
     @property
     def is_default(self) -> bool:
+        """Whether it is the group of all ranks."""
         return self.desc == "default_pg" or self.name in ("0", "world")
 
     @property

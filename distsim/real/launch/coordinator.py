@@ -156,6 +156,7 @@ class StoreCoordinator(LaunchCoordinator):
             time.sleep(0.01)
 
     def ready(self, repetition: int, local_ready: bool) -> bool:
+        """Whether the ranks of all launchers are ready to start a repetition."""
         if not local_ready:
             return False
         if self._announced < repetition:
@@ -181,6 +182,7 @@ class StoreCoordinator(LaunchCoordinator):
                 self._remote_progress |= _unpack_progress(self._get(f"boards/{other}"))
 
     def decide(self, reason: str) -> str:
+        """The reason for the end of the run, once it is decided; else empty."""
         may_end_run = self.first or reason == "interrupted"
         if reason and may_end_run and not self.store.has("end"):
             self.store.set("end", reason)

@@ -87,6 +87,7 @@ class HubConnection:
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
 
     def send(self, data: bytes) -> None:
+        """Send bytes to the process, if it still runs."""
         with suppress(OSError):  # the rank has ended, which the out connection reports
             self.socket.sendall(data)
 
@@ -139,10 +140,12 @@ class PendingReply:
     event: HubEvent | None = None
 
     def reply(self, message: Sequence[object]) -> None:
+        """Send the reply: the thread continues."""
         self.connection.pending = None
         self.connection.send(encode_frame(message))
 
     def reply_result(self, call: RankCall) -> None:
+        """Reply with the result of a call."""
         self.connection.pending = None
         self.connection.send_result(call)
 
@@ -206,6 +209,7 @@ class RankProcess:
         return count
 
     def add_event(self, event: HubEvent) -> None:
+        """Add an event of the thread whose messages arrive now."""
         event.thread = self.thread
         self.events.append(event)
 

@@ -235,7 +235,7 @@ def _report(
     """The record on the first launcher, and the exit status on which all launchers agree."""
     if not coordinator.first:
         return None, coordinator.agree_on(0)
-    session.notes += [f"the launcher of node {number} is gone" for number in coordinator.gone]
+    session.notes += [f"the launcher of node {number} has exited" for number in coordinator.gone]
     try:
         collect.check_environment_faults(session, job, watched)
         run = collect.build_real_run(session, job, watched, records)

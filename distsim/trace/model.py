@@ -108,10 +108,9 @@ class Trace:
     - always: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes,
       local_size, backend, cluster, outcome, makespan_ns, complete, groups ([[name, [ranks]], …]),
       group_options (number of the group -> its own timeout_ns and backend), mesh;
-    - of a simulated run: prices (the cluster as in its file), options and link_faults, which a
-    replay
-      needs;
-    - of a recording that did not come to its end: reason (see
+    - of a simulated run: ``prices`` (the cluster as in its file), options and link_faults, which a
+      replay needs;
+    - of an incomplete recording: reason (see
       `distsim.real.results.real_run.RealRun`, and "under way"), until_ns (how long it was
       observed), said (rank -> its last error message) and culprits;
     - of a file that was cut: cut ({calls, read});

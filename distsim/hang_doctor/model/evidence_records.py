@@ -173,7 +173,7 @@ class EvidenceGroup:
             return "the default group"
         has_own_desc = self.desc not in ("", "undefined", self.name)
         desc = f' "{self.desc}"' if has_own_desc else ""
-        # Groups of one name are told apart by their lowest rank.
+        # Groups of one name are distinguished by their lowest rank.
         members = f" with rank {min(self.members)}" if self.shares_name and self.members else ""
         return f"group {self.name}{desc}{members}"
 

@@ -2,7 +2,7 @@
 
 Key idea: errors are relative, so the fit works on logarithms: of the parameters, and of the
 predicted time divided by the measured time. Only a few parameters are fitted. The measured times
-stay in the cluster and correct it; so its error is estimated by leaving out each size in turn.
+stay in the cluster and correct it, so its error is estimated on held-out sizes, each in turn.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def calibrate_cluster(
     shares = list(held_out_errors.values()) or list(model_errors.values())
     median, worst = float(np.median(shares)), max(shares)
     error_band = (
-        f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; "
+        f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} held-out sizes; "
         f"runs spread by {spread:.0%}"
     ).replace("%", " %")
     cluster = fitted.model_copy(

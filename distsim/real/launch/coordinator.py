@@ -4,9 +4,16 @@ The first launcher (number 0) decides when the run ends, and reports it. Progres
 clock offsets and records travel through the store that the ranks use too, under a prefix of their
 own. `LaunchCoordinator` is the trivial case of a single launcher.
 
-Keys: here/N (launcher N has arrived), ready/R (how many are ready for repetition R), boards/N, end
-(the reason), heard/N (launcher N knows that the run ended), clock/WHEN/N/TRIP, record/N, status,
-bye/N. Large values are cut into chunks, see `_put`.
+Keys in the store:
+
+- here/N: launcher N has arrived
+- ready/R: how many launchers are ready for repetition R
+- boards/N: the progress files of launcher N
+- end: the reason for the end of the run
+- heard/N: launcher N knows that the run ended
+- clock/WHEN/N/TRIP, record/N, status, bye/N
+
+Large values are cut into chunks, see `_put`.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def compile_patches() -> list[CudaPatch]:
             "torch.cuda.graphs:CUDAGraph",
             "__new__",
             refuse_cuda_graphs,
-            "what a graph replays would run no Python, and be seen by nobody",
+            "the replay of a graph runs no Python, so capture would not see its calls",
         ),
     ]
 

@@ -122,9 +122,14 @@ class HubConnection:
 class PendingReply:
     """A thread of a rank that waits for a reply.
 
-    It waits for one of: a call (``call``), the answer to a poll (``polled_call``), keys of the
-    store (``keys``; with ``pops`` for elements of their queues), or all ranks in a start-up call
-    (``startup_op``). ``event`` is the call or the wait that the thread is in.
+    It waits for one of:
+
+    - a call (``call``),
+    - the answer to a poll (``polled_call``),
+    - keys of the store (``keys``; with ``pops``, for elements of their queues),
+    - all ranks, in a start-up call (``startup_op``).
+
+    ``event`` is the call or the wait that the thread is in.
     """
 
     connection: HubConnection

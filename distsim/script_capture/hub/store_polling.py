@@ -55,7 +55,7 @@ class StorePollTracker:
         self._progress = -1
 
     def add(self, process: RankProcess, question: PendingReply, progress: int) -> None:
-        """A process was told that its keys do not exist."""
+        """A process asked, and got the answer that its keys do not exist."""
         if progress != self._progress:
             self._checks = {}
             self._progress = progress

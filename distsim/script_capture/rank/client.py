@@ -346,7 +346,7 @@ class HubClient:
         return self.site_of(self.sites.where(depth))
 
     def site_of(self, origin: CallOrigin) -> int:
-        """The number of a place; the hub is told once what it means."""
+        """The number of a place; the hub learns its meaning once."""
         number = self._site_numbers.get(origin)
         if number is None:
             with self._lock:

@@ -259,7 +259,7 @@ class ProcessGroupMethods:
         return work
 
     def _has_backend_per_device(self) -> bool:
-        """Whether it was created with ``cpu:gloo,cuda:nccl`` or the like."""
+        """Whether it was created with a backend for each device, as ``cpu:gloo,cuda:nccl``."""
         return ":" in self.requested_backend
 
     def _profiler_name(self, op: str, peer: int) -> str:

@@ -230,6 +230,13 @@ def show_ns(ns: int) -> str:
     return _rounded_text(ns, (("s", 10**9), ("ms", 10**6), ("us", 10**3), ("ns", 1)))
 
 
+def show_ns_range(low_ns: int, high_ns: int) -> str:
+    """A range of durations; the unit is written once if both ends have it: `19.06–19.13 ms`."""
+    low, high = show_ns(low_ns), show_ns(high_ns)
+    number, _, unit = low.partition(" ")
+    return f"{number}–{high}" if high.endswith(f" {unit}") else f"{low} – {high}"
+
+
 def show_bytes(nbytes: int) -> str:
     """A size for people, four significant digits: 4194304 is `4 MiB`."""
     return _rounded_text(

@@ -37,7 +37,10 @@ class Verbatim(NamedTuple):
 
 
 class Column(NamedTuple):
-    """A column of a table. Cells are found by ``key``, which is also the default heading."""
+    """A column of a table. Cells are found by ``key``, which is also the default heading.
+
+    A heading may have several lines.
+    """
 
     key: str
     heading: str | None = None

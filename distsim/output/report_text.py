@@ -6,6 +6,7 @@ All decisions about columns, wrapping and empty lines are made here; views only 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from distsim.output.report_record import Paragraph, Report, Section, Table, TableLayout, Verbatim
 from distsim.output.text_layout import (
@@ -57,33 +58,59 @@ def _table_block_lines(table: Table) -> list[str]:
         return _finished_lines(table, _laid_out_lines(table, all_columns))
     for layout in table.layouts:
         lines = _laid_out_lines(table, layout)
-        if _excess_width(lines) <= 0:
+        if _excess_width(lines.all) <= 0:
             return _finished_lines(table, lines)
     return [truncated(line, page_width()) for line in _finished_lines(table, lines)]
 
 
-def _laid_out_lines(table: Table, layout: TableLayout) -> list[str]:
+class _TableLines(NamedTuple):
+    """The lines of a table; a heading may take several."""
+
+    header: list[str]
+    rows: list[str]
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.header, *self.rows]
+
+
+def _laid_out_lines(table: Table, layout: TableLayout) -> _TableLines:
     """The header and all rows, with flexible columns cut as far as needed and allowed."""
     by_key = {column.key: column for column in table.columns}
     columns = [by_key[key] for key in layout.columns if key in by_key]
-    header = [layout.headings.get(column.key, column.title) for column in columns]
-    if not table.has_header:
-        # An empty header does not widen the columns.
-        header = ["" for _ in columns]
+    headings = [layout.headings.get(column.key, column.title) for column in columns]
+    header = _header_rows(headings) if table.has_header else []
     left_aligned = [i for i, column in enumerate(columns) if column.is_left_aligned]
     rows = [[_cell(row[c.key], layout.widths.get(c.key)) for c in columns] for row in table.rows]
-    lines = table_lines(header, rows, left_aligned, table.indent)
+    lines = _aligned_lines(header, rows, left_aligned, table.indent)
     keys = [column.key for column in columns]
     for key, least_width in layout.flexible.items():
-        excess = _excess_width(lines)
+        excess = _excess_width(lines.all)
         if excess <= 0 or key not in keys:
             continue
         place = keys.index(key)
         present_width = max(display_width(row[place]) for row in rows)
-        width = max(present_width - excess, display_width(header[place]), least_width)
+        heading_width = max((display_width(line[place]) for line in header), default=0)
+        width = max(present_width - excess, heading_width, least_width)
         rows = [[*row[:place], truncated(row[place], width), *row[place + 1 :]] for row in rows]
-        lines = table_lines(header, rows, left_aligned, table.indent)
+        lines = _aligned_lines(header, rows, left_aligned, table.indent)
     return lines
+
+
+def _header_rows(headings: Sequence[str]) -> list[list[str]]:
+    """The lines of the headings, from top to bottom; shorter headings end in the last line."""
+    parts = [heading.split("\n") for heading in headings]
+    height = max(map(len, parts))
+    padded = [[""] * (height - len(part)) + part for part in parts]
+    return [list(line) for line in zip(*padded, strict=True)]
+
+
+def _aligned_lines(
+    header: list[list[str]], rows: list[list[str]], left_aligned: Sequence[int], indent: str
+) -> _TableLines:
+    first, *others = [*header, *rows]
+    lines = table_lines(first, others, left_aligned, indent)
+    return _TableLines(lines[: len(header)], lines[len(header) :])
 
 
 def _cell(text: str, most_columns: int | None) -> str:
@@ -94,10 +121,8 @@ def _excess_width(lines: Sequence[str]) -> int:
     return max(map(display_width, lines)) - page_width()
 
 
-def _finished_lines(table: Table, lines: list[str]) -> list[str]:
-    """The header, unless it is hidden, and the rows that the limit allows."""
-    header, *rows = lines
-    shown = rows
-    if table.limit is not None:
-        shown = table.limit.shown(rows, lambda text: table.indent + text)
-    return [header, *shown] if table.has_header else shown
+def _finished_lines(table: Table, lines: _TableLines) -> list[str]:
+    """The header and the rows that the limit allows."""
+    if table.limit is None:
+        return lines.all
+    return [*lines.header, *table.limit.shown(lines.rows, lambda text: table.indent + text)]

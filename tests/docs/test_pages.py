@@ -59,7 +59,7 @@ def test_every_example_completes_and_holds_what_it_expects(text):
 
 def test_the_memory_table_on_the_page_is_what_the_first_example_prints():
     shown = re.search(
-        r"```\n(Memory of a rank.*?)\n```", TRANSFORMER.read_text(encoding="utf-8"), re.DOTALL
+        r"```\n(Peak memory per rank.*?)\n```", TRANSFORMER.read_text(encoding="utf-8"), re.DOTALL
     )
 
     assert shown is not None

@@ -334,8 +334,9 @@ def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() ->
         < bands[1][1]
         < 1.001 * beside.makespan_ns
     )
-    assert " If the prices on the critical path err alike, it takes " in " ".join(
-        simulation_report_text(alone).split()
+    assert (
+        "If all costs on the critical path are off by the same factor, the run takes "
+        in " ".join(simulation_report_text(alone).split())
     )
 
 

@@ -51,7 +51,7 @@ def test_a_log_that_the_cluster_predicts_is_within_its_band(tmp_path: Path) -> N
 
     assert code == 0, text
     assert "3 measured times" in text
-    assert "All times are within the range." in text
+    assert "All measured times are within the predicted range." in text
 
 
 def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None:

@@ -126,3 +126,16 @@ def test_html_shows_whole_cells_and_all_columns_of_the_widest_layout() -> None:
 
     assert "o" * 200 in page
     assert page.count("<th ") == page.count("<td ") == 3
+
+
+def test_headings_of_several_lines_end_in_the_same_line() -> None:
+    columns = (text_column("layout"), Column("time", "step time\nms"), Column("b", "1\n2\n3"))
+    rows = [{"layout": "FSDP8", "time": "9", "b": "4"}]
+
+    assert _text(Table(columns, rows, limit=RowLimit(1))).splitlines() == [
+        "                     1",
+        "          step time  2",
+        "  layout         ms  3",
+        "  FSDP8           9  4",
+    ]
+    assert "step time\nms" in write_html(Report([Section([Table(columns, rows)])]))

@@ -437,13 +437,13 @@ class TestCommand:
         assert (
             0 < max(one["mfu"] for one in json.loads(done.stdout)["layouts"]) < 0.6 * 1.05
         )  # what a V100's products reach
-        assert "has no rate for bfloat16" in " ".join(shown.stdout.split())
+        assert "has no peak rate for bfloat16" in " ".join(shown.stdout.split())
 
     def test_where_nothing_fits_it_ends_with_1_and_says_so(self, cli: Cli) -> None:
         done = cli("plan", "llama3-70b", *self.WORDS)
 
         assert done.returncode == 1
-        assert "do not fit the device's memory" in done.stdout
+        assert "do not fit in the device's memory" in done.stdout
 
     @pytest.mark.parametrize(
         ("words", "said"),

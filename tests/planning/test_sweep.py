@@ -146,7 +146,7 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_table(cli: Cli, tmp_path: Pa
     done = cli("sweep", file, *GRID, "-o", cut, "-j", "1")
 
     assert done.returncode == 0
-    assert "known before" in done.stdout
+    assert "from the cache" in done.stdout
     assert cut.read_text(encoding="utf-8") == whole
 
 

@@ -130,8 +130,8 @@ def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
     text, _ = one.communicate(timeout=300)
 
     assert (one.returncode != 0) == (status != 0)
-    assert text.count("ranks on gloo, started by torchrun") == 1
-    assert "the run ended as simulated" in text
+    assert text.count("ranks on torch.distributed with gloo, started by torchrun") == 1
+    assert "the run ended as predicted" in text
 
 
 def listening() -> set[tuple[str, str]]:

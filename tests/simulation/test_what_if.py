@@ -141,8 +141,8 @@ class TestCommand:
         beside = cli("simulate", self.HYBRID, "--set", "cluster=dgx-h100", "--against", self.HYBRID)
 
         assert (faster.returncode, beside.returncode) == (0, 0)
-        assert "Twice as fast" in faster.stdout
-        assert "hidden or not used" in faster.stdout
+        assert "One resource twice as fast" in faster.stdout
+        assert "no effect: hidden or unused" in faster.stdout
         assert "makespan" in beside.stdout
         assert [
             line

@@ -23,7 +23,7 @@ sys.path.append(str(ROOT / "benchmarks" / "gpu"))
 
 from told import readings, told
 
-HEAD = "Memory of a rank at its peak; "
+HEAD = "Peak memory per rank ("
 
 
 def done(text: str) -> Simulation:
@@ -57,9 +57,9 @@ def test_each_part_the_sum_and_the_devices_memory_are_told_where_all_fits():
     )
 
     assert found == [
-        "Memory of a rank at its peak; NVIDIA H100 SXM 80 GB has 74.51 GiB",
-        "  ranks  parameters  gradients  optimizer  activations    total  %",
-        "  0-3         1 GiB      2 GiB      3 GiB      512 MiB  6.5 GiB  9",
+        "Peak memory per rank (NVIDIA H100 SXM 80 GB: 74.51 GiB)",
+        "  ranks  parameters  gradients  optimizer  activations    total  used, %",
+        "  0-3         1 GiB      2 GiB      3 GiB      512 MiB  6.5 GiB        9",
     ]
 
 
@@ -169,7 +169,7 @@ def test_what_tensors_hold_at_a_time_is_told_and_does_not_decide_what_fits():
     (one,) = simulation_json(simulation)["memory"]
 
     assert table_of(simulation)[3:] == [
-        "  tensors: at most 70 GiB at a time; total: near what the allocator keeps"
+        "  live tensors: at most 70 GiB; total: about what torch reserves"
     ]
     assert (one["allocated_nbytes"], one["fits"]) == (70 * 2**30, False)
     assert "DS806" in [f.code for f in simulation.findings]

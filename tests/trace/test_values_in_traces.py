@@ -236,7 +236,8 @@ def test_only_floats_of_a_recording_that_more_than_two_added_may_differ_by_round
 
 
 @pytest.mark.parametrize(
-    ("which", "text"), [("A", "A has none"), ("B", "B has none"), ("AB", "neither has any")]
+    ("which", "text"),
+    [("A", "A did not record"), ("B", "B did not record"), ("AB", "neither run recorded")],
 )
 def test_a_run_without_values_is_said_to_have_none(which: str, text: str) -> None:
     one = trace({0: step(), 1: step()})

@@ -1,9 +1,9 @@
 """JSON Schemas of what commands print with `--format json`: an interface, so a key keeps its
 meaning while `schema_version` stays.
 
-Further keys may come within a version, so the schemas are open; a test holds real outputs against
-closed ones. The notation: a type by its name, ``?`` may be null, a list of one in brackets, ``{}``
-a mapping of names to one.
+A version may gain further keys, so the schemas are open; a test checks real outputs against closed
+ones. The notation: a type by its name, ``?`` may be null, a list of a type in brackets, ``{}`` a
+mapping from names to a type.
 """
 
 from __future__ import annotations
@@ -278,7 +278,7 @@ def _schema(one: object, closed: bool) -> dict[str, object]:
 
 
 def _object_schema(one: dict[str, object], closed: bool) -> dict[str, object]:
-    """Keys that end in ``?`` may be null, in ``*`` be left out."""
+    """Keys that end in ``?`` may be null, in ``*`` may be omitted."""
     if "{}" in one:
         return {"type": "object", "additionalProperties": _schema(one["{}"], closed)}
     properties: dict[str, object] = {}

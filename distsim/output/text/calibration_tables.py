@@ -1,5 +1,5 @@
-"""Clusters, a measurement of this machine, a calibration from one, and a cluster compared with
-one, as text in 80 columns; as YAML and JSON.
+"""Clusters, a measurement of this machine, its calibration, and the comparison of a cluster with
+measured times, as text, YAML and JSON.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ def bench_text(found: BenchResult) -> str:
         for key, value in found.machine.items()
     )
     samples = found.rows[0].samples if found.rows else 0
-    head = f"Measured here in {found.seconds:.0f} s ({machine}); medians of {samples} samples"
+    head = (
+        f"Measured on this machine in {found.seconds:.0f} s ({machine}); {samples} samples per row"
+    )
     table = table_of(_BENCH_COLUMNS, map(_bench_cells, found.rows))
     return write_text(Report([Section([Paragraph(head)]), Section([table])]))
 
@@ -69,10 +71,10 @@ _ERROR_COLUMNS = [
     text_column("operation"),
     text_column("sizes"),
     Column("points"),
-    Column("median"),
-    Column("worst"),
-    Column("model median", "alone"),
-    Column("model worst", "worst"),
+    Column("median error"),
+    Column("worst error"),
+    Column("model median", "model only:\nmedian error"),
+    Column("model worst", "\nworst error"),
 ]
 
 
@@ -85,16 +87,16 @@ def calibration_report(found: CalibrationResult) -> Report:
     """The fitted parameters, and the errors of every operation by class of sizes."""
     c = found.cluster
     in_node = (
-        f"a call {show_ns(c.call_overhead_ns)}, a hop {show_ns(c.intra.latency_ns)}, "
-        f"{_rate_text(c.intra.attained)} in a node"
+        f"within a node: {show_ns(c.call_overhead_ns)} per call, "
+        f"{show_ns(c.intra.latency_ns)} per hop, {_rate_text(c.intra.attained)}"
     )
     if c.reduce_bytes_per_ns is not None:
-        in_node += f", combining {_rate_text(c.reduce_bytes_per_ns)}"
+        in_node += f", reduction {_rate_text(c.reduce_bytes_per_ns)}"
     between_nodes = ""
     if any(curve.nodes > 1 for curve in c.measured):
         between_nodes = (
-            f"between nodes a hop {show_ns(c.inter_latency_ns)}, "
-            f"{_rate_text(c.rank_inter_bytes_per_ns)} a rank"
+            f"between nodes: {show_ns(c.inter_latency_ns)} per hop, "
+            f"{_rate_text(c.rank_inter_bytes_per_ns)} per rank"
         )
     rows = [
         (
@@ -108,9 +110,10 @@ def calibration_report(found: CalibrationResult) -> Report:
         )
         for m in found.errors
     ]
-    title = "Errors when each size is predicted from the others, and from the parameters alone"
+    title = "Errors: each size predicted from the other sizes, and from the model parameters only"
     end = (
-        f"All: {c.error_band}; by the parameters alone {_percent_text(found.model_median)} median."
+        f"All: {c.error_band}; median error of the model parameters only: "
+        f"{_percent_text(found.model_median)}."
     )
     head = Paragraph(f"{c.name}: {found.points} points")
     return Report(
@@ -151,9 +154,7 @@ _CLUSTER_COLUMNS = [
 
 
 def cluster_table(clusters: Sequence[Cluster]) -> str:
-    """One line each: the device, the way inside a node, the way between nodes (all cards of a node
-    together).
-    """
+    """One line each: the device, the links inside a node, and all network cards of a node."""
     rows = [
         (
             c.name,
@@ -169,7 +170,7 @@ def cluster_table(clusters: Sequence[Cluster]) -> str:
 
 
 def cluster_yaml(cluster: Cluster) -> str:
-    """The cluster as a scenario may have it under ``cluster:``, in people's units."""
+    """The cluster as a scenario may have it under ``cluster:``, in units that are easy to read."""
     return "\n".join(_yaml_lines(cluster.to_mapping(), ""))
 
 
@@ -205,13 +206,13 @@ def residuals_report(found: Sequence[CostResidual], cluster: str, log: str) -> R
     error = statistics.median(abs(1 / residual.ratio - 1) for residual in found)
     has_outside = any(residual.is_outside_range for residual in found)
     summary = [
-        f"{cluster} compared with {log}: {len(found)} measured times; "
-        f"median error of the predicted time {100 * error:.0f} %"
+        f"{cluster} compared with {log}: {len(found)} measured times, "
+        f"median prediction error {100 * error:.0f} %"
     ]
     if all(residual.band is None for residual in found):
-        summary.append("This cluster has no prediction range.")
+        summary.append("The costs of this cluster have no range.")
     elif not has_outside:
-        summary.append("All times are within the range.")
+        summary.append("All measured times are within the predicted range.")
     for (op, group, nodes), same in groupby(found, key=_operation_of):
         outside = _outside_text(list(same))
         if outside:
@@ -219,7 +220,7 @@ def residuals_report(found: Sequence[CostResidual], cluster: str, log: str) -> R
     table = table_of(_RESIDUAL_COLUMNS, map(_residual_cells, found))
     legend = ""
     if has_outside:
-        legend = "* outside the range. If the cluster is right, 90 % of times are inside."
+        legend = "*: outside the range, which covers 90 % of measured times if the cluster is right"
     return Report([Section(paragraphs(summary)), Section([table, Paragraph(legend)])])
 
 
@@ -233,7 +234,7 @@ def _residual_cells(residual: CostResidual) -> tuple[str, ...]:
     band = "-"
     if residual.band is not None:
         low, high = residual.band
-        band = f"{low:.2f} to {high:.2f}{' *' if residual.is_outside_range else ''}"
+        band = f"{low:.2f}–{high:.2f}{' *' if residual.is_outside_range else ''}"
     return (
         point.op,
         str(point.group),
@@ -254,9 +255,9 @@ def _outside_text(residuals: list[CostResidual]) -> str:
     first = outside[0]
     farthest = max(outside, key=lambda residual: max(residual.ratio, 1 / residual.ratio))
     return (
-        f"{len(outside)} of {len(residuals)} sizes are outside the range, from "
-        f"{show_bytes(first.point.nbytes)} on; the largest difference is at "
-        f"{show_bytes(farthest.point.nbytes)} ({farthest.ratio:.2f}x the predicted time)"
+        f"{len(outside)} of {len(residuals)} sizes are outside the range, "
+        f"from {show_bytes(first.point.nbytes)} on; largest error at "
+        f"{show_bytes(farthest.point.nbytes)}: {farthest.ratio:.2f} times the predicted time"
     )
 
 

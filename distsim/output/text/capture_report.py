@@ -1,6 +1,5 @@
-"""A captured run as text in 80 columns, and as JSON.
-
-The report is that of `simulate` for the captured calls, plus the line of each rank in the script.
+"""A captured run as text and as JSON: the simulation of its calls, and the position of each rank in
+the script.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from distsim.script_capture.result.evaluation import CaptureResult, has_mismatch
 from distsim.script_capture.result.rank_status import STORE_KEY, CapturedRankStatus
 
 SCHEMA_VERSION = 1
-#: How many groups of ranks with equal status are shown.
+#: Groups of ranks at the same position that are shown.
 _MAX_STATUS_GROUPS = 16
 
 
@@ -37,19 +36,19 @@ def _capture_section(judged: CaptureResult) -> Section:
     command = " ".join((target.name, *target.args))
     notes = []
     if judged.worlds > 1:
-        which = "the last" if judged.captured.past else "the first that does not complete"
+        which = "the last one" if judged.captured.past else "the first one that fails"
         notes.append(
-            f"the script called init_process_group for {judged.worlds} worlds one after the other; "
-            f"this is {which}"
+            f"the script created {judged.worlds} worlds one after the other; "
+            f"this report is about {which}"
         )
     if judged.threaded and captured.ended == "ended":
         notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "
-            "other orders of their calls were not checked"
+            "only the captured order of their calls was checked"
         )
     if captured.ended == "late":
-        notes.append("undecided: a process was still running, so its further calls are unknown")
-    head = Paragraph(f"captured {judged.calls} calls of {command}; {_end_text(judged)}")
+        notes.append("undecided: a process was still running when capture stopped")
+    head = Paragraph(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
     return Section([head, *paragraphs(notes, "  ")])
 
 
@@ -57,14 +56,14 @@ def _end_text(judged: CaptureResult) -> str:
     """How the run of the script ended."""
     captured = judged.captured
     if captured.ended == "late":
-        return "it was still running at the timeout"
+        return "it was still running at the time limit"
     if captured.ended == "stalled":
         if has_mismatched_collective(captured):
-            return "the calls of a collective do not match, so capture stopped there"
+            return "then capture stopped: the collectives did not match, so they have no result"
         return "then no rank could proceed"
     if all(status.state == "ended" for status in judged.stands):
         return "all ranks finished"
-    return "all processes ended, but not all of them normally"
+    return "all ranks ended, some of them before their last line"
 
 
 def _rank_status_section(judged: CaptureResult) -> Section:
@@ -79,7 +78,7 @@ def _rank_status_section(judged: CaptureResult) -> Section:
         blocks += _status_blocks(equal[0], [status.rank for status in equal])
     if len(groups) > _MAX_STATUS_GROUPS:
         blocks.append(Paragraph(f"… and {len(groups) - _MAX_STATUS_GROUPS} more", "  "))
-    return Section(blocks, "State of the ranks")
+    return Section(blocks, "Position of the ranks")
 
 
 def _status_blocks(status: CapturedRankStatus, ranks: Sequence[int]) -> list[Block]:

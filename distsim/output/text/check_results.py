@@ -50,7 +50,7 @@ def _file_sections(result: CheckResult) -> list[Section]:
     """A line if nothing needs attention; else readings and backends, and the findings."""
     if result.verdict is None:
         problems = "1 problem" if len(result.errors) == 1 else f"{len(result.errors)} problems"
-        return [_list_item(f"{result.file}: can't be read ({problems})")]
+        return [_list_item(f"{result.file}: cannot be read ({problems})")]
     head = f"{result.file}: {_verdict_line(result.verdict)}"
     outcomes = {outcome.outcome for outcome in result.profiles.values()}
     if outcomes == {"completes"} and not result.findings and result.verdict.verdict == "ok":
@@ -58,7 +58,7 @@ def _file_sections(result: CheckResult) -> list[Section]:
 
     doubt = result.inconclusive_reason()
     if doubt:
-        doubt = f"Not a success: {doubt}: raise it (--max-states), or name the sources"
+        doubt = f"Not a success: {doubt}. Raise the limit (--max-states), or name the sources"
     own = result.profiles.get(result.backend)
     conflict = ""
     if own is not None:
@@ -81,9 +81,9 @@ def _list_item(text: str) -> Section:
 def _verdict_line(verdict: Verdict) -> str:
     text = verdict_text(verdict)
     if not verdict.complete:
-        text += " so far: the search is not complete"
+        text += " so far (the search is incomplete)"
     if verdict.explored:
-        text += f", {verdict.explored} states"
+        text += f", {verdict.explored} states explored"
     return text
 
 
@@ -111,7 +111,7 @@ def _outcome_details(outcome: BackendOutcome) -> str:
     if others:
         details.append(f"or {', '.join(others)}")
     if outcome.flips_at_nbytes is not None:
-        details.append(f"hinges on a buffer of {show_bytes(outcome.flips_at_nbytes)}")
+        details.append(f"depends on the buffer size ({show_bytes(outcome.flips_at_nbytes)})")
     if outcome.variants and len(set(outcome.variants.values())) > 1:
         variants = [f"{name}: {result}" for name, result in outcome.variants.items()]
         details.append(", ".join(variants))
@@ -121,7 +121,7 @@ def _outcome_details(outcome: BackendOutcome) -> str:
 
 
 def check_summary(results: Sequence[CheckResult]) -> str:
-    """``12 files: 10 ok, 1 deadlock, 1 can't be read``."""
+    """``12 files: 10 ok, 1 deadlock, 1 cannot be read``."""
     counts = Counter(_short_verdict(result.verdict) for result in results)
     by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     words = ", ".join(f"{count} {verdict}" for verdict, count in by_frequency)
@@ -130,7 +130,7 @@ def check_summary(results: Sequence[CheckResult]) -> str:
 
 def _short_verdict(verdict: Verdict | None) -> str:
     if verdict is None:
-        return "can't be read"
+        return "cannot be read"
     return verdict.verdict if verdict.complete else f"{verdict.verdict} so far"
 
 
@@ -182,7 +182,7 @@ def _backend_outcome_json(name: str, outcome: BackendOutcome) -> dict[str, objec
         "possible": list(outcome.possible) or [outcome.outcome],
         "ranks": sorted(outcome.ranks),
     }
-    # Gloo never buffers, so that no size decides its outcome.
+    # Gloo never buffers, so no buffer size decides its outcome.
     if name != "gloo":
         record["flips_at_nbytes"] = outcome.flips_at_nbytes
     if outcome.variants:

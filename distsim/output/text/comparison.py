@@ -42,12 +42,12 @@ MAX_OPS = 10
 MAX_RANKS = 16
 _MIN_COLUMN_WIDTH = 6
 _DIVERGENCE_KINDS = {
-    "call": "calls of one run alone",
-    "met": "calls that met others",
-    "value": "values that differ",
-    "time": "calls that end at another time",
+    "call": "calls in only one run",
+    "met": "calls matched differently",
+    "value": "different values",
+    "time": "calls that end at different times",
 }
-_REASON_TEXT = {"compute": "computing", "transfer": "moving", "sleep": "asleep", "wait": "waiting"}
+_REASON_TEXT = {"compute": "compute", "transfer": "transfer", "sleep": "sleep", "wait": "idle"}
 
 
 def compare_text(comparison: RunComparison, names: tuple[str, str]) -> str:
@@ -96,12 +96,12 @@ def _stop_text(comparison: RunComparison) -> str:
     where = stopped_rank_lines(trace, at_first_position)[0]
     text = f"{comparison.stopped} stopped"
     if iteration:
-        # The iteration is said once, at the beginning of the sentence.
+        # The iteration is given once, at the beginning of the sentence.
         text += f" in {iteration}"
         where = where.replace(f", {iteration}", "", 1)
     text += f": {where}"
     later_lines = stopped_rank_lines(trace, later)
-    return f"{text}; since then {'; '.join(later_lines)}" if later_lines else text
+    return f"{text}; then {'; '.join(later_lines)}" if later_lines else text
 
 
 def _stopped_trace(comparison: RunComparison) -> Trace:
@@ -129,10 +129,10 @@ def _summary_text(comparison: RunComparison) -> str:
 
 def _verdict_text(comparison: RunComparison) -> str:
     if not comparison.same:
-        return "they differ"
+        return "the runs differ"
     if comparison.tolerance == 0:
-        return "the same"
-    return f"the same within {_percent(comparison.tolerance)} of A's makespan"
+        return "the runs are the same"
+    return f"the runs are the same within {_percent(comparison.tolerance)} of A's makespan"
 
 
 def _outcome_text(trace: Trace, outcome: str) -> str:
@@ -146,8 +146,8 @@ def _makespan_difference(a_ns: int, b_ns: int) -> str:
     if a_ns == b_ns:
         return "equal makespans"
     share = f", {_percent(abs(b_ns - a_ns) / a_ns)}" if a_ns else ""
-    direction = "longer" if b_ns > a_ns else "less"
-    return f"B takes {show_ns(abs(b_ns - a_ns))}{share} {direction} than A"
+    direction = "longer" if b_ns > a_ns else "shorter"
+    return f"B is {show_ns(abs(b_ns - a_ns))}{share} {direction} than A"
 
 
 def _percent(share: float) -> str:
@@ -158,17 +158,17 @@ def _values_text(comparison: RunComparison) -> str:
     """How many values are equal, or which run has none."""
     values = comparison.values
     if values.lacking:
-        both_lack = len(values.lacking) > 1
-        lacking = "neither has any" if both_lack else f"{values.lacking} has none"
-        return f"values are not compared: {lacking} recorded"
+        if len(values.lacking) > 1:
+            return "values are not compared: neither run recorded them"
+        return f"values are not compared: {values.lacking} did not record them"
     counts = {
         "equal": values.equal,
-        "equal but for the order of addition": values.close,
+        "equal up to the order of additions": values.close,
         "differ": values.differ,
-        "known in one run alone": values.one_sided,
+        "known in only one run": values.one_sided,
     }
     parts = [f"{count} {meaning}" for meaning, count in counts.items() if count]
-    return f"values of tensors, rank by rank: {', '.join(parts) or 'none known'}"
+    return f"tensor values on each rank: {', '.join(parts) or 'none known'}"
 
 
 # --- divergences ---
@@ -188,19 +188,20 @@ def _divergence_section(comparison: RunComparison) -> Section:
         _more_paragraph(len(independent) - len(shown)),
         Paragraph(hidden_text),
     ]
-    return Section(blocks, f"Where they part ({summary})")
+    return Section(blocks, f"Differences ({summary})")
 
 
 def _hidden_text(comparison: RunComparison, hidden: int) -> str:
     if not hidden:
         return ""
     return (
-        f"{hidden} differences that follow from where {comparison.stopped} stopped are not listed"
+        f"{hidden} further differences are not listed: "
+        f"they follow from the stop of {comparison.stopped}"
     )
 
 
 def _shown_divergences(divergences: tuple[RunDivergence, ...]) -> list[RunDivergence]:
-    """The first of each kind, then others in their order; further times are the least telling."""
+    """The first of each kind, then others in their order; further times help least."""
     first_of_kind: dict[str, RunDivergence] = {}
     for divergence in divergences:
         first_of_kind.setdefault(divergence.kind, divergence)
@@ -248,12 +249,12 @@ _CAUSE_COLUMNS = [
     Column("B - A"),
     Column("A"),
     Column("B"),
-    *map(text_column, ("time", "what", "group", "because")),
+    *map(text_column, ("kind", "work", "group", "reason")),
 ]
 _CAUSE_LAYOUT = TableLayout(
     [column.key for column in _CAUSE_COLUMNS],
-    {"what": 22, "group": 10},
-    flexible={"what": _MIN_COLUMN_WIDTH, "group": _MIN_COLUMN_WIDTH},
+    {"work": 22, "group": 10},
+    flexible={"work": _MIN_COLUMN_WIDTH, "group": _MIN_COLUMN_WIDTH},
 )
 
 
@@ -263,7 +264,7 @@ def _cause_section(comparison: RunComparison) -> Section:
     rows = [_cause_cells(cause) for cause in causes[:MAX_CAUSES]]
     table = Table(_CAUSE_COLUMNS, rows, (_CAUSE_LAYOUT,))
     more = _more_paragraph(len(causes) - len(rows))
-    return Section([table, more], "What makes the difference, along the critical paths")
+    return Section([table, more], "Causes of the time difference, along the critical paths")
 
 
 def _cause_cells(cause: CriticalPathDelta) -> dict[str, str]:
@@ -271,16 +272,16 @@ def _cause_cells(cause: CriticalPathDelta) -> dict[str, str]:
         "B - A": _signed_duration(cause.delta_ns),
         "A": show_ns(cause.a_ns),
         "B": show_ns(cause.b_ns),
-        "time": _REASON_TEXT[cause.why],
-        "what": _cause_subject(cause),
+        "kind": _REASON_TEXT[cause.why],
+        "work": _cause_subject(cause),
         "group": cause.group,
-        "because": _cause_reason(cause),
+        "reason": _cause_reason(cause),
     }
 
 
 def _cause_subject(cause: CriticalPathDelta) -> str:
     if not cause.op:
-        return "nothing runs"
+        return "idle"
     subject = cause.name or cause.op
     return f"{subject} {show_bytes(cause.nbytes)}" if cause.nbytes else subject
 
@@ -295,7 +296,7 @@ def _cause_reason(cause: CriticalPathDelta) -> str:
 
 _OPERATION_COLUMNS = [
     text_column("operation"),
-    *map(Column, ("bytes", "calls", "A", "B", "B/A", "A waits", "B waits")),
+    *map(Column, ("bytes", "calls", "A", "B", "B/A", "wait in A", "wait in B")),
 ]
 _OPERATION_LAYOUT = TableLayout(
     [column.key for column in _OPERATION_COLUMNS],
@@ -310,7 +311,7 @@ def _operation_section(comparison: RunComparison) -> Section:
     rows = [_operation_cells(operation) for operation in changed[:MAX_OPS]]
     table = Table(_OPERATION_COLUMNS, rows, (_OPERATION_LAYOUT,))
     more = _more_paragraph(len(changed) - len(rows))
-    return Section([table, more], "Calls, means of those that both runs have")
+    return Section([table, more], "Calls in both runs, mean times")
 
 
 def _operation_cells(o: OperationTimes) -> dict[str, str]:
@@ -321,12 +322,15 @@ def _operation_cells(o: OperationTimes) -> dict[str, str]:
         "A": show_ns(o.a_ns),
         "B": show_ns(o.b_ns),
         "B/A": f"{o.b_ns / o.a_ns:.2f}" if o.a_ns else "-",
-        "A waits": show_ns(o.a_waiting_ns),
-        "B waits": show_ns(o.b_waiting_ns),
+        "wait in A": show_ns(o.a_waiting_ns),
+        "wait in B": show_ns(o.b_waiting_ns),
     }
 
 
-_RANK_COLUMNS = [text_column("rank"), *map(Column, ("compute", "exposed", "waiting", "idle"))]
+_RANK_COLUMNS = [
+    text_column("rank"),
+    *map(Column, ("compute", "exposed comm", "wait for peers", "idle")),
+]
 
 
 def _rank_section(comparison: RunComparison) -> Section:

@@ -33,7 +33,7 @@ def launch_plan_report(plan: LaunchPlan) -> Report:
     """The output of `distsim run FILE`."""
     nodes = "1 node"
     if plan.nodes != 1:
-        nodes = f"{plan.nodes} nodes of {plan.ranks_per_node}"
+        nodes = f"{plan.nodes} nodes ({plan.ranks_per_node} ranks per node)"
     ranks = "1 rank" if plan.world_size == 1 else f"{plan.world_size} ranks"
     head = f"{plan.name}: {ranks} on {nodes}, backend {plan.backend}"
     shared = (
@@ -45,11 +45,11 @@ def launch_plan_report(plan: LaunchPlan) -> Report:
     return Report(
         [
             Section([Paragraph(head)]),
-            Section([Verbatim([shared])], "Variables of all ranks"),
-            Section([_rank_table(plan)], "Variables of each rank"),
+            Section([Verbatim([shared])], "Environment of all ranks"),
+            Section([_rank_table(plan)], "Environment of each rank"),
             *_command_sections(plan),
             Section([Verbatim(_sbatch_lines(plan))], script_title),
-            Section(paragraphs(variables, "  ", "    "), "Variables that the launcher sets"),
+            Section(paragraphs(variables, "  ", "    "), "Variables that the launchers set"),
             Section(paragraphs(plan.notes)),
         ]
     )
@@ -71,7 +71,7 @@ _LAUNCHER_TITLES = {
     "srun": "With srun, once for all nodes",
     "mpirun": "With mpirun, once for all nodes",
 }
-#: How many nodes have their command printed; the commands differ only in --node_rank.
+#: Nodes whose command lines are printed; they differ only in --node_rank.
 _MAX_NODES = 4
 
 

@@ -19,28 +19,50 @@ from distsim.output.report_record import (
     text_column,
 )
 from distsim.output.report_text import write_text
+from distsim.planning.layouts import ParallelLayout
 from distsim.planning.ranking import LayoutPlan, RankedLayout
 
 SCHEMA_VERSION = 1
 #: From wide to narrow.
 _LAYOUTS = (
     TableLayout(
-        ("place", "layout", "step", "within", "tok/s", "MFU", "mem", "bub", "exp", "bound")
+        (
+            *("place", "layout", "step", "range", "tok/s", "MFU", "memory", "bubble"),
+            *("exposed comm", "limited by"),
+        )
     ),
-    TableLayout(("place", "layout", "step", "within", "MFU", "mem", "bub", "exp", "bound")),
-    TableLayout(("place", "layout", "step", "within", "mem", "bub", "exp", "bound")),
-    TableLayout(("place", "layout", "step", "within", "mem", "bub", "exp")),
-    TableLayout(("place", "layout", "step", "mem", "bub")),
-    TableLayout(("place", "layout", "step", "mem")),
+    TableLayout(
+        (
+            "place",
+            "layout",
+            "step",
+            "range",
+            "MFU",
+            "memory",
+            "bubble",
+            "exposed comm",
+            "limited by",
+        )
+    ),
+    TableLayout(
+        ("place", "layout", "step", "range", "memory", "bubble", "exposed comm", "limited by"),
+        headings={"memory": "mem\n%"},
+    ),
+    TableLayout(("place", "layout", "step", "range", "memory", "bubble", "exposed comm")),
+    TableLayout(("place", "layout", "step", "memory", "bubble")),
+    TableLayout(("place", "layout", "step", "memory")),
     TableLayout(("place", "layout", "step")),
 )
-#: The usual names of what bounds a step.
-_BOUND_NAMES = {
+#: The usual names of what limits a step.
+_LIMIT_NAMES = {
     "products": "FLOPs",
     "memory": "HBM",
     "launch": "host",
     "pipeline": "bubble",
-    "data": "dp",
+    "data": "DP comm",
+    "tp": "TP comm",
+    "cp": "CP comm",
+    "ep": "EP comm",
 }
 
 
@@ -76,8 +98,8 @@ def _header_text(plan: LayoutPlan) -> str:
     clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.questions))
     return (
         f"{model} on {gpus} GPUs of {clusters}, "
-        f"{first.global_batch} sequences of {first.tokens} tokens a step: "
-        f"{len(plan.ranked)} layouts fit, {len(plan.left)} are left out"
+        f"{first.global_batch} sequences of {first.tokens} tokens per step: "
+        f"{len(plan.ranked)} layouts fit, {len(plan.left)} were rejected"
     )
 
 
@@ -89,9 +111,14 @@ def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> Table:
     columns = [
         Column("place", ""),
         text_column("layout"),
-        Column("step", f"step, {unit.name}"),
-        *map(Column, ("within", "tok/s", "MFU", "mem", "bub", "exp")),
-        text_column("bound"),
+        Column("step", f"step\n{unit.name}"),
+        Column("range", f"range\n{unit.name}"),
+        Column("tok/s", "tok/s\nper GPU"),
+        Column("MFU", "MFU\n%"),
+        Column("memory", "memory\n%"),
+        Column("bubble", "bubble\n%"),
+        Column("exposed comm", "exposed\ncomm, %"),
+        text_column("limited by", "limited\nby"),
     ]
     cells = [
         _layout_cells(place, _layout_name(plan, ranked), ranked, unit)
@@ -100,10 +127,35 @@ def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> Table:
     return Table(columns, cells, _LAYOUTS, indent="")
 
 
+#: The usual names of data parallelism by ZeRO stage.
+_ZERO_NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")
+
+
+def layout_name(layout: ParallelLayout) -> str:
+    """The name in terms of PyTorch and Megatron, such as ``ZeRO-1 DP8 TP4 PP2x2 b2``."""
+    name = _ZERO_NAMES[layout.zero]
+    if layout.dp == 1:
+        # DDP with one replica is no data parallelism; ZeRO may still shard among other axes.
+        words = [] if layout.zero == 0 else [name]
+    elif name.startswith("ZeRO"):
+        words = [name, f"DP{layout.dp}"]
+    else:
+        words = [f"{name}{layout.dp}"]
+    sizes = {"TP": layout.tp, "CP": layout.cp, "EP": layout.ep}
+    words += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
+    if layout.pp > 1:
+        stages = f"x{layout.chunks}" if layout.chunks > 1 else ""
+        words.append(f"PP{layout.pp}{stages}")
+    words.append(f"b{layout.micro_batch}")
+    if layout.recompute != "none":
+        words.append(f"recompute={layout.recompute}")
+    return " ".join(words)
+
+
 def _layout_name(plan: LayoutPlan, ranked: RankedLayout) -> str:
-    """The label of a layout, with GPUs and cluster if the plan compares several of them."""
+    """The name of a layout, with GPUs and cluster if the plan compares several of them."""
     outcome = ranked.outcome
-    parts = [outcome.layout.label()]
+    parts = [layout_name(outcome.layout)]
     if len({request.gpus for request in plan.questions}) > 1:
         parts.insert(0, f"{outcome.layout.gpus}:")
     if len({request.cluster.name for request in plan.questions}) > 1:
@@ -121,13 +173,13 @@ def _layout_cells(place: int, name: str, ranked: RankedLayout, unit: _TimeUnit) 
         "place": f"{place}{tie_mark}{front_mark}",
         "layout": name,
         "step": f"{estimate_mark}{outcome.step_ns / unit.ns:.4g}",
-        "within": f"{low}-{high}",
+        "range": f"{low}–{high}",
         "tok/s": f"{outcome.tokens_s_gpu:.0f}",
         "MFU": f"{100 * outcome.mfu:.0f}",
-        "mem": f"{100 * outcome.memory:.0f}",
-        "bub": f"{100 * outcome.bubble:.0f}",
-        "exp": f"{100 * outcome.exposed:.0f}",
-        "bound": _BOUND_NAMES.get(outcome.bound, outcome.bound),
+        "memory": f"{100 * outcome.memory:.0f}",
+        "bubble": f"{100 * outcome.bubble:.0f}",
+        "exposed comm": f"{100 * outcome.exposed:.0f}",
+        "limited by": _LIMIT_NAMES.get(outcome.bound, outcome.bound),
     }
 
 
@@ -146,24 +198,27 @@ def _is_estimate(ranked: RankedLayout) -> bool:
 def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     # The first layout is tied with itself.
     others_tied = sum(ranked.tied for ranked in plan.ranked) - 1
-    ties = "none may be as fast as the first"
-    if others_tied > 0:
-        ties = (
-            "may be as fast as the first, within the band of prices: "
-            f"{others_tied} layout{'s' if others_tied > 1 else ''}"
-        )
-    front = "no other is faster and holds less"
+    count = f"{others_tied} layout{'s' if others_tied > 1 else ''}" if others_tied > 0 else "none"
+    front = "no layout is both faster and smaller in memory"
     if len({request.gpus for request in plan.questions}) > 1:
         front += " on as few GPUs"
     texts = [
-        f"=: {ties}; *: {front}",
-        "z: ZeRO stage; b: micro-batch; ppPxC: C stages a rank; full: all recomputed",
-        "within: if all prices err alike; %: MFU, memory, bubble, exposed communication",
-        "bound: what most of a rank's step goes into",
+        f"=: predicted range overlaps that of the fastest layout ({count})",
+        f"*: Pareto-optimal ({front})",
+        _abbreviations_text([ranked.outcome.layout for ranked in rows]),
+        "range: step time if all costs are off by the same factor",
     ]
     if any(_is_estimate(ranked) for ranked in rows):
-        texts.append("~: each transfer timed alone; simulated it may take a few percent longer")
+        texts.append("~: estimate without contention; a simulated step may take a few % longer")
     return texts
+
+
+def _abbreviations_text(layouts: Sequence[ParallelLayout]) -> str:
+    """The parts of the names of layouts that are not standard terms."""
+    texts = ["b2: micro-batch of 2"]
+    if any(layout.chunks > 1 for layout in layouts):
+        texts.append("PP2x4: 2 pipeline ranks with 4 stages each")
+    return "; ".join(texts)
 
 
 def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
@@ -173,8 +228,8 @@ def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
     for name, device in devices.items():
         if device.peak and dtype not in device.peak:
             yield (
-                f"{name}: its device has no rate for {dtype}, and is priced as computing in "
-                "float32; --set dtype=float16 asks for another"
+                f"{name}: its device has no peak rate for {dtype}, so costs are those of float32; "
+                "use --set dtype=float16 for another dtype"
             )
 
 
@@ -187,7 +242,8 @@ def _rejected_section(plan: LayoutPlan) -> Section:
     by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     reasons = [f"{count:>5}  {kind}" for kind, count in by_frequency]
     return Section(
-        [*paragraphs(reasons, "  ", " " * 9), Paragraph(_nearest_text(plan), "  ")], "Left out"
+        [*paragraphs(reasons, "  ", " " * 9), Paragraph(_nearest_text(plan), "  ")],
+        "Rejected layouts",
     )
 
 
@@ -199,7 +255,7 @@ def _nearest_text(plan: LayoutPlan) -> str:
     percentages = [_first_number(r) for r in reasons if r.startswith(_OUT_OF_MEMORY)]
     if not percentages:
         return ""
-    return f"the nearest that does not fit holds {min(percentages)} % of the device's memory"
+    return f"the smallest layout needs {min(percentages)} % of the device's memory"
 
 
 _OUT_OF_MEMORY = "it does not fit"
@@ -212,7 +268,7 @@ def _first_number(reason: str) -> int:
 def rejection_kind(reason: str) -> str:
     """A reason without the numbers that differ from layout to layout."""
     if reason.startswith(_OUT_OF_MEMORY):
-        return "do not fit the device's memory"
+        return "do not fit in the device's memory"
     if reason.startswith("it hangs"):
         return "hang"
     if reason.startswith("the global batch"):
@@ -306,7 +362,7 @@ def layout_plan_svg(plan: LayoutPlan) -> str:
     x, y = position(shown[0])
     label = (
         f'<text class="best" x="{x - 8}" y="{y + 16}" text-anchor="end">'
-        f"{escape(best.layout.label())}</text>"
+        f"{escape(layout_name(best.layout))}</text>"
     )
     axes = _axis_elements(plan.questions[0].cluster.device.memory_nbytes, least_ns, most_ns)
     return _svg_document([*axes, line, *dots, label])
@@ -316,7 +372,7 @@ def _axis_elements(capacity: int, least_ns: int, most_ns: int) -> list[str]:
     """The titles and the labels of both axes."""
     elements = [
         f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 10}" text-anchor="middle">'
-        f"memory of the fullest rank, % of {show_bytes(capacity)}</text>",
+        f"peak memory of the fullest rank, % of {show_bytes(capacity)}</text>",
         f'<text x="14" y="{_HEIGHT / 2}" text-anchor="middle" '
         f'transform="rotate(-90 14 {_HEIGHT / 2})">step time</text>',
     ]
@@ -334,7 +390,7 @@ def _axis_elements(capacity: int, least_ns: int, most_ns: int) -> list[str]:
 def _layout_dot(ranked: RankedLayout, x: float, y: float) -> str:
     outcome = ranked.outcome
     low, high = map(show_ns, outcome.band_ns)
-    tooltip = f"{outcome.layout.label()}: {show_ns(outcome.step_ns)} ({low} to {high})"
+    tooltip = f"{layout_name(outcome.layout)}: {show_ns(outcome.step_ns)} ({low} to {high})"
     kind = "other"
     if ranked.tied:
         kind = "tied"

@@ -71,8 +71,8 @@ def _header_section(run: RealRun) -> Section:
     name = simulation.scenario.name or simulation.scenario.file
     texts = [
         f"{name}: {_outcome_text(run)}",
-        f"real run: {simulation.program.world_size} ranks on {run.backend}, "
-        f"started by {run.launcher}, compute {run.trace.header['compute']}",
+        f"{simulation.program.world_size} ranks on torch.distributed with {run.backend}, "
+        f"started by {run.launcher}, compute: {run.trace.header['compute']}",
     ]
     if run.reason != "interrupted":
         texts.append(_agreement_text(run))
@@ -83,20 +83,20 @@ def _outcome_text(run: RealRun) -> str:
     """How the run ended, compared with the simulation."""
     if run.reason == "interrupted":
         by = f"by {run.ended_by}" if run.ended_by else "from outside"
-        return f"stopped {by}; the recording up to then is kept"
+        return f"ended {by}; the recording up to then is kept"
     simulated = run.simulation.outcome
     if run.outcome != "completes":
-        return f"{run.outcome}; simulated: {simulated}"
+        return f"{run.outcome}; the simulation predicts: {simulated}"
     text = f"completes in {_makespan_text(run.makespans_ns)}"
     if simulated != "completes":
-        return f"{text}; simulated: {simulated}"
-    return f"{text}; simulated: {show_ns(run.simulation.makespan_ns)}"
+        return f"{text}; the simulation predicts: {simulated}"
+    return f"{text}; simulated {show_ns(run.simulation.makespan_ns)}"
 
 
 def _agreement_text(run: RealRun) -> str:
     if run.agrees:
-        return f"the run ended {run.agreement or 'as simulated'}"
-    return "the run did NOT end as simulated: " + "; ".join(run.differences)
+        return f"the run ended {run.agreement or 'as predicted'}"
+    return "NOT as predicted: " + "; ".join(run.differences)
 
 
 def _makespan_text(makespans_ns: Sequence[int]) -> str:
@@ -160,7 +160,7 @@ def _state_text(end: RankEnd, was_running: bool = False) -> str:
     states = {
         "blocked": "running" if was_running else "blocked",
         "silent": "blocked",
-        "ended": "finished" if not end.message else "exited",
+        "ended": "ended" if not end.message else "exited",
         "absent": "never started",
     }
     return states.get(end.status, end.status)
@@ -189,8 +189,8 @@ def _hang_reason(run: RealRun) -> str:
     if run.reason != "standstill":
         return ""
     if _any_rank_failed(run):
-        return "No progress after that."
-    return f"No progress for {show_ns(run.timeout_ns)}."
+        return "No rank made progress after that."
+    return f"No rank made progress for {show_ns(run.timeout_ns)}."
 
 
 def _any_rank_failed(run: RealRun) -> bool:
@@ -209,7 +209,7 @@ def _stack_section(run: RealRun) -> Section:
         blocks.append(Paragraph(ranks_label(ranks), "  "))
         frame_lines = [f"    {_frame_tail(frame.removeprefix('File '))}" for frame in frames]
         blocks.append(Verbatim(frame_lines))
-    return Section(blocks, "Python stacks, innermost first")
+    return Section(blocks, "Python stacks, innermost frame first")
 
 
 _RECEIVE_COLUMNS = [text_column(key) for key in ("rank", "call", "line", "source")]
@@ -224,7 +224,7 @@ def _different_receive_section(run: RealRun) -> Section:
     for (rank, position, part), source, simulated_source in run.taken[:_MAX_RECEIVES]:
         place = run.simulation.program.place(rank, position)
         call = f"{place.op}, part {part}" if part >= 0 else place.op
-        what = f"took the message of rank {source}, simulated: of rank {simulated_source}"
+        what = f"received from rank {source}, in the simulation from rank {simulated_source}"
         rows.append((f"rank {rank}", call, f"line {place.line}", what))
     table = table_of(_RECEIVE_COLUMNS, rows)._replace(has_header=False)
     hidden = len(run.taken) - _MAX_RECEIVES
@@ -245,7 +245,7 @@ def _output_section(run: RealRun) -> Section:
         last_lines = text.strip().splitlines()[-_MAX_OUTPUT_LINES:]
         blocks.append(Paragraph(f"rank {rank}", "  "))
         blocks.append(Verbatim([f"    {truncated(line, _LINE_WIDTH)}" for line in last_lines]))
-    return Section(blocks, "Last output of failed ranks")
+    return Section(blocks, "Last output of ranks that failed")
 
 
 # --- values and the recording ---
@@ -258,14 +258,11 @@ def _value_check_section(run: RealRun) -> Section:
         state: len(run.buffers_in_state(state))
         for state in ("equal", "close", "differs", "unknown")
     }
-    text = (
-        f"Values: {count['equal']} of {len(run.values)} buffers "
-        "equal to the simulated ones, bit for bit"
-    )
+    text = f"Values: {count['equal']} of {len(run.values)} buffers bitwise equal to the simulation"
     if count["close"]:
         text += (
-            f"; {count['close']} within rounding "
-            "(the backend adds more than two terms in an order of its own)"
+            f"; {count['close']} equal within rounding "
+            "(the backend adds more than two terms in its own order)"
         )
     if count["unknown"]:
         text += f"; {count['unknown']} without simulated values"
@@ -284,14 +281,14 @@ def _recording_text(run: RealRun) -> str:
     if not header["complete"]:
         text += ", incomplete"
     if run.overhead_ns:
-        text += f"; recording cost {run.overhead_ns} ns per call"
+        text += f"; recording overhead {run.overhead_ns} ns per call"
     if run.clock_error_ns:
         text += f"; clocks agree within {show_ns(run.clock_error_ns)}"
     else:
         text += "; one clock for all ranks"
     if header.get("times") == "device":
         error_ns = header["device_clock_error_ns"]
-        text += f"; GPU times are accurate to {show_ns(error_ns)}"
+        text += f"; GPU times agree with the clocks within {show_ns(error_ns)}"
     return f"{text}."
 
 

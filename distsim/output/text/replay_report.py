@@ -46,13 +46,11 @@ def replay_text(found: ReplayResult, file: str) -> str:
 
 
 def replay_report(found: ReplayResult, file: str) -> Report:
-    """How long the calls take now and took then, rank by rank, and the critical path."""
+    """The times of the trace and of its replay, the times of each rank, and the critical path."""
     return Report(
         [
             _header_section(found, file),
-            Section(
-                paragraphs(stopped_rank_lines(found.source), "  ", "    "), "Where the run stopped"
-            ),
+            Section(paragraphs(stopped_rank_lines(found.source), "  ", "    "), "Where it stopped"),
             _rank_section(found.timeline.ranks),
             _critical_path_section(found.timeline.critical_path, found.makespan_ns),
             Section([Paragraph(_cost_model_text(found))]),
@@ -67,18 +65,18 @@ def _header_section(found: ReplayResult, file: str) -> Section:
     if partial:
         outcome = partial
         times = (
-            f"lasts {show_ns(trace_ns)}{recording_length_text(source)}; {_simulated_text(found)}"
+            f"covers {show_ns(trace_ns)}{recording_length_text(source)}; {_simulated_text(found)}"
         )
     else:
         outcome = f"{found.outcome} in {show_ns(found.makespan_ns)}"
         ratio = "the same time"
         if trace_ns and found.makespan_ns != trace_ns:
-            ratio = f"{found.makespan_ns / trace_ns:.3g}x as long"
+            ratio = f"{found.makespan_ns / trace_ns:.3g} times as long"
         times = f"took {show_ns(trace_ns)}; the replay takes {ratio}"
     name = truncated(str(source.header.get("name") or file), 40)
     texts = [
         f"{name}: {outcome}",
-        f"the trace, {_trace_kind(source)} under {source.header.get('backend')}, {times}",
+        f"The {_trace_kind(source)} trace ({source.header.get('backend')}) {times}",
         f"{found.program.world_size} ranks, backend {found.run.profile}, "
         f"cluster {found.cost.name}, {len(source)} calls",
     ]
@@ -86,13 +84,13 @@ def _header_section(found: ReplayResult, file: str) -> Section:
 
 
 def _simulated_text(found: ReplayResult) -> str:
-    """The simulation of the calls of a partial trace, in words."""
+    """A sentence about the simulation of the calls of a partial trace."""
     makespan = show_ns(found.makespan_ns)
     if found.source.header.get("cut"):
-        return f"simulated, the calls that were read take {makespan}; the rest is unknown"
+        return f"the remaining calls take {makespan}; the missing calls are unknown"
     if found.run.outcome in ("completes", "wrong-data"):
-        return f"simulated, its calls take {makespan}; calls that were never made take no time"
-    return f"simulated, the same calls end with: {found.run.outcome}, after {makespan}"
+        return f"simulated, its calls take {makespan}; calls that it never made are not included"
+    return f"simulated, the same calls end with outcome {found.run.outcome} after {makespan}"
 
 
 def _rank_section(ranks: Sequence[RankTimes]) -> Section:
@@ -105,8 +103,8 @@ def _rank_section(ranks: Sequence[RankTimes]) -> Section:
     return Section([Table(RANK_COLUMNS, rows), Paragraph(more, "  ")], "Ranks")
 
 
-_PATH_COLUMNS = [*map(Column, ("from", "takes", "share", "rank")), text_column("what")]
-_PATH_LAYOUT = TableLayout(("from", "takes", "share", "rank", "what"), {"what": 30})
+_PATH_COLUMNS = [*map(Column, ("start", "time", "share", "rank")), text_column("work")]
+_PATH_LAYOUT = TableLayout(("start", "time", "share", "rank", "work"), {"work": 30})
 
 
 def _critical_path_section(path: Sequence[CriticalPathSegment], makespan_ns: int) -> Section:
@@ -118,7 +116,7 @@ def _critical_path_section(path: Sequence[CriticalPathSegment], makespan_ns: int
 
 
 def _cost_model_text(found: ReplayResult) -> str:
-    return f"Times by the cost model of {found.cost.name}: {found.cost.error_band}."
+    return f"Hardware model {found.cost.name}: {found.cost.error_band}."
 
 
 def replay_json(found: ReplayResult, file: str) -> dict[str, object]:
@@ -157,14 +155,14 @@ def real_replay_lines(source: Trace, file: str, untimed: int) -> tuple[str, ...]
     ``untimed``: the number of computes of the trace that never ended.
     """
     notes = [
-        f"a replay of {truncated(file, 40)}, {_trace_kind(source)} "
-        f"under {source.header.get('backend')}, which took {show_ns(source.makespan_ns)}"
+        f"replay of {truncated(file, 40)}: {_trace_kind(source)} "
+        f"with {source.header.get('backend')}, took {show_ns(source.makespan_ns)}"
     ]
     partial = partial_run_text(source)
     if partial:
         notes.append(f"the trace is {partial}")
     if untimed:
-        notes.append(f"{untimed} computes of the trace never ended; they take no time here")
+        notes.append(f"{untimed} compute calls of the trace never ended; they take no time here")
     return tuple(notes)
 
 

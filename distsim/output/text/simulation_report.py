@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from distsim.common.units import show_bytes, show_ns
+from distsim.common.units import show_bytes, show_ns, show_ns_range
 from distsim.engine import MAX_SHARED_LINK_CALLS
 from distsim.output.report_record import (
     Column,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
 
 
-RANKS_LEGEND = "exposed: communicating, nothing computes; waiting: in a call, before its match"
 #: With more ranks than this, ranks with equal times are joined.
 MAX_RANKS = 16
 #: Rows of the longest tables: the first ones, a line with …, the last ones.
@@ -82,16 +81,16 @@ def _values_section(simulation: Simulation) -> Section:
         return Section([])
     from distsim.output.text.tensor_values import values_table
 
-    return Section([values_table(simulation.values)], "Values at the end")
+    return Section([values_table(simulation.values)], "Final values")
 
 
 def _header_section(simulation: Simulation) -> Section:
     scenario, program = simulation.scenario, simulation.program
     name = scenario.name or scenario.file
     backend = simulation.run.profile
-    machines = "1 machine"
+    nodes = "1 node"
     if program.nodes != 1:
-        machines = f"{program.nodes} machines of {program.local_size}"
+        nodes = f"{program.nodes} nodes ({program.local_size} ranks per node)"
     ranks = "1 rank" if program.world_size == 1 else f"{program.world_size} ranks"
     conflict = verdict_conflict_text(
         simulation.verdict, simulation.outcome, backend, simulation.findings
@@ -100,7 +99,7 @@ def _header_section(simulation: Simulation) -> Section:
         f"{name}: {_outcome_text(simulation)}{_verdict_suffix(simulation)}",
         conflict,
         scenario.about,
-        f"{ranks} on {machines}, back end {backend}, cluster {simulation.cost.name}",
+        f"{ranks} on {nodes}, backend {backend}, cluster {simulation.cost.name}",
         _training_metrics_text(simulation),
     ]
     return Section(paragraphs(texts))
@@ -117,13 +116,13 @@ def _training_metrics_text(simulation: Simulation) -> str:
 
 
 def _outcome_text(simulation: Simulation) -> str:
-    text = f"{simulation.outcome} at once"
+    text = f"{simulation.outcome} immediately"
     if simulation.makespan_ns:
         preposition = "in" if simulation.outcome == "completes" else "after"
         text = f"{simulation.outcome} {preposition} {show_ns(simulation.makespan_ns)}"
     iteration_ns = simulation.timeline.iteration_ns
     if iteration_ns is not None:
-        text += f" ({show_ns(iteration_ns)} an iteration)"
+        text += f" ({show_ns(iteration_ns)} per iteration)"
     return text
 
 
@@ -132,18 +131,22 @@ def _verdict_suffix(simulation: Simulation) -> str:
     if verdict is None:
         return ""
     text = f"; {verdict_text(verdict)}"
-    return text if verdict.complete else text + " so far (the search is not complete)"
+    return text if verdict.complete else text + " so far (the search is incomplete)"
 
 
 # --- ranks ---
 RANK_COLUMNS = [
     text_column("rank"),
-    *map(Column, ("compute", "exposed", "waiting", "idle", "finished")),
+    Column("compute"),
+    Column("exposed comm"),
+    Column("waiting", "wait for peers"),
+    Column("idle"),
+    Column("finished"),
 ]
 #: From wide to narrow.
 _RANK_LAYOUTS = (
-    TableLayout(("rank", "compute", "exposed", "waiting", "idle", "finished")),
-    TableLayout(("rank", "compute", "exposed", "waiting", "finished")),
+    TableLayout(("rank", "compute", "exposed comm", "waiting", "idle", "finished")),
+    TableLayout(("rank", "compute", "exposed comm", "waiting", "finished")),
     TableLayout(("rank", "compute", "waiting", "finished")),
     TableLayout(("rank", "waiting", "finished")),
 )
@@ -172,7 +175,7 @@ def _rank_section(ranks: Sequence[RankTimes], ends: Sequence[RankEnd]) -> Sectio
         for row in rows
     ]
     table = Table(RANK_COLUMNS, cells, _RANK_LAYOUTS, _MOST_RANK_ROWS)
-    return Section([table, Paragraph(RANKS_LEGEND, "  ")], "Ranks")
+    return Section([table], "Ranks")
 
 
 def _rank_rows(ranks: Sequence[RankTimes], statuses: dict[int, str]) -> list[_RankTableRow]:
@@ -200,7 +203,7 @@ def time_shares(r: RankTimes) -> dict[str, str]:
     """Compute, exposed communication, waiting and idle time of a rank, by column."""
     times_ns = {
         "compute": r.compute_ns,
-        "exposed": r.exposed_comm_ns,
+        "exposed comm": r.exposed_comm_ns,
         "waiting": r.waiting_ns,
         "idle": r.idle_ns,
     }
@@ -243,6 +246,7 @@ _COLLECTIVE_LAYOUTS = (
     _collective_layout(8, 28, "n", ("algbw",)),
     _collective_layout(6, 16, "n", ("algbw",)),
     _collective_layout(5, 8, "n", ("ranks", "bytes", "algbw")),
+    _collective_layout(5, 8, "n", ("ranks", "bytes", "calls", "algbw")),
 )
 
 
@@ -315,21 +319,21 @@ def _bandwidth_text(gb_per_s: float) -> str:
 
 # --- critical path ---
 _PATH_COLUMNS = (
-    Column("from"),
-    Column("takes"),
+    Column("start"),
+    Column("time"),
     Column("share"),
     Column("rank"),
-    text_column("what"),
+    text_column("work"),
     text_column("where"),
 )
 #: From wide to narrow.
 _PATH_LAYOUTS = (
-    TableLayout(("from", "takes", "share", "rank", "what", "where"), {"what": 64}),
-    TableLayout(("from", "takes", "share", "rank", "what", "where"), {"what": 32}),
-    TableLayout(("from", "takes", "share", "rank", "what", "where"), {"what": 20}),
-    TableLayout(("takes", "share", "rank", "what", "where"), {"what": 20}),
-    TableLayout(("takes", "rank", "what", "where"), {"what": 16}),
-    TableLayout(("takes", "rank", "what", "where"), {"what": 10}),
+    TableLayout(("start", "time", "share", "rank", "work", "where"), {"work": 64}),
+    TableLayout(("start", "time", "share", "rank", "work", "where"), {"work": 32}),
+    TableLayout(("start", "time", "share", "rank", "work", "where"), {"work": 20}),
+    TableLayout(("time", "share", "rank", "work", "where"), {"work": 20}),
+    TableLayout(("time", "rank", "work", "where"), {"work": 16}),
+    TableLayout(("time", "rank", "work", "where"), {"work": 10}),
 )
 
 
@@ -348,19 +352,22 @@ def segment_cells(s: CriticalPathSegment, makespan_ns: int) -> dict[str, str]:
     """Start, duration, share of the makespan, rank and work of a segment of the critical path."""
     duration_ns = s.end_ns - s.start_ns
     return {
-        "from": show_ns(s.start_ns),
-        "takes": show_ns(duration_ns),
+        "start": show_ns(s.start_ns),
+        "time": show_ns(duration_ns),
         "share": f"{100 * duration_ns / makespan_ns:.0f} %",
         "rank": str(s.rank),
-        "what": segment_text(s),
+        "work": segment_text(s),
     }
 
 
 def segment_text(s: CriticalPathSegment) -> str:
-    """``forward`` for a compute's name, ``send`` for a transfer, ``waits in recv`` for a wait."""
+    """``forward`` for a compute's name, ``send`` for a transfer, ``idle before send`` for a gap.
+
+    A critical path has only work, transfers and gaps: in a gap the rank runs no call at all.
+    """
     if not s.op:
-        return "nothing runs"
-    text = f"waits in {s.op}" if s.why == "wait" else s.name or s.op
+        return "idle"
+    text = f"idle before {s.op}" if s.why == "wait" else s.name or s.op
     return text if s.calls == 1 else f"{text} × {s.calls}"
 
 
@@ -375,7 +382,7 @@ def _segment_place(s: CriticalPathSegment, file: str) -> str:
 # --- peak memory, compared with the memory of the device ---
 #: Rows of the table: the fullest ranks.
 _MOST_MEMORY_ROWS = RowLimit(12)
-_SHORT_KIND_NAMES = {"parameters": "params", "gradients": "grads", "activations": "activ."}
+_SHORT_HEADINGS = {"%": "%", "parameters": "params", "gradients": "grads", "activations": "activ."}
 
 
 class _MemoryRow(NamedTuple):
@@ -393,14 +400,14 @@ def peak_memory_section(peaks: Sequence[PeakMemory], cluster: Cluster) -> Sectio
     rows = sorted(_memory_rows(peaks), key=lambda row: (-row.peak.total, row.label))
     kinds = _memory_kinds(peaks)
     keys = ["ranks", *kinds, "total", "%"]
-    columns = [Column(key, is_left_aligned=key == "ranks") for key in keys]
+    columns = [text_column("ranks"), *map(Column, kinds), Column("total"), Column("%", "used, %")]
     layouts = (
         TableLayout(keys, flexible={"ranks": 12}),
-        TableLayout(keys, flexible={"ranks": 4}, headings=_SHORT_KIND_NAMES),
+        TableLayout(keys, flexible={"ranks": 4}, headings=_SHORT_HEADINGS),
     )
     cells = [_memory_cells(row, kinds, capacity) for row in rows]
     table = Table(columns, cells, layouts, _MOST_MEMORY_ROWS)
-    title = f"Memory of a rank at its peak; {cluster.device.name} has {show_bytes(capacity)}"
+    title = f"Peak memory per rank ({cluster.device.name}: {show_bytes(capacity)})"
     return Section([table, Paragraph(_allocated_text(peaks), "  ")], title)
 
 
@@ -418,7 +425,7 @@ def _allocated_text(peaks: Sequence[PeakMemory]) -> str:
     most = max(peak.allocated for peak in peaks)
     if not most:
         return ""
-    return f"tensors: at most {show_bytes(most)} at a time; total: near what the allocator keeps"
+    return f"live tensors: at most {show_bytes(most)}; total: about what torch reserves"
 
 
 def _memory_kinds(peaks: Sequence[PeakMemory]) -> list[str]:
@@ -456,11 +463,11 @@ def _percent_of_memory(nbytes: int, capacity: int) -> str:
 def prediction_range_text(simulation: Simulation) -> str:
     """The last line of a report: the cost model, and the range of its predictions."""
     cost = simulation.cost
-    text = f"Times by the cost model of {cost.name}: {cost.error_band}."
+    text = f"Hardware model {cost.name}: {cost.error_band}."
     if simulation.run.alone:
         text += (
-            f" With more than {MAX_SHARED_LINK_CALLS:,} calls, "
-            "what is under way at once counts as if each were alone."
+            f" The program has more than {MAX_SHARED_LINK_CALLS:,} calls, "
+            "so transfers in flight at the same time do not slow each other down."
         )
     if not cost.nccl:
         return text
@@ -469,5 +476,7 @@ def prediction_range_text(simulation: Simulation) -> str:
     bounds = makespan_range(cost, simulation.program, simulation.timeline)
     if bounds is None:
         return text
-    low, high = map(show_ns, bounds)
-    return f"{text} If the prices on the critical path err alike, it takes {low} to {high}."
+    return (
+        f"{text} If all costs on the critical path are off by the same factor, "
+        f"the run takes {show_ns_range(*bounds)}."
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from distsim.common.units import show_ns
+from distsim.common.units import show_ns, show_ns_range
 from distsim.output.report_record import (
     Column,
     Paragraph,
@@ -20,9 +20,9 @@ from distsim.planning.sweep.evaluate_point import RESULT_COLUMNS
 from distsim.planning.sweep.run_sweep import SweepResult, ranked_rows
 
 SCHEMA_VERSION = 1
-#: Columns of the table behind those of the grid, from the most comfortable on.
+#: Columns of the table after those of the grid, from wide to narrow.
 _COLUMN_SETS = (
-    ("outcome", "verdict", "makespan", "within", "tok/s/GPU", "MFU", "bubble", "memory"),
+    ("outcome", "verdict", "makespan", "range", "tok/s/GPU", "MFU", "bubble", "memory"),
     ("outcome", "verdict", "makespan", "tok/s/GPU", "MFU", "bubble", "memory"),
     ("outcome", "verdict", "makespan", "MFU", "bubble", "memory"),
     ("outcome", "verdict", "makespan", "memory"),
@@ -47,9 +47,9 @@ def sweep_report(swept: SweepResult, shown: int) -> Report:
     columns = rows[0] if rows else {}
     variables = [name for name in columns if name not in (*RESULT_COLUMNS, "key")]
     points = "1 point" if len(rows) == 1 else f"{len(rows)} points"
-    known = f", {swept.known} known before" if swept.known else ""
+    known = f", {swept.known} from the cache" if swept.known else ""
     head = (
-        f"{points}: {len(simulated)} simulated, {len(failed)} can't be "
+        f"{points}: {len(simulated)} simulated, {len(failed)} failed "
         f"({swept.computed} computed{known})"
     )
     table = _point_table(simulated[:shown], variables)
@@ -80,12 +80,12 @@ def _row_cells(row: dict[str, str]) -> dict[str, str]:
     """The cells of a point by their titles; empty for what is not known."""
     range_text = ""
     if row["low_ns"]:
-        range_text = f"{show_ns(int(row['low_ns']))}-{show_ns(int(row['high_ns']))}"
+        range_text = show_ns_range(int(row["low_ns"]), int(row["high_ns"]))
     return {
         "outcome": row["outcome"],
         "verdict": row["verdict"],
         "makespan": show_ns(int(row["makespan_ns"])),
-        "within": range_text,
+        "range": range_text,
         "tok/s/GPU": f"{float(row['tokens_s_gpu']):.0f}" if row["tokens_s_gpu"] else "",
         "MFU": _percent_text(row["mfu"]),
         "bubble": _percent_text(row["bubble"]),
@@ -113,7 +113,7 @@ def _failed_point_section(
             text += f" and {hidden} more"
         texts.append(f"{text}: {reason}")
     more = Paragraph(_more_text(len(texts) - shown), "  ")
-    return Section([*paragraphs(texts[:shown], "  ", "    "), more], "Can't be")
+    return Section([*paragraphs(texts[:shown], "  ", "    "), more], "Failed points")
 
 
 def sweep_json(swept: SweepResult) -> dict[str, object]:

@@ -1,5 +1,5 @@
-"""Answers to what if, as text: differences, speed-ups, the critical path by kind, the spread of
-many draws; the figures of a step.
+"""Answers to what-if questions: differences, speed-ups, the critical path by kind, the spread of
+many draws; the metrics of a training step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def training_metrics_text(found: TrainingMetrics | None) -> str:
     parts = ", ".join(f"{kind} {_percent_text(share)}" for kind, share in shares.items())
     return (
         f"{found.tokens_s_gpu:.0f} tokens/s/GPU, MFU {100 * found.mfu:.1f} %; "
-        f"of a rank's time: {parts}"
+        f"time per rank: {parts}"
     )
 
 
@@ -42,13 +42,14 @@ def _percent_text(share: float) -> str:
 
 _PATH_KIND_COLUMNS = [
     text_column("kind"),
-    *map(Column, ("takes", "share", "pieces", "slack elsewhere")),
+    *map(Column, ("time", "share", "segments", "slack off the path")),
 ]
 
 
 def path_kind_section(rows: Sequence[CriticalPathShare]) -> Section:
-    """The critical path by kind. ``slack``: how much longer such work may take on ranks off the
-    path.
+    """The critical path by kind.
+
+    The slack is how much longer work of the kind may take on ranks off the path.
     """
     cells = [
         (
@@ -72,17 +73,17 @@ _SPEEDUP_COLUMNS = (
 
 
 def speedup_section(rows: Sequence[ResourceSpeedup], makespan_ns: int) -> Section:
-    """Resources by how much twice the speed would bring, the most first."""
+    """The makespan with each resource twice as fast, the largest gain first."""
     cells = [
         (row.resource, show_ns(row.makespan_ns), _change_text(row.change), _speed_up_note(row))
         for row in sorted(rows, key=lambda r: (r.change, r.resource))
     ]
-    title = f"Twice as fast, one at a time (now {show_ns(makespan_ns)})"
+    title = f"One resource twice as fast at a time (makespan now: {show_ns(makespan_ns)})"
     return Section([table_of(_SPEEDUP_COLUMNS, cells)], title)
 
 
 def _speed_up_note(row: ResourceSpeedup) -> str:
-    return "hidden or not used" if abs(row.change) < _NEGLIGIBLE else ""
+    return "no effect: hidden or unused" if abs(row.change) < _NEGLIGIBLE else ""
 
 
 def _change_text(change: float | None) -> str:
@@ -98,9 +99,7 @@ _DIFFERENCE_COLUMNS = (
 
 
 def difference_sections(rows: Sequence[MetricDifference], names: tuple[str, str]) -> list[Section]:
-    """One table of what two runs come to. ``names``: what is called A, the second of each row, and
-    B, the first.
-    """
+    """The metrics of two runs in one table. ``names``: the names of runs A and B."""
     cells = [
         (
             truncated(row.what, 40),
@@ -124,12 +123,13 @@ def _value_text(value: float | str | None, unit: str) -> str:
     return f"{100 * value:.1f} %" if unit == "%" else f"{value:.0f}"
 
 
-def spread_text(found: MakespanDistribution, told: str) -> str:
+def spread_text(found: MakespanDistribution, causes: str) -> str:
     """The spread of the makespan over many draws."""
     low, high = show_ns(round(found.low_ns)), show_ns(round(found.high_ns))
-    mean = f"{show_ns(round(found.mean_ns))} ({100 * found.level:.0f} % sure: {low} to {high})"
+    interval = f"{100 * found.level:.0f} % confidence interval {low} to {high}"
+    mean = f"{show_ns(round(found.mean_ns))} ({interval})"
     rest = (
-        f"median {show_ns(round(found.median_ns))}, 95 of 100 within {show_ns(round(found.p95_ns))}"
+        f"median {show_ns(round(found.median_ns))}, 95th percentile {show_ns(round(found.p95_ns))}"
     )
-    ends = f"from {show_ns(found.least_ns)} to {show_ns(found.most_ns)}"
-    return f"{found.runs} draws{told}: mean {mean}, {rest}, {ends}"
+    ends = f"range {show_ns(found.least_ns)} to {show_ns(found.most_ns)}"
+    return f"{found.runs} draws{causes}: mean {mean}, {rest}, {ends}"

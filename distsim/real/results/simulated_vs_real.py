@@ -52,9 +52,9 @@ def outcome_of(
 
 
 #: Ends of a run that differ from the simulated one although the simulation is right.
-_RACE = "as simulated, except for a race: which blocked rank sees an error first"
+_RACE = "as predicted, except for a race: which blocked rank sees an error first"
 _ORDER = "differently, but in a possible way: the outcome depends on the order of events"
-_NUMBERS = "with wrong data, as simulated, but with other values"
+_NUMBERS = "with wrong data, as predicted, but with other values"
 
 
 class SimulatedVsReal(NamedTuple):

@@ -1,5 +1,5 @@
-"""Where a price comes from, in 80 columns: the form that NCCL runs, its terms, and what the others
-would take.
+"""The terms of a predicted cost: the algorithm and protocol that NCCL chooses, and the times of the
+other ones.
 """
 
 from __future__ import annotations
@@ -16,23 +16,25 @@ from distsim.output.text_layout import table_lines, wrapped_lines
 def cost_explanation_text(op: str, cluster: str, found: CostExplanation) -> str:
     """The terms of the cheapest form, a table of all forms, the links, and the range."""
     at = found.at
-    nodes = f"{at.nodes} nodes of {at.per_node}" if at.nodes > 1 else f"{at.nodes} node"
+    nodes = (
+        f"{at.nodes} nodes with {at.per_node} ranks each" if at.nodes > 1 else f"{at.nodes} node"
+    )
     head = (
-        f"{op} of {show_bytes(found.nbytes)} among {at.n} ranks on {nodes}, "
+        f"{op} of {show_bytes(found.nbytes)} on {at.n} ranks ({nodes}), "
         f"cluster {cluster}: {show_ns(found.ns)}"
     )
     if found.busbw:
         head += f", busbw {found.busbw:.3g} GB/s"
     best = found.candidates[0]
     candidates = table_lines(
-        ("algorithm", "protocol", "floor", "bandwidth", "time"),
+        ("algorithm", "protocol", "latency", "bandwidth", "time"),
         [_candidate_row(candidate) for candidate in found.candidates],
         left=(0, 1),
     )
     sections = [
         wrapped_lines(head),
-        [f"{_form_name(best)}, the least of {len(found.candidates)}", *_term_lines(best)],
-        ["Others", *candidates],
+        [f"{_form_name(best)}, the fastest of {len(found.candidates)}", *_term_lines(best)],
+        ["All algorithms and protocols", *candidates],
     ]
     if found.ways:
         sections.append(_link_lines(found))
@@ -49,7 +51,7 @@ def _duration_text(us: float) -> str:
 
 
 def _factor_text(name: str, value: float, power: float) -> str:
-    """A constant to its power; of the two that are exponents, what they are exponents of."""
+    """A constant to its power; for an additive constant, the base and the constant as exponent."""
     if name in ADDITIVE_CONSTANTS:
         return f"{exp(power):.3g}^{value:.3g}" if power else "1"
     return f"{value:.3g}" if abs(power - 1) < 1e-9 else f"{value:.3g}^{power:.2g}"
@@ -61,13 +63,15 @@ def _term_lines(candidate: ExplainedForm) -> list[str]:
         for t in candidate.terms
     ]
     reached = " × ".join(_factor_text(*share) for share in candidate.shares)
-    rows.append(("moving", f"at {candidate.gbs:.4g} GB/s", "", _duration_text(candidate.moving_us)))
-    lines = table_lines(("term", "how much", "constant", "time"), rows, left=(0, 1, 2))
+    rows.append(
+        ("transfer", f"at {candidate.gbs:.4g} GB/s", "", _duration_text(candidate.moving_us))
+    )
+    lines = table_lines(("term", "amount", "constant", "time"), rows, left=(0, 1, 2))
     names = ", ".join(name for name, _, _ in candidate.shares)
     return [
         *lines,
         *wrapped_lines(
-            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s counted by NCCL "
+            f"algorithm bandwidth: {candidate.counted_gbs:.4g} GB/s in NCCL's tuning model "
             f"× {reached} ({names})",
             indent="  ",
         ),
@@ -75,23 +79,23 @@ def _term_lines(candidate: ExplainedForm) -> list[str]:
 
 
 def _link_lines(found: CostExplanation) -> list[str]:
-    """The levels of links that the bytes must pass."""
+    """The levels of links that the bytes must cross."""
     rows = [
         (way.name, show_bytes(way.nbytes), f"{way.gbs:.4g} GB/s", show_ns(way.ns))
         for way in found.ways
     ]
     return [
-        "What must pass, the narrowest first",
+        "Links, the slowest first",
         *table_lines(("link", "bytes", "bandwidth", "at least"), rows),
     ]
 
 
 def _candidate_row(candidate: ExplainedForm) -> tuple[str, str, str, str, str]:
-    floor = sum(t.us for t in candidate.terms)
+    latency_us = sum(t.us for t in candidate.terms)
     return (
         candidate.algorithm,
         candidate.protocol,
-        _duration_text(floor),
+        _duration_text(latency_us),
         f"{candidate.gbs:.4g} GB/s",
         _duration_text(candidate.us),
     )
@@ -104,22 +108,22 @@ def _closing_text(found: CostExplanation) -> str:
     if found.kind not in SEND_RECV_OPERATIONS and not is_mesh:
         smaller += " or in a group inside this one"
     parts = [
-        "Where forms meet, the price is rounded off below the least of them; "
-        f"it is never less than {smaller}."
+        "Where the fastest choice changes, the cost is smoothed and lies below the minimum. "
+        f"It is never lower than {smaller}."
     ]
     if found.at.driven > 1:
         parts.append(
             f"One process launches on {found.at.driven} GPUs in turn, "
-            f"which takes {_duration_text(found.issue_us)}: no call is shorter."
+            f"which takes {_duration_text(found.issue_us)}; no call is shorter."
         )
     if found.measured:
-        parts.append("The cluster has measured times, which correct the price.")
-    parts.append(f"No schedule can beat {show_ns(found.bound_ns)} on these links.")
+        parts.append("The cluster has measured times, which correct the cost.")
+    parts.append(f"Lower bound for any algorithm on these links: {show_ns(found.bound_ns)}.")
     kind = (
-        "systems like this"
+        "from published measurements of similar systems"
         if found.band.known
-        else "systems of a kind that no published table is of"
+        else "no published measurements of such systems"
     )
     low, high = (show_ns(round(found.ns * factor)) for factor in (found.band.low, found.band.high))
-    parts.append(f"Nine of ten measured times lie between {low} and {high} ({kind}).")
+    parts.append(f"90 % of measured times lie between {low} and {high} ({kind}).")
     return " ".join(parts)

@@ -12,17 +12,17 @@ from distsim.scenario.format.schema.key_reference import FormatKey, format_keys
 #: Words of expressions -> where they are known, and what they are.
 EXPRESSION_NAMES: tuple[tuple[str, str, str], ...] = (
     ("rank world_size node local_rank", "everywhere", "of the rank that runs the step"),
-    ("an axis, <axis>_size", "everywhere", "the rank's coordinate, and the axis' length"),
-    ("a var", "everywhere after it", "its value"),
-    ("the index of a repeat", "inside it", "the round, from 0"),
-    ("iteration", "in program", "the round of the file's iterations, from 0"),
+    ("an axis, <axis>_size", "everywhere", "the rank's coordinate, and the length of the axis"),
+    ("a var", "after its definition", "its value"),
+    ("the index of a repeat", "inside it", "the index of the iteration, from 0"),
+    ("iteration", "in program", "the index of the training iteration, from 0"),
     (
         "group_rank group_size",
-        "beside a group:",
-        "the rank's place in that group, and the group's size",
+        "next to group:",
+        "the rank's number in that group, and the group's size",
     ),
-    ("index", "in value:", "the number of the element, flat"),
-    ("copy", "in value: of a tensor with copies", "the number of the copy"),
+    ("index", "in value:", "the index of the element in the flattened tensor"),
+    ("copy", "in value: of a tensor with copies", "the index of the copy"),
 )
 
 
@@ -34,12 +34,12 @@ def key_page(key: FormatKey) -> str:
         lines += wrapped_lines(f"{word:<9}{value}", "  ", " " * 11)
     inside = [inner for inner in format_keys().values() if _is_direct_child(inner.path, key.path)]
     if inside:
-        lines += ["", "Inside it", *_key_lines(inside)]
+        lines += ["", "Keys inside", *_key_lines(inside)]
     return "\n".join(lines)
 
 
 def _key_facts(key: FormatKey) -> tuple[tuple[str, str], ...]:
-    default = "needed" if key.required else key.default or "left out"
+    default = "required" if key.required else key.default or "omitted"
     return (
         ("type", key.kind.replace("`", "")),
         ("unit", key.unit),
@@ -70,23 +70,23 @@ def scenario_page() -> str:
         [
             "scenario: the file",
             *wrapped_lines(
-                "One YAML file says who is there and what each rank does. Its keys:", "  "
+                "One YAML file describes the ranks and what each rank does. Its keys:", "  "
             ),
             "",
             *_key_lines(top),
             "",
             *wrapped_lines(
-                "`distsim explain world.nodes` and the like say more, "
-                "`distsim explain all_reduce.op` of a step's field, "
-                "`distsim explain expressions` of what may stand for a number."
+                "`distsim explain world.nodes` explains one key, "
+                "`distsim explain all_reduce.op` a field of a step, and "
+                "`distsim explain expressions` the expressions in numbers."
             ),
         ]
     )
 
 
 def expressions_page() -> str:
-    """What an expression may be."""
-    rows = table_lines(("word", "known", "is"), EXPRESSION_NAMES, left=(0, 1, 2))
+    """The page of `distsim explain expressions`."""
+    rows = table_lines(("name", "where", "value"), EXPRESSION_NAMES, left=(0, 1, 2))
     if max(map(len, rows)) > page_width():
         rows = [
             line
@@ -97,19 +97,19 @@ def expressions_page() -> str:
         [
             "expressions",
             *wrapped_lines(
-                "Wherever a number, a quantity or a condition may stand: "
+                "A number, a quantity or a condition may be an expression with "
                 "+ - * // %, comparisons, and or not, "
-                "a if c else b, min and max, with Python's meaning.",
+                "a if c else b, min and max. They mean the same as in Python.",
                 "  ",
             ),
             *wrapped_lines(
                 "A number with its unit is a quantity: `(rank + 1) * 1 ms`, "
                 "`4 B * width * width`, `2 * 25 GB/s`. Units are checked: only "
-                "equals are added and compared. A var may be a quantity.",
+                "quantities of the same unit are added or compared. A var may be a quantity.",
                 "  ",
             ),
             "",
-            "Words",
+            "Names",
             *rows,
         ]
     )
@@ -120,10 +120,10 @@ def format_manual() -> Iterator[str]:
     """docs/format.md, paragraph by paragraph."""
     yield "# Every key of a scenario file"
     yield (
-        "Made from the models that read the file, as are `distsim schema` and "
-        "`distsim explain world.nodes`. Fields of steps are in "
-        "[operations.md](operations.md) and, one by one, below. "
-        "`NAME` is a name of yours; `[]` an item of a list."
+        "This page is generated from the models that read the file, like `distsim schema` and "
+        "`distsim explain world.nodes`. The fields of steps are listed below and explained in "
+        "[operations.md](operations.md). "
+        "`NAME` is a name that you choose; `[]` is an item of a list."
     )
     top = [key for key in format_keys().values() if "." not in key.path]
     yield _markdown_table("The file", top)
@@ -150,11 +150,11 @@ def _markdown_table(title: str, found: list[FormatKey], level: str = "##") -> st
     lines = [
         f"{level} {title}",
         "",
-        "| key | says | type | unit | default | example |",
+        "| key | meaning | type | unit | default | example |",
         "|---|---|---|---|---|---|",
     ]
     for key in found:
-        default = "needed" if key.required else f"`{key.default}`" if key.default else ""
+        default = "required" if key.required else f"`{key.default}`" if key.default else ""
         cells = (f"`{key.path}`", key.about, key.kind, key.unit, default, f"`{key.example}`")
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Pages that explain a name: an operation from its row, a strategy, the back ends; the list of all
+"""Pages that explain a name: an operation from its row, a strategy, the backends; the list of all
 names.
 """
 
@@ -31,13 +31,13 @@ def operation_page(operation: type[Operation]) -> str:
     lines.append(
         fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     )
-    paragraphs = [("Before", words.before), ("After", words.after), ("Who waits", words.waits)]
+    paragraphs = [("Before", words.before), ("After", words.after), ("Waits", words.waits)]
     if operation.kind == "collective":
         paragraphs.append(("Bytes", _bandwidth_sentence(operation)))
         paragraphs.append(("Rounds", _rounds_sentence(operation)))
     # One title for all notes.
-    paragraphs += [("Good to know" if i == 0 else "", note) for i, note in enumerate(words.notes)]
-    paragraphs.append(("torch's names", _torch_argument_names(operation)))
+    paragraphs += [("Notes" if i == 0 else "", note) for i, note in enumerate(words.notes)]
+    paragraphs.append(("Names in torch", _torch_argument_names(operation)))
     for title, text in paragraphs:
         if not text:
             continue
@@ -59,7 +59,7 @@ def _torch_argument_names(operation: type[Operation]) -> str:
         for name, field in torch_argument_names(operation.op, fields).items()
         if field and name in words_of_signature
     ]
-    return f"{', '.join(pairs)} in a file." if pairs else ""
+    return f"{', '.join(pairs)} in a scenario." if pairs else ""
 
 
 def strategy_page(row: type[Strategy]) -> str:
@@ -75,14 +75,14 @@ def strategy_page(row: type[Strategy]) -> str:
         "Fields",
     ]
     if required:
-        lines.append(_wrapped_text(f"needed: {', '.join(required)}"))
+        lines.append(_wrapped_text(f"required: {', '.join(required)}"))
     if optional:
-        lines.append(_wrapped_text(f"may be left out: {', '.join(optional)}"))
+        lines.append(_wrapped_text(f"optional: {', '.join(optional)}"))
     return "\n".join(
         [
             *lines,
             "",
-            "See docs/strategies.md; `distsim expand FILE` prints the operations behind it.",
+            "See docs/strategies.md. `distsim expand FILE` prints the resulting operations.",
         ]
     )
 
@@ -94,10 +94,10 @@ def _wrapped_text(text: str) -> str:
 def _kind_text(row: type[Operation]) -> str:
     kinds = {
         "p2p": "a message between two ranks",
-        "collective": "a collective: all ranks of a group join",
-        "remote": "one rank's own access to another's memory",
+        "collective": "a collective: all ranks of a group take part",
+        "remote": "one-sided access to the memory of another rank",
         "batch": "a batch of messages",
-        "wait": "a wait for requests",
+        "wait": "waits for requests",
         "local": "on one rank alone",
         "group": "about process groups",
         "block": "a block of steps",
@@ -109,16 +109,16 @@ def _bandwidth_sentence(row: type[Operation]) -> str:
     """The bus bandwidth factor as nccl-tests defines it (doc/PERFORMANCE.md)."""
     factors = [row.busbw_factor(n) for n in GROUP_SIZES]
     if not any(factors):
-        return "It moves no data, so it has no bandwidth."
+        return "The operation moves no data, so it has no bandwidth."
     shown = ", ".join(f"{f:.4g} on {n} ranks" for n, f in zip(GROUP_SIZES, factors, strict=True))
     name = f" ({row.nccl_tests} of nccl-tests)" if row.nccl_tests else ""
-    return f"algbw is bytes per time; busbw is algbw times {shown}{name}."
+    return f"algbw = bytes / time; busbw = algbw × {shown}{name}."
 
 
 def _rounds_sentence(row: type[Operation]) -> str:
     counts = [(n, len(row.schedule(n, 0))) for n in GROUP_SIZES[:3]]
     return (
-        "Its schedule takes "
+        "The algorithm takes "
         + ", ".join(f"{rounds} round{'s' * (rounds != 1)} on {n} ranks" for n, rounds in counts)
         + "."
     )
@@ -149,87 +149,89 @@ def index_page() -> str:
     )
     more = table_lines(
         ("", ""),
-        [("backends", "what works on gloo, nccl and mpi, and which to choose")],
+        [("backends", "what gloo, nccl and mpi support, and which one to choose")],
         left=(0, 1),
     )
     known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
     pages = (
-        ("scenario", "its keys; `world.nodes`, `tensors.x.shape`, `all_reduce.op` is one each"),
-        ("expressions", "what may stand for a number"),
+        ("scenario", "all keys; `world.nodes` or `all_reduce.op` explains one of them"),
+        ("expressions", "expressions in numbers, quantities and conditions"),
     )
     keys = ["", "The scenario file", *table_lines(("", ""), pages, left=(0, 1))[1:]]
-    return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
+    return "\n".join([*known, "Findings", *findings[1:], "", "Backends", *more[1:], *keys])
 
 
-# --- which operation, dtype and reduction works where, and which back end to choose ---
+# --- which operation, dtype and reduction works where, and which backend to choose ---
 _DEVICES: tuple[DeviceType, ...] = ("cpu", "gpu")
 _SUPPORT_MARKS = {"yes": "yes", "no": "-", "built": "(1)"}
 _BACKEND_ADVICE = (
-    ("CPU tensors", "gloo: built into torch, and it says most when something is wrong."),
+    ("CPU tensors", "gloo: built into torch, with the most informative errors."),
     (
         "GPU tensors",
-        "nccl: made for them, over NVLink and InfiniBand. Gloo copies through the host.",
+        "nccl: uses NVLink and InfiniBand. Gloo copies GPU tensors through the host.",
     ),
     (
         "both",
-        "cpu:gloo,cuda:nccl, as when no back end is named: a tensor takes the one of its device.",
+        "cpu:gloo,cuda:nccl, the default of torch: the device of a tensor selects the backend.",
     ),
     (
         "mpi",
-        "where a machine's fast network or GPUs are reached only through its own MPI library, "
-        "or a job is started by mpirun and shared with MPI code. "
-        "torch must be built from source for it. It has no timeout.",
+        "if only the MPI library of a machine can use its fast network or GPUs, "
+        "or if mpirun starts the job together with MPI code. "
+        "Requires torch built from source. It has no timeout.",
     ),
     (
-        "to debug",
-        "gloo on CPU tensors: it never buffers, so what can hang does, and it obeys tags.",
+        "debugging",
+        "gloo on CPU tensors: it never buffers, so possible hangs occur, and it matches tags.",
     ),
 )
 _NOTES = (
     (
         "(1)",
-        "only where torch was built against an MPI library that knows CUDA; "
-        "torch asks it and refuses otherwise.",
+        "only if torch was built with a CUDA-aware MPI library; "
+        "torch checks this and raises an error otherwise.",
     ),
     (
         "(2)",
-        "only if the MPI library has such a type (MPIX_C_FLOAT16 and the like); mostly it has not.",
+        "only if the MPI library has such a type, for example MPIX_C_FLOAT16; most have none.",
     ),
     (
         "(3)",
-        "reduced with NCCL 2.24 or later on GPUs of compute capability 9.0 or later; "
-        "else moved as bytes alone.",
+        "reductions need NCCL 2.24 and GPUs of compute capability 9.0; "
+        "otherwise NCCL only moves the bytes.",
     ),
     (
         "(4)",
-        "torch passes complex numbers as pairs of real ones: sum and avg have a meaning then, "
-        "the other reduce ops none. Gloo's gather refuses them, "
+        "torch passes complex numbers as pairs of real numbers, so only sum and avg are "
+        "meaningful. Gloo's gather rejects them, "
         "as do mpi's gather, reduce and reduce_scatter.",
     ),
-    ("mpi", "reduce_scatter and all_gather_into_tensor came with pytorch#150162 in 2025."),
+    ("mpi", "supports reduce_scatter and all_gather_into_tensor since pytorch#150162 (2025)."),
     (
         "coalesced",
         "several collectives as one launch (_coalescing_manager). "
-        "Gloo lays them end to end and compares no lists; on a GPU it has reduce_scatter alone.",
+        "Gloo concatenates the tensors and compares no lists; on a GPU it supports only "
+        "reduce_scatter.",
     ),
     (
         "shapes",
-        "gloo wants the larger tensor of all_gather_into_tensor and reduce_scatter_tensor "
-        "to be the smaller one with its first axis n times as long; nccl counts elements.",
+        "for all_gather_into_tensor and reduce_scatter_tensor, gloo requires that the first axis "
+        "of the larger tensor is n times as long; nccl compares only the number of elements.",
     ),
-    ("bool", "a sum of bools is an or: true where any is."),
+    ("bool", "the sum of bools is a logical or."),
     (
         "avg",
-        "of integers: gloo refuses, after it has taken the sum; nccl divides and drops the rest.",
+        "of integers: gloo computes the sum, then raises an error; nccl truncates the quotient.",
     ),
     (
         "gloo, GPU",
-        "collectives copy to the host and back; the numbers are right, the speed is the host's. "
-        "barrier and messages know nothing of a GPU.",
+        "collectives copy to the host and back: correct, but only as fast as the host. "
+        "barrier and messages do not support GPUs.",
     ),
     (
         "any source",
-        "recv without src: gloo and mpi; nccl raises. Tags: gloo and mpi; nccl ignores them.",
+        "recv without src: gloo and mpi; nccl raises an error. "
+        "Tags: gloo and mpi; nccl ignores them.",
     ),
 )
 _DTYPE_MARKS = {
@@ -241,20 +243,20 @@ _DTYPE_MARKS = {
 
 
 def backends_page() -> str:
-    """What `distsim explain backends` says, in 80 columns: everything but the advice from
+    """The page of `distsim explain backends`: everything but the advice from
     `distsim.backends.profile`.
     """
     return "\n".join(_backend_lines())
 
 
 def _backend_lines() -> Iterator[str]:
-    yield "backends  (what works where, with torch 2.9 and later)"
+    yield "backends  (supported operations, with torch 2.9 and later)"
     yield from ("", "Which one to choose", *_term_lines(_BACKEND_ADVICE))
     yield from ("", "Operations, by the device of the tensors", *_operation_table())
-    yield from ("", "Dtypes (p2p: send, recv and their kind; coll: collectives)", *_dtype_table())
-    yield from ("", "Reductions: who takes it, g gloo, n nccl, m mpi (4)", *_reduction_table())
-    yield from ("", "Good to know", *_term_lines(_NOTES))
-    yield from ("", "In their own words", *_refusal_lines())
+    yield from ("", "Dtypes (p2p: send, recv and similar; coll: collectives)", *_dtype_table())
+    yield from ("", "Reductions by backend: g gloo, n nccl, m mpi (4)", *_reduction_table())
+    yield from ("", "Notes", *_term_lines(_NOTES))
+    yield from ("", "Error messages of the backends", *_refusal_lines())
 
 
 def _term_lines(terms: Iterable[tuple[str, str]]) -> Iterator[str]:

@@ -54,7 +54,7 @@ def test_every_launcher_gives_the_same_result(launcher: str, cli: Cli):
 
     assert done.returncode == 0, done.stderr
     assert f"started by {launcher}" in done.stdout
-    assert "4 of 4 buffers equal" in done.stdout
+    assert "4 of 4 buffers bitwise equal" in done.stdout
 
 
 @pytest.mark.slow
@@ -92,7 +92,7 @@ def test_two_launchers_as_two_machines_give_the_result_of_one():
 
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
     assert "completes" in first[1]
-    assert "4 of 12 buffers equal" in first[1]
+    assert "4 of 12 buffers bitwise equal" in first[1]
     assert "clocks agree within" in first[1]
     assert second[1] == ""
 

@@ -121,7 +121,7 @@ def test_threads_that_come_through_on_groups_of_their_own_complete(program, back
 
     assert judged.simulation.verdict is not None
     assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")
-    assert "several threads made calls; other orders" in " ".join(capture_text(judged).split())
+    assert "several threads made calls; only the captured order" in " ".join(capture_text(judged).split())
     assert capture_json(judged)["captured"]["threaded"] == [0, 1]  # type: ignore[index]
 
 
@@ -219,13 +219,13 @@ if __name__ == "__main__":
             ("sums", "2", "sums", "3", "sums", "1"),
             "completes",
             1,
-            "3 worlds one after the other; this is the last",
+            "3 worlds one after the other; this report is about the last one",
         ),
         (
             ("both_send", "2", "sums", "3"),
             "hangs",
             2,
-            "this is the first that does not complete",
+            "this report is about the first one that fails",
         ),
     ],
 )

@@ -121,7 +121,9 @@ def test_threads_that_come_through_on_groups_of_their_own_complete(program, back
 
     assert judged.simulation.verdict is not None
     assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")
-    assert "several threads made calls; only the captured order" in " ".join(capture_text(judged).split())
+    assert "several threads made calls; only the captured order" in " ".join(
+        capture_text(judged).split()
+    )
     assert capture_json(judged)["captured"]["threaded"] == [0, 1]  # type: ignore[index]
 
 

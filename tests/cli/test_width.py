@@ -68,7 +68,10 @@ def test_at_120_columns_no_column_is_dropped(runs: list[Simulation]) -> None:
 
     assert all(
         word in text
-        for word in ("algbw", "busbw", "exposed", "waiting", "idle", "finished", "share", "where")
+        for word in (
+            *("algbw", "busbw", "exposed comm", "wait for peers", "idle", "finished"),
+            *("share", "where"),
+        )
     )
 
 

@@ -460,6 +460,6 @@ def test_a_price_is_explained_on_machines_of_as_many_gpus_as_the_preset_has() ->
 
     assert page == cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 4)
     assert page != cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, 8)
-    assert "among 8 ranks on 8 nodes of 1" in " ".join(
+    assert "on 8 ranks (8 nodes with 1 rank each)" in " ".join(
         cost_page("all_reduce", "gh200", "1 MiB", 8, None).split()
     )

@@ -221,7 +221,7 @@ if __name__ == "__main__":
             ("sums", "2", "sums", "3", "sums", "1"),
             "completes",
             1,
-            "3 worlds one after the other; this report is about the last one",
+            "the script created 3 worlds one after the other; this report is about the last one",
         ),
         (
             ("both_send", "2", "sums", "3"),

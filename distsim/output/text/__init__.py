@@ -1,3 +1,4 @@
-"""Reports of the commands as plain text for the terminal, one module per command; no results are
-computed here and nothing is drawn.
+"""Reports of the commands, one module per command: each builds a `Report` from a finished result.
+
+No results are computed here, no widths are chosen, and nothing is drawn.
 """

@@ -17,7 +17,9 @@ def cost_explanation_text(op: str, cluster: str, found: CostExplanation) -> str:
     """The terms of the cheapest form, a table of all forms, the links, and the range."""
     at = found.at
     nodes = (
-        f"{at.nodes} nodes with {at.per_node} ranks each" if at.nodes > 1 else f"{at.nodes} node"
+        f"{at.nodes} nodes with {at.per_node} rank{'s' * (at.per_node > 1)} each"
+        if at.nodes > 1
+        else f"{at.nodes} node"
     )
     head = (
         f"{op} of {show_bytes(found.nbytes)} on {at.n} ranks ({nodes}), "

@@ -71,9 +71,7 @@ class RealRunRefused(UsageError):
         else:
             outcome = _OUTCOME_TEXTS.get(simulation.outcome, simulation.outcome)
             reason = f"{outcome} under {simulation.run.profile}"
-        super().__init__(
-            f"not run: the simulation says that it {reason}", "--force runs it all the same"
-        )
+        super().__init__(f"not run: in the simulation it {reason}", "to run it anyway, add --force")
         self.simulation = simulation
 
 
@@ -129,8 +127,8 @@ def run_simulation(
     session.notes += real_run_notes(simulation.scenario)
     if session.devices.separate_hosts:
         session.notes.append(
-            "ranks share a GPU: NCCL takes each for a machine of its own (NCCL_HOSTID) "
-            "and uses sockets"
+            "ranks share a GPU: NCCL treats each rank as a separate node (NCCL_HOSTID) and uses "
+            "sockets"
         )
     if session.devices.kind == "cpu":
         check_memory(program or simulation.program, session.ranks)
@@ -237,7 +235,7 @@ def _report(
     """The record on the first launcher, and the exit status on which all launchers agree."""
     if not coordinator.first:
         return None, coordinator.agree_on(0)
-    session.notes += [f"the launcher of machine {number} is gone" for number in coordinator.gone]
+    session.notes += [f"the launcher of node {number} has exited" for number in coordinator.gone]
     try:
         collect.check_environment_faults(session, job, watched)
         run = collect.build_real_run(session, job, watched, records)
@@ -271,15 +269,15 @@ def _listening_socket(session: LaunchSession) -> socket.socket | None:
         rendezvous.check_host(session.address, "--master-addr")
     if fails and session.hosts > 1:
         raise UsageError(
-            "a start-up that fails is run for real by one launcher",
-            "leave out --nnodes, and other launchers",
+            "a start-up that fails can only be run with one launcher",
+            "omit --nnodes and --launcher",
         )
     if _other_process_serves_store(session):
         return None
     may_move = session.hosts == 1 and not fails and session.options.master_port is None
     listening, port = rendezvous.listen(session.address, session.port, allow_other_port=may_move)
     if port != session.port:
-        session.notes.append(f"port {session.port} is taken; {port} was used")
+        session.notes.append(f"port {session.port} is in use; {port} was used")
         session.port = port
     return listening
 
@@ -360,8 +358,8 @@ def _compute_times(session: LaunchSession) -> ComputeTimes:
     times = simulated_compute_times(session.simulation, session.ranks, session.devices.kind)
     if times:
         session.notes.append(
-            "compute takes the time of the scenario's cluster: "
-            "this machine is too slow for its flops"
+            "compute takes the time predicted for the scenario's cluster: this node is too slow "
+            "for its FLOPs"
         )
     return times
 
@@ -383,7 +381,7 @@ def _init_url(session: LaunchSession, wanted: str, scenario_init: str | None) ->
     if wanted == "file":
         if session.hosts > 1:
             raise UsageError(
-                "--init-method file needs a file that all machines share",
+                "--init-method file needs a file that all nodes share",
                 "give it: --init-method file:///shared/folder/name",
             )
         return Path(session.directory, "rendezvous").as_uri()

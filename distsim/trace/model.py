@@ -108,10 +108,9 @@ class Trace:
     - always: schema_version, source ("simulated" or "recorded"), name, file, world_size, nodes,
       local_size, backend, cluster, outcome, makespan_ns, complete, groups ([[name, [ranks]], …]),
       group_options (number of the group -> its own timeout_ns and backend), mesh;
-    - of a simulated run: prices (the cluster as in its file), options and link_faults, which a
-    replay
-      needs;
-    - of a recording that did not come to its end: reason (see
+    - of a simulated run: ``prices`` (the cluster as in its file), options and link_faults, which a
+      replay needs;
+    - of an incomplete recording: reason (see
       `distsim.real.results.real_run.RealRun`, and "under way"), until_ns (how long it was
       observed), said (rank -> its last error message) and culprits;
     - of a file that was cut: cut ({calls, read});
@@ -129,6 +128,7 @@ class Trace:
         return self.columns[name]
 
     def row(self, i: int) -> TraceCall:
+        """One call; slow, for single rows."""
         numbers = {name: int(self.columns[name][i]) for name in COLUMN_TYPES}
         texts = {name: self.text(name, numbers[name]) for name in TEXT_COLUMNS}
         peer = None if numbers["peer"] < 0 else numbers["peer"]

@@ -73,6 +73,7 @@ class ReplayResult:
 
     @property
     def makespan_ns(self) -> int:
+        """The duration of the replayed run."""
         return self.run.makespan_ns
 
     @property
@@ -124,7 +125,7 @@ def _choose_backend(trace: Trace, wanted: str | None) -> str:
     chosen = wanted or str(trace.header.get("backend") or DEFAULT_BACKEND)
     if chosen not in BACKEND_PROFILES:
         raise UsageError(
-            f"the trace is of back end `{chosen}`, which has no profile", "name one with --backend"
+            f"the trace is of backend `{chosen}`, which has no profile", "name one with --backend"
         )
     return chosen
 

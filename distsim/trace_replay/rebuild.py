@@ -8,24 +8,26 @@ hardware model of the recording reproduces the run, and under another one it pre
 from __future__ import annotations
 
 import json
-from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.common.errors import UsageError
 from distsim.operations.core.operation_base import Operation
-from distsim.operations.core.resolved_call import DTYPE_BYTES, RankGroup
 from distsim.operations.registry import OPERATIONS
 from distsim.program.assemble import CodeBuilder
 from distsim.program.call_builder import CallDraft, CallRequests
-from distsim.program.code import BufferVector, CallSite, CodeCall, SharedCode
-from distsim.program.model import LinkFault, Program, RankFault
+from distsim.program.code import CallSite, CodeCall, SharedCode
+from distsim.program.model import Program
 from distsim.program.program_tables import ProgramTables
 from distsim.trace.model import Trace, TraceCall
+from distsim.trace_replay.call_buffers import buffer_of, collective_fields, element_count
+from distsim.trace_replay.recorded_faults import link_faults, rank_faults
+from distsim.trace_replay.recorded_groups import add_recorded_groups
+from distsim.trace_replay.recorded_requests import requests_ended_by, senders_by_row
 
 #: Arguments of a call that are taken over unchanged.
 _LOCAL_FIELDS = ("queue", "stream", "code", "message")
@@ -112,7 +114,7 @@ def rebuild_program(
 
 
 def node_count(trace: Trace) -> int:
-    """The number of machines in the run of a trace."""
+    """The number of nodes in the run of a trace."""
     return int(trace.header.get("nodes") or 1)
 
 
@@ -137,8 +139,8 @@ class _ProgramBuilder:
         self.recorded = trace.header.get("source") == "recorded"
         self.tables = ProgramTables(self.size, backend)
         self.rows = list(trace.rows())
-        self.group_offset = self._add_groups()
-        self.senders = self._senders() if resolve else {}
+        self.group_offset = add_recorded_groups(trace, self.tables)
+        self.senders = senders_by_row(self.rows) if resolve else {}
 
     def _check(self) -> None:
         """Raise UsageError for contents that no run has."""
@@ -182,101 +184,23 @@ class _ProgramBuilder:
             code_of=list(range(self.size)),
             row_of=[0] * self.size,
             findings=self.tables.findings(),
-            faults=self._rank_faults(codes, rows_by_rank),
-            link_faults=self._link_faults(),
+            faults=rank_faults(self.trace, codes, self._calls_by_rank(rows_by_rank)),
+            link_faults=link_faults(self.trace),
             mesh=dict(header.get("mesh") or {}),
         )
         computes = [call for call in self.rows if call.op == "compute"]
         untimed = sum(call.posted_ns >= 0 and call.finished_ns < 0 for call in computes)
         return RebuiltProgram(program, np.array(kept, dtype=np.bool_), untimed)
 
-    def _link_faults(self) -> tuple[LinkFault, ...]:
-        return tuple(
-            LinkFault(link, tuple(nodes), factor)
-            for link, nodes, factor in self.trace.header.get("link_faults") or ()
-        )
-
-    def _rank_faults(
-        self, codes: Sequence[SharedCode], rows_by_rank: Sequence[Sequence[int]]
-    ) -> tuple[RankFault, ...]:
-        """Faults that end ranks as in the trace."""
-        faults = []
-        for rank, status, at_ns in self.trace.header.get("ends") or ():
-            if status == "absent":
-                faults.append(RankFault(rank, "absent", at_ns=None))
-            elif status == "killed":
-                faults.append(self._kill_fault(rank, at_ns, codes[rank], rows_by_rank[rank]))
-        return tuple(faults)
-
-    def _kill_fault(
-        self, rank: int, at_ns: int, code: SharedCode, rows: Sequence[int]
-    ) -> RankFault:
-        """A rank that died between two calls dies there again; inside a call, at the same time."""
-        calls = [call for call in (self.rows[row] for row in rows) if call.part < 0]
-        posted = [call for call in calls if call.posted_ns >= 0]
-        if posted and posted[-1].returned_ns < 0 and posted[-1].posted_ns == at_ns:
-            posted.pop()  # it died at the very beginning of this call
-        if any(call.returned_ns < 0 for call in posted):
-            return RankFault(rank, "kill", at_ns=max(at_ns, 0))
-        calls_not_posted = len(calls) - len(posted)
-        return RankFault(rank, "kill", position=len(code.calls) - calls_not_posted)
-
-    def _add_groups(self) -> int:
-        """Add the trace's groups to the program's tables; return the offset of their ids.
-
-        Group 0 of a program is always the world. If the trace's first group is another one, all ids
-        shift by one.
-        """
-        header_groups = self.trace.header.get("groups") or []
-        world = tuple(range(self.size))
-        has_world_first = header_groups and tuple(header_groups[0][1]) == world
-        offset = 0 if has_world_first else 1
-        options = self.trace.header.get("group_options") or {}
-        ranks_in_calls = self._ranks_in_calls()
-        for number, name in enumerate(self.trace.tables.get("group", ())):
-            if number + offset == 0:
-                continue
-            if number < len(header_groups):
-                ranks = tuple(header_groups[number][1])
-            else:
-                ranks = tuple(sorted(ranks_in_calls[number]))
-            own_options = options.get(str(number), {})
-            backend, timeout_ns = own_options.get("backend"), own_options.get("timeout_ns")
-            self.tables.groups.append(RankGroup(number + offset, name, ranks, backend, timeout_ns))
-        return offset
-
-    def _ranks_in_calls(self) -> dict[int, set[int]]:
-        """For each group, the ranks and peers of its calls."""
-        ranks_of: dict[int, set[int]] = defaultdict(set)
-        columns = [self.trace[name].tolist() for name in ("rank", "group", "peer")]
-        for rank, group, peer in zip(*columns, strict=True):
-            ranks_of[group].add(rank)
-            if peer >= 0:
-                ranks_of[group].add(peer)
-        return ranks_of
-
-    def _senders(self) -> dict[int, int]:
-        """For each receive that met a message, by row: the sender."""
-        sender_of_match = {
-            call.match: call.rank
-            for call in self.rows
-            if call.match >= 0 and call.op in ("send", "isend")
-        }
-        receives = [
-            (row, call) for row, call in enumerate(self.rows) if call.op in ("recv", "irecv")
-        ]
-        return {
-            row: sender_of_match[call.match]
-            for row, call in receives
-            if call.match in sender_of_match
-        }
+    def _calls_by_rank(self, rows_by_rank: Sequence[Sequence[int]]) -> list[list[TraceCall]]:
+        return [[self.rows[row] for row in rows] for rows in rows_by_rank]
 
     # --- one rank ---
     def _rank_code(self, rank: int, rows: Sequence[int]) -> tuple[SharedCode, list[bool]]:
         """The code of a rank, and which of its rows are rows of the trace."""
         state = _RankBuildState(CodeBuilder(self.tables, [rank]))
-        requests_ended_by = self._requests_ended_by(rows)
-        for position, requests in requests_ended_by.items():
+        ended_by = requests_ended_by([self.rows[row] for row in rows])
+        for position, requests in ended_by.items():
             state.ended_at.update(dict.fromkeys(requests, position))
         for first, *parts in self._batches(rows):
             if any(self._operation(self.rows[part]).kind != "p2p" for part in parts):
@@ -289,7 +213,7 @@ class _ProgramBuilder:
             code_position = state.code_position[call.position] = len(state.builder.calls)
             ended = [
                 code_position - state.code_position[request]
-                for request in requests_ended_by.get(call.position, ())
+                for request in ended_by.get(call.position, ())
                 if request in state.code_position
             ]
             state.builder.append(self._code_call(state, first, parts, ended))
@@ -305,30 +229,6 @@ class _ProgramBuilder:
             else:
                 batches.append([row])
         return batches
-
-    def _requests_ended_by(self, rows: Sequence[int]) -> dict[int, list[int]]:
-        """The requests that each call ends, by positions in the trace.
-
-        If the trace has no column ``ended_by``, the times of the waits show it.
-        """
-        found: dict[int, list[int]] = defaultdict(list)
-        calls = [call for call in (self.rows[row] for row in rows) if call.part < 0]
-        waits = [call for call in calls if call.op == "wait"]
-        requests = [call for call in calls if call.handle == call.position]
-        stated = [call for call in requests if call.ended_by > call.position]
-        for call in stated:
-            found[call.ended_by].append(call.position)
-        for wait in waits:
-            args = json.loads(wait.args) if wait.args else {}
-            if "waits" in args:
-                found[wait.position] = [wait.position - distance for distance in args["waits"]]
-        if stated:
-            return found
-        for wait in waits:
-            for request in requests:
-                if request.position < wait.position and _is_ended_by_wait(request, wait):
-                    found[wait.position].append(request.position)
-        return found
 
     def _add_pause(self, state: _RankBuildState, call: TraceCall) -> None:
         """Add a pause for what the host did before this call, and note when the call returned.
@@ -467,10 +367,10 @@ class _ProgramBuilder:
             draft.tag = call.tag
             draft.is_async = operation.nonblocking
             if not operation.signals:
-                buffer = _buffer(memory, "in", (_numel(call),), call.dtype)
+                buffer = buffer_of(memory, "in", (element_count(call),), call.dtype)
                 draft.fields = {"inputs": (buffer,), "outputs": (buffer,)}
         elif operation.kind == "collective":
-            draft.fields = self._collective_fields(
+            draft.fields = collective_fields(
                 operation, call, args, self.tables.groups[group], memory
             )
         elif operation.kind == "group":
@@ -483,117 +383,10 @@ class _ProgramBuilder:
             draft.fields["queue"] = args["queue"]
         return draft
 
-    def _collective_fields(
-        self,
-        operation: type[Operation],
-        call: TraceCall,
-        args: Mapping[str, Any],
-        group: RankGroup,
-        memory: str,
-    ) -> dict[str, object]:
-        """The fields of a collective, with buffers that have the recorded number of bytes."""
-        fields: dict[str, object] = {
-            key: args[key] for key in ("timeout_ns", "wait_all_ranks") if key in args
-        }
-        if operation.root_field is not None:
-            fields["root"] = call.peer if call.peer is not None else 0
-        if operation.reduces:
-            fields["reduce_op"] = call.reduce_op or "sum"
-        if operation.gives == "none":
-            return fields
-        numel = _numel(call)
-        if operation.coalesces is not None:
-            numels = args.get("coalesced") or [numel]
-            return fields | _coalesced_buffers(operation, numels, group.size, call.dtype, memory)
-        if "tensor" in operation.model_fields:
-            buffers = (_buffer(memory, "in", (numel,), call.dtype),)
-            return {**fields, "inputs": buffers, "outputs": buffers}
-        takes_list = not call.op.endswith(("_tensor", "_single"))
-        for side in ("input", "output"):
-            own_parts = args.get(f"{side}_parts")
-            if own_parts is not None and not takes_list and not _is_one(operation, side):
-                fields[f"{side}_splits"] = tuple(own_parts)
-            fields[f"{side}s"] = tuple(
-                _buffer(memory, f"{side} {number}", shape, call.dtype)
-                for number, shape in enumerate(
-                    _buffer_shapes(operation, call, args, group, side, takes_list)
-                )
-            )
-        return fields
-
 
 def _call_key(call: TraceCall) -> tuple[object, ...]:
     """What distinguishes calls in general: op, group, peer, tag, nbytes, dtype and reduce_op."""
     return call[1:8]
-
-
-def _is_ended_by_wait(request: TraceCall, wait: TraceCall) -> bool:
-    """The request was completed during the wait, or the wait names it."""
-    is_during_wait = wait.posted_ns <= request.waited_ns <= wait.returned_ns
-    return (request.waited_ns >= 0 and is_during_wait) or request.position == wait.handle
-
-
-def _is_one(operation: type[Operation], side: str) -> bool:
-    """A rank has a single buffer on this side, in which it has no parts for the other ranks."""
-    return bool(getattr(operation, f"{side}_parts") == "one")
-
-
-def _buffer_shapes(
-    operation: type[Operation],
-    call: TraceCall,
-    args: Mapping[str, Any],
-    group: RankGroup,
-    side: str,
-    takes_list: bool,
-) -> list[tuple[int, ...]]:
-    """The shapes of a collective's buffers on one side.
-
-    ``args`` has the sizes of parts if they are unequal. Otherwise the larger side has ``nbytes``,
-    divided evenly among the ranks.
-    """
-    numel = _numel(call)
-    if _is_one(operation, side):
-        other_parts = args.get("output_parts" if side == "input" else "input_parts")
-        if other_parts is None:
-            return [(numel // group.size,)]
-        return [(other_parts[group.group_rank(call.rank)],)]
-    own_parts = args.get(f"{side}_parts")
-    if own_parts is None:
-        return [(group.size, numel // group.size)] if takes_list else [(numel,)]
-    if takes_list:
-        return [(part,) for part in own_parts]
-    return [(sum(own_parts),)]
-
-
-def _coalesced_buffers(
-    operation: type[Operation], numels: Sequence[int], ranks: int, dtype: str, memory: str
-) -> dict[str, object]:
-    """The buffers of a coalesced launch; ``numels``: elements of the larger side of each part."""
-    has_single_tensor = "tensor" in operation.model_fields
-    sides: dict[str, object] = {}
-    for side in ("input", "output"):
-        is_smaller = not has_single_tensor and _is_one(operation, side)
-        sizes = [numel // ranks if is_smaller else numel for numel in numels]
-        name = "in" if has_single_tensor else side
-        sides[f"{side}s"] = tuple(
-            _buffer(memory, f"{name} {number}", (size,), dtype) for number, size in enumerate(sizes)
-        )
-    return sides
-
-
-def _buffer(memory: str, side: str, shape: tuple[int, ...], dtype: str) -> BufferVector:
-    """A buffer; it gets a name only if its memory has one."""
-    name = f"{memory} {side} {dtype}{list(shape)}" if memory else ""
-    return BufferVector(name, 0, shape, dtype)
-
-
-def _numel(call: TraceCall) -> int:
-    if call.dtype not in DTYPE_BYTES:
-        raise UsageError(
-            f"the trace has a {call.op} of dtype `{call.dtype}`, which distsim does not know",
-            "see `distsim explain`",
-        )
-    return call.nbytes // DTYPE_BYTES[call.dtype]
 
 
 def _as_tuple(value: object) -> object:

@@ -223,7 +223,7 @@ def test_where_only_in_place_was_measured_that_counts() -> None:
         (json.dumps({"hello": 1}), "nor a JSON file of nccl-tests"),
         (
             json.dumps(report(config={**report()["config"], "devices": []})),
-            "no log of nccl-tests over two or more ranks",
+            "not an nccl-tests log with two or more ranks",
         ),
         (json.dumps(report()).replace('"time"', '"cpu_time"'), "times of the CPU"),
         (HEAD + PLAIN.replace("  time", "cputime") + rows(), "times of the CPU"),

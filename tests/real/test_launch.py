@@ -220,7 +220,7 @@ def test_a_port_that_is_taken_is_replaced_and_said():
         done = run(written(text))
 
     assert done.outcome == "completes"
-    assert any(f"port {port} is taken" in note for note in done.notes)
+    assert any(f"port {port} is in use" in note for note in done.notes)
 
 
 def test_a_file_that_an_earlier_run_left_is_named(tmp_path: Path):

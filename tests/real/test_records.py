@@ -167,7 +167,10 @@ def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_b
     )
     assert diverging_receives({PostedRequest(0, 0, -1): 2}, simulation.run.trace) == ()
     together = compare_with_simulation(simulation, "hangs", left.final_state.ends, ())
-    assert (together.differences, "the order of events decides it" in together.agreement) == (
+    assert (
+        together.differences,
+        "the outcome depends on the order of events" in together.agreement,
+    ) == (
         (),
         True,
     )
@@ -191,15 +194,15 @@ def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own(
     ("outcome", "status", "wrong", "differs", "said"),
     [
         ("hangs", "blocked", 0, (), ""),
-        ("raises", "raised", 0, (), "which is a race"),
-        ("hangs", "blocked", 1, ("1 buffer with other values than simulated",), ""),
+        ("raises", "raised", 0, (), "a race: which blocked rank"),
+        ("hangs", "blocked", 1, ("1 buffer with values other than simulated",), ""),
         (
             "completes",
             "ended",
             0,
             (
-                "the outcome is completes, simulated hangs",
-                "ranks 0 and 1: came to the end, simulated: got no further",
+                "the outcome is completes, simulated: hangs",
+                "ranks 0 and 1: finished, simulated: blocked",
             ),
             "",
         ),
@@ -243,7 +246,7 @@ def test_other_values_are_not_wrong_where_receives_from_any_source_took_other_me
     assert compare_with_simulation(simulation, outcomes[0], ends, swapped).differences
     assert compare_with_simulation(
         simulation, "completes", ends, swapped, taken
-    ).agreement.endswith("the order of events decides it")
+    ).agreement.endswith("the outcome depends on the order of events")
 
 
 def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_a_failure() -> None:

@@ -293,7 +293,7 @@ def test_a_killed_rank_is_killed_again() -> None:
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
-    [('"op": "barrier"', '"op": "bow"', "operation `bow`"), ('"gloo"', '"ucc"', "back end `ucc`")],
+    [('"op": "barrier"', '"op": "bow"', "operation `bow`"), ('"gloo"', '"ucc"', "backend `ucc`")],
 )
 def test_what_is_not_known_is_said(old: str, new: str, message: str) -> None:
     done = built({0: [{"op": "barrier"}], 1: [{"op": "barrier"}]})

@@ -53,6 +53,7 @@ class Diagnosis:
 
     @property
     def main(self) -> HangCause | None:
+        """The main cause; None if none was found."""
         return self.causes[0] if self.causes else None
 
     @property

@@ -126,6 +126,7 @@ class Evidence:
             self.notes.append(text)
 
     def add_call(self, call: EvidenceCall) -> None:
+        """Enter a call of a rank."""
         # "file#3" is part 3 of a file; sources list whole files.
         file = call.source.split("#")[0]
         self.records_of(call.rank, file).calls.append(call)
@@ -146,6 +147,7 @@ class Evidence:
             progress.sources.append(source)
 
     def add_stack(self, rank: int | None, stack: ThreadStack) -> None:
+        """Enter the stack of a thread; ``rank`` is None if it is unknown."""
         if rank is None:
             self.orphans.append(stack)
         else:

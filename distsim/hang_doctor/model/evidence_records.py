@@ -56,6 +56,7 @@ class StackFrame(NamedTuple):
 
     @property
     def place(self) -> str:
+        """``FILE:LINE``."""
         return f"{self.file}:{self.line}"
 
 
@@ -151,6 +152,7 @@ class EvidenceGroup:
 
     @property
     def is_default(self) -> bool:
+        """Whether it is the group of all ranks."""
         return self.desc == "default_pg" or self.name in ("0", "world")
 
     @property
@@ -171,7 +173,7 @@ class EvidenceGroup:
             return "the default group"
         has_own_desc = self.desc not in ("", "undefined", self.name)
         desc = f' "{self.desc}"' if has_own_desc else ""
-        # Groups of one name are told apart by their lowest rank.
+        # Groups of one name are distinguished by their lowest rank.
         members = f" with rank {min(self.members)}" if self.shares_name and self.members else ""
         return f"group {self.name}{desc}{members}"
 

@@ -52,13 +52,16 @@ class LogReader:
 
     @property
     def found(self) -> set[str]:
+        """The kinds of lines that were recognised."""
         return self._log.found
 
     @property
     def ranks(self) -> set[int]:
+        """The ranks that the recognised lines are about."""
         return self._log.ranks
 
     def read(self, lines: Iterator[str]) -> None:
+        """Read all lines of the file."""
         for line in _joined_lines(lines):
             self._take(line)
         self._add_stack(self._stacks.close())

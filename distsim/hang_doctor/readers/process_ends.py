@@ -87,6 +87,7 @@ class TracebackReader:
         self._open: dict[int | None, _PythonTraceback] = {}
 
     def take(self, line: str, rank: int | None) -> None:
+        """Take the next line, which belongs to this rank (None if unknown)."""
         if _HARMLESS_TRACEBACK.match(line):
             self._open[rank] = _PythonTraceback(harmless=True)
             return
@@ -153,6 +154,7 @@ class TorchrunSummaryReader:
         self._fields: dict[str, str] | None = None
 
     def take(self, line: str) -> None:
+        """Take the next line."""
         if _ROOT_CAUSE.match(line.strip()):
             self.close()
             self._fields = {}

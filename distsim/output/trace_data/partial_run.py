@@ -18,11 +18,11 @@ from distsim.trace.run_end import StoppedRank, is_partial, stopped_ranks
 MAX_STOP_LINES: Final = 8
 MAX_MESSAGE_LENGTH: Final = 160
 _OUTCOME_TEXT: Final = {
-    "hangs": "it hangs",
+    "hangs": "it hung",
     "raises": "ranks raised errors",
     "crashes": "it crashed",
     "wrong-data": "it finished with wrong data",
-    "undefined": "its behaviour is undefined",
+    "undefined": "its behaviour was undefined",
 }
 _STATUS_TEXT: Final = {
     "killed": "killed",

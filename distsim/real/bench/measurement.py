@@ -136,7 +136,7 @@ def _check_request(ranks: Sequence[int], ops: Sequence[str]) -> None:
     for op in ops:
         if op not in BENCH_OPS:
             raise UsageError(
-                f"bench measures no `{op}`{did_you_mean(op, BENCH_OPS)}",
+                f"bench cannot measure `{op}`{did_you_mean(op, BENCH_OPS)}",
                 f"it measures {name_list(BENCH_OPS)}",
             )
 
@@ -181,7 +181,7 @@ def bench_from_json(text: str, file: str = "<bench>") -> BenchResult:
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict) or data.get("format") != BENCH_FORMAT:
-        raise UsageError(f"{file} is no output of distsim bench", remedy)
+        raise UsageError(f"{file} is not an output of distsim bench", remedy)
     if data.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
             f"{file} has schema version {data.get('schema_version')}, "
@@ -190,7 +190,7 @@ def bench_from_json(text: str, file: str = "<bench>") -> BenchResult:
         )
     rows = _rows_from_json(data)
     if rows is None:
-        raise UsageError(f"{file} has rows that are no measurements", remedy)
+        raise UsageError(f"{file} has rows that are not measurements", remedy)
     return BenchResult(rows, data.get("machine") or {}, float(data.get("seconds") or 0.0))
 
 

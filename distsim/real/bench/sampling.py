@@ -98,12 +98,12 @@ def _wait_for_ranks(ranks: ProcessLauncher, timeout_s: float, error: Path) -> No
             reason = "a rank ended early"
             if error.exists():
                 reason = error.read_text(encoding="utf-8")
-            raise EnvironmentFault(f"the measurement was broken off: {reason}")
+            raise EnvironmentFault(f"the measurement was stopped: {reason}")
         if None not in exit_codes:
             return
         if time.monotonic() > deadline:
             raise EnvironmentFault(
-                f"the measurement took more than {timeout_s:.0f} s and was broken off",
+                f"the measurement took more than {timeout_s:.0f} s and was stopped",
                 "ask for fewer sizes, rounds or ranks, or for a longer --timeout",
             )
         time.sleep(0.02)

@@ -2,7 +2,7 @@
 
 Key idea: errors are relative, so the fit works on logarithms: of the parameters, and of the
 predicted time divided by the measured time. Only a few parameters are fitted. The measured times
-stay in the cluster and correct it; so its error is estimated by leaving out each size in turn.
+stay in the cluster and correct it, so its error is estimated on held-out sizes, each in turn.
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ def calibrate_cluster(
     single = tuple(point for point in pooled if OPERATIONS[point.op].kind != "batch")
     if not single:
         raise UsageError(
-            "there is nothing to calibrate from: no call met another in these files",
-            "`distsim bench --output FILE` measures",
+            "nothing to calibrate from: these files contain no matched calls",
+            "run `distsim bench --output FILE`",
         )
     fitted = base.model_copy(update={"measured": ()})
     if base.collectives != "nccl":
@@ -154,7 +154,7 @@ def calibrate_cluster(
     shares = list(held_out_errors.values()) or list(model_errors.values())
     median, worst = float(np.median(shares)), max(shares)
     error_band = (
-        f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} sizes left out; "
+        f"+-{median:.0%} median, {worst:.0%} worst of {len(shares)} held-out sizes; "
         f"runs spread by {spread:.0%}"
     ).replace("%", " %")
     cluster = fitted.model_copy(

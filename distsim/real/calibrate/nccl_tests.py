@@ -46,7 +46,7 @@ _TIME_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 #: A time out of place that exceeds the one in place by this factor includes a one-time cost.
 #: `benchmarks/accuracy` uses the same factor.
 SETUP_RATIO = 1.5
-_REMEDY = "give the text that all_reduce_perf and its like print, or the file of their -J"
+_REMEDY = "give the output of a program of nccl-tests, or the file that its option -J writes"
 _Json = Mapping[str, Any]
 #: Half the distance between the quartiles of a normal distribution / its standard deviation.
 _QUARTILE_OVER_SIGMA = 0.6745
@@ -119,14 +119,14 @@ def _points_of_run(
     name = op or _operation(run.program) or _operation(PurePath(file).stem)
     if name is None:
         raise UsageError(
-            f"{file}: its name does not tell the operation that it measures",
-            "add --op, as --op all_reduce",
+            f"{file}: the file name does not contain the operation",
+            "name it with --op, for example --op all_reduce",
         )
     # All groups work at the same time; the first one gives the size of all.
     first_group = [device for device in run.devices if device.group == run.devices[0].group]
     group_size = sum(device.ranks for device in first_group)
     if not run.rows or group_size < 2:
-        raise UsageError(f"{file} is no log of nccl-tests over two or more ranks", _REMEDY)
+        raise UsageError(f"{file} is not an nccl-tests log with two or more ranks", _REMEDY)
     ranks_by_host: Counter[str] = Counter()
     for device in run.devices:
         ranks_by_host[device.host] += device.ranks
@@ -272,7 +272,7 @@ def _parse_json(text: str, file: str) -> _LogRun:
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
         raise UsageError(
-            f"{file} is neither of `distsim bench` nor a JSON file of nccl-tests", _REMEDY
+            f"{file} is neither an output of `distsim bench` nor a JSON file of nccl-tests", _REMEDY
         ) from None
 
 

@@ -1,4 +1,4 @@
-"""Cleans logs as people paste them.
+"""Cleans logs that were pasted from a terminal or a launcher.
 
 Removes what launchers and terminals put before a line, and splits a text with several runs.
 """

@@ -1,12 +1,19 @@
-"""Lets the launchers on several machines act as one.
+"""Lets the launchers on several nodes act as one.
 
 The first launcher (number 0) decides when the run ends, and reports it. Progress files, decisions,
 clock offsets and records travel through the store that the ranks use too, under a prefix of their
 own. `LaunchCoordinator` is the trivial case of a single launcher.
 
-Keys: here/N (launcher N has arrived), ready/R (how many are ready for repetition R), boards/N, end
-(the reason), heard/N (launcher N knows that the run ended), clock/WHEN/N/TRIP, record/N, status,
-bye/N. Large values are cut into chunks, see `_put`.
+Keys in the store:
+
+- here/N: launcher N has arrived
+- ready/R: how many launchers are ready for repetition R
+- boards/N: the progress files of launcher N
+- end: the reason for the end of the run
+- heard/N: launcher N knows that the run ended
+- clock/WHEN/N/TRIP, record/N, status, bye/N
+
+Large values are cut into chunks, see `_put`.
 """
 
 from __future__ import annotations
@@ -92,7 +99,7 @@ class _SharedStore:
             return request(self._store)
         except self._lost:
             raise EnvironmentFault(
-                "the launcher of machine 0 is gone", "look there for what ended it"
+                "the launcher of node 0 has exited", "look at its output"
             ) from None
 
     def has(self, key: str) -> bool:
@@ -135,13 +142,13 @@ class StoreCoordinator(LaunchCoordinator):
         self.store.set(f"here/{self.number}", b"1")
         late = self._missing([f"here/{k}" for k in range(self.hosts)], self.wait_s, ended)
         if late and ended():
-            raise EnvironmentFault(f"ended by {ended()}; not all launchers had come yet")
+            raise EnvironmentFault(f"ended by {ended()}; not all launchers had arrived")
         if late:
             names = ", ".join(key.partition("/")[2] for key in late)
             raise EnvironmentFault(
-                f"{self.hosts - len(late)} of {self.hosts} launchers came "
+                f"{self.hosts - len(late)} of {self.hosts} launchers arrived "
                 f"within {self.wait_s:.0f} s; missing: {names}",
-                "start the command on every machine, each with its own --node-rank",
+                "start the command on every node, each with its own --node-rank",
             )
 
     def _missing(
@@ -156,6 +163,7 @@ class StoreCoordinator(LaunchCoordinator):
             time.sleep(0.01)
 
     def ready(self, repetition: int, local_ready: bool) -> bool:
+        """Whether the ranks of all launchers are ready to start a repetition."""
         if not local_ready:
             return False
         if self._announced < repetition:
@@ -181,6 +189,7 @@ class StoreCoordinator(LaunchCoordinator):
                 self._remote_progress |= _unpack_progress(self._get(f"boards/{other}"))
 
     def decide(self, reason: str) -> str:
+        """The reason for the end of the run, once it is decided; else empty."""
         may_end_run = self.first or reason == "interrupted"
         if reason and may_end_run and not self.store.has("end"):
             self.store.set("end", reason)

@@ -63,20 +63,20 @@ class LaunchPlan(NamedTuple):
 #: What each launcher sets (torch.distributed.run, "Environment Variables"; srun(1), "OUTPUT
 #: ENVIRONMENT VARIABLES"; mpirun(1) of Open MPI, "MCA environment").
 LAUNCHER_VARIABLES = (
-    ("distsim", "all of them, in each rank's process"),
+    ("distsim", "all variables, in the process of each rank"),
     (
         "torchrun",
         "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK MASTER_ADDR MASTER_PORT, "
-        "OMP_NUM_THREADS=1 where it is unset; not NODE_RANK, not CUDA_VISIBLE_DEVICES",
+        "OMP_NUM_THREADS=1 if it is unset; not NODE_RANK, not CUDA_VISIBLE_DEVICES",
     ),
     (
         "elastic",
-        "the same as torchrun; ranks are given out anew at each restart, "
-        "so RANK need not be what it was; the first machine to come serves the store",
+        "the same as torchrun; each restart assigns the ranks again, so RANK may change; "
+        "the first node to arrive serves the store",
     ),
     (
         "mp.spawn",
-        "nothing: the function gets its number as its first argument (mp.Process: what args holds)",
+        "nothing: the function gets its rank as the first argument (mp.Process: in args)",
     ),
     (
         "srun",
@@ -148,15 +148,15 @@ def _plan_notes(scenario: Scenario, address: str) -> tuple[str, ...]:
     notes = []
     if address == FIRST_HOST_PLACEHOLDER:
         notes.append(
-            f"{FIRST_HOST_PLACEHOLDER} stands for the address of machine 0; "
-            "give it in the file: launch: {master_addr: …}"
+            f"replace {FIRST_HOST_PLACEHOLDER} by the address of node 0, "
+            "or set it in the scenario: launch: {master_addr: …}"
         )
     notes += real_run_notes(scenario)
     variables = scenario.launch.env
     if variables:
         notes.append(
-            f"launch.env of the file gives ranks {', '.join(variables)} "
-            "otherwise than the launcher does"
+            f"launch.env of the scenario sets {', '.join(variables)}, "
+            "which overrides the launcher's values"
         )
     return tuple(notes)
 

@@ -1,9 +1,13 @@
 """Watches the rank processes: starts repetitions, detects hangs, and ends all ranks.
 
-Key idea: a hang is a time without progress. Progress means that any rank's progress file changed,
-that a rank computes or sleeps on purpose, that it uses its core in a call of gloo (which waits
-without using a core), or that it loads torch. `moved_ns` is the time of the last
-progress.
+Key idea: a hang is a time without progress. Each of these is progress:
+
+- the progress file of any rank changed;
+- a rank computes or sleeps on purpose;
+- a rank uses its core in a call of gloo, which waits without using a core;
+- a rank loads torch.
+
+`moved_ns` is the time of the last progress.
 
 The monitor only decides that a run is over and why; `results` finds out what went wrong.
 """

@@ -79,12 +79,12 @@ def _session_of_machine(
     if not has_equal_parts or not 0 <= node_rank < nodes:
         raise UsageError(
             f"{world_size} ranks can't be cut into --nnodes {nodes}, machine {node_rank} of them",
-            "give --nnodes that divides the world, and --node-rank from 0 on",
+            "give --nnodes that divides the world size, and --node-rank from 0",
         )
     if launcher == "elastic" and nodes > 1:
         raise UsageError(
-            "--launcher elastic is for one machine",
-            "for several, start torchrun on each: see `distsim run FILE`",
+            "--launcher elastic supports one node only",
+            "for several nodes, start torchrun on each: see `distsim run FILE`",
         )
     local_size = world_size // nodes
     first_rank = node_rank * local_size
@@ -134,7 +134,7 @@ def start_method(scenario: Scenario, options: RealRunOptions, devices: RankDevic
     if name is None:
         return _default_start_method(devices)
     if name not in START_METHODS:
-        raise UsageError(f"there is no launcher {name}", f"one of {', '.join(START_METHODS)}")
+        raise UsageError(f"unknown launcher {name}", f"one of {', '.join(START_METHODS)}")
     if name == "fork" and _default_start_method(devices) != "fork":
         raise UsageError(
             "--launcher fork can't be used with CUDA here: "

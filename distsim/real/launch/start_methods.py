@@ -75,6 +75,7 @@ class ProcessLauncher:
         return process.exitcode
 
     def pid(self, rank: int) -> int:
+        """The process id of a rank; 0 if it was not started."""
         return int(self.processes[rank].pid or 0)
 
     def end(self, grace_s: float) -> None:
@@ -110,6 +111,7 @@ class ElasticLauncher(ProcessLauncher):
         self._store: object = None
 
     def start(self, job: WorkerJob, ranks: Sequence[int]) -> None:
+        """Start the ranks in torch's elastic launcher, which runs in a thread."""
         self.ranks = tuple(ranks)
         job = replace(job, environment_is_set=True, init_method="env://")
         self._thread = threading.Thread(target=self._run, args=(job,), daemon=True)
@@ -151,6 +153,7 @@ class ElasticLauncher(ProcessLauncher):
 
     @property
     def is_over(self) -> bool:
+        """Whether the launcher's thread has ended."""
         return self._thread is None or not self._thread.is_alive()
 
     def exit_of(self, rank: int) -> int | None:
@@ -178,6 +181,7 @@ class ElasticLauncher(ProcessLauncher):
         return parse_snapshot(self.job.progress_path(rank).read_bytes(), rank).pid
 
     def end(self, grace_s: float) -> None:
+        """Wait for the ranks for ``grace_s`` seconds, then kill those that still run."""
         if self._thread is None:
             return
         self._thread.join(grace_s)

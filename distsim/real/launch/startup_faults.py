@@ -73,8 +73,8 @@ def _write_leftover_file(path: Path, world_size: int) -> Path:
         )
     if path.exists():
         raise EnvironmentFault(
-            f"{path} is there already, and files_left would write it",
-            "remove it, or name another one",
+            f"{path} exists already, and files_left would overwrite it",
+            "remove it, or name another file",
         )
     earlier = [
         get_context("fork").Process(

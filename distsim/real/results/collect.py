@@ -159,8 +159,8 @@ def check_environment_faults(
             if snapshot.phase in (RankPhase.NEW, RankPhase.LOADING)
         ]
         raise EnvironmentFault(
-            f"too few ranks came: {late} did not start in time",
-            "try again, or give a longer --timeout",
+            f"too few ranks arrived: {late} did not start in time",
+            "try again with a longer --timeout",
         )
     hung_at_startup = watched.reason == "standstill" and not watched.starts_ns
     if hung_at_startup and not _startup_should_hang(job.program):

@@ -1,9 +1,9 @@
-"""Matches posted calls across ranks, and derives what each stuck rank waits for.
+"""Matches posted calls across ranks, and derives what each blocked rank waits for.
 
-Key idea: torch.distributed matches by order. The k-th message of a channel (group, sender,
-receiver, tag) meets the k-th receive of this channel, and the n-th collective of a group on one
-rank meets the n-th on the others. So it is enough to know how many calls each rank has posted; no
-clock is needed.
+Key idea: torch.distributed matches by order. A channel is a group, sender, receiver and tag. The
+k-th message of a channel meets its k-th receive. The n-th collective of a group on one rank meets
+the n-th on the others. So it is enough to know how many calls each rank has posted; no clock is
+needed.
 
 Only a receive from any source is ambiguous. If it reported its source, that source is taken;
 otherwise it takes the first available message in the order of senders, which is a guess.
@@ -131,7 +131,7 @@ class RankWait(NamedTuple):
 
 
 class WaitAnalysis(NamedTuple):
-    """Who waits for whom.
+    """Which rank waits for which.
 
     ``at``: the wait of a rank that is in a call, by (rank, position). ``unreceived``: messages
     without a receive. ``taken``: the message that each receive from any source took, as far as

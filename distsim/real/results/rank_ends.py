@@ -1,7 +1,7 @@
 """How each rank of a real run ended, from its progress file and its exit status.
 
 Key idea: a rank that ended because of *another* rank (its connection was closed, its wait timed
-out) must be told apart from a rank that failed by itself. Only the latter can be blamed. The texts
+out) must be distinguished from one that failed by itself. Only the latter can be blamed. The texts
 of the errors decide, because torch raises the same exception types for both.
 
 Sources: gloo's own texts (semantics 1.1, 2.4). This module does not look at what a blocked rank
@@ -111,7 +111,7 @@ def _device_text(program: Program, snapshot: ProgressSnapshot) -> str:
     if snapshot.device in (NO_DEVICE_POSITION, snapshot.position):
         return ""
     place = program.place(snapshot.rank, snapshot.device)
-    return f"its device is at {place.op}, line {place.line}"
+    return f"its device is in {place.op}, line {place.line}"
 
 
 # --- causes and consequences ---

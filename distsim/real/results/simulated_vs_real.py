@@ -1,7 +1,7 @@
 """Compares how a real run ended with how its simulation ended.
 
 Key idea: a difference counts only if the simulation is wrong. Real runs may differ without that,
-because some things are races: which of several stuck ranks sees an error first, how far the others
+because some things are races: which blocked rank sees an error first, how far the others
 get while a process dies, and, for programs whose outcome depends on the order of events, the
 outcome itself. These races are recognised here and reported as an agreement of a certain kind.
 
@@ -51,10 +51,10 @@ def outcome_of(
     return "wrong-data" if values_differ and not diverging else "completes"
 
 
-#: The run ended otherwise than simulated, and the simulation is right all the same.
-_RACE = "as simulated, but for who of those that are stuck sees an error first, which is a race"
-_ORDER = "not as simulated, but in a way that the program may: the order of events decides it"
-_NUMBERS = "with wrong data, as simulated, though with other numbers"
+#: Ends of a run that differ from the simulated one although the simulation is right.
+_RACE = "as predicted, except for a race: which blocked rank sees an error first"
+_ORDER = "differently, but in a possible way: the outcome depends on the order of events"
+_NUMBERS = "with wrong data, as predicted, but with other values"
 
 
 class SimulatedVsReal(NamedTuple):
@@ -75,16 +75,16 @@ def compare_with_simulation(
     values: Sequence[BufferCheck],
     diverging: Sequence[DivergingReceive] = (),
 ) -> SimulatedVsReal:
-    """How the real run ended otherwise than the simulated one.
+    """How the end of the real run differs from that of the simulated one.
 
-    Which of several stuck ranks sees an error first is a race, so a blocked rank and a rank that
+    Which of several blocked ranks sees an error first is a race, so a blocked rank and a rank that
     raised a consequence error count as the same. If the order of events decides how the program
     ends, or whose message a receive from any source takes (``diverging``), another order is as
     true.
     """
     differences: list[str] = []
     if not _same_kind_of_outcome(outcome, simulation.outcome):
-        differences.append(f"the outcome is {outcome}, simulated {simulation.outcome}")
+        differences.append(f"the outcome is {outcome}, simulated: {simulation.outcome}")
     differences += _differing_ends(simulation, ends)
 
     wrong_buffers = sum(check.state == "differs" for check in values)
@@ -92,7 +92,7 @@ def compare_with_simulation(
         return SimulatedVsReal((), _ORDER)
     if wrong_buffers and outcome != "wrong-data":
         plural = "s" if wrong_buffers > 1 else ""
-        differences.append(f"{wrong_buffers} buffer{plural} with other values than simulated")
+        differences.append(f"{wrong_buffers} buffer{plural} with values other than simulated")
 
     if not differences:
         return SimulatedVsReal((), _agreement(outcome, simulation.outcome, wrong_buffers))
@@ -150,8 +150,8 @@ def _possible_outcomes(simulation: Simulation) -> set[str]:
 def _passed_stale_rendezvous(simulation: Simulation, ends: Sequence[RankEnd]) -> bool:
     """All ranks passed a start-up at the rendezvous file of an earlier run (DS126).
 
-    A rank that reads an address after its owner has written it anew reads the new one. In real runs
-    all three ranks did so now and then.
+    A rank that reads an address after its owner has rewritten it reads the new one. In real runs
+    all three ranks sometimes did so.
     """
     has_stale_file = any(f.code == "DS126" for f in simulation.findings)
     return has_stale_file and all(end.status == "ended" for end in ends)
@@ -161,8 +161,8 @@ def _passed_stale_rendezvous(simulation: Simulation, ends: Sequence[RankEnd]) ->
 
 
 _END_TEXTS = {
-    "stuck": "got no further",
-    "ended": "came to the end",
+    "stuck": "blocked",
+    "ended": "finished",
     "raised": "raised an error of its own",
     "crashed": "crashed",
     "killed": "killed",
@@ -193,8 +193,8 @@ def _differing_ends(simulation: Simulation, ends: Sequence[RankEnd]) -> list[str
         has_position = kinds[0] == "stuck" and real.rank not in separated
         if has_position and real.position != simulated.position:
             differences.append(
-                f"rank {real.rank} is stuck in call {real.position}, "
-                f"simulated in call {simulated.position}"
+                f"rank {real.rank} is blocked in call {real.position}, "
+                f"simulated: in call {simulated.position}"
             )
     for (real_kind, simulated_kind), ranks in ranks_by_kinds.items():
         differences.append(

@@ -67,7 +67,7 @@ def check_values(
     for label, (shape, dtype) in index["buffers"].items():
         real = _array(record[f"buffer {label}"], shape, dtype)
         if label in partial_sums:
-            detail = "gloo leaves partial sums away from the root of reduce"
+            detail = "gloo leaves partial sums on ranks other than the root of reduce"
             check = BufferCheck(rank, label, "unknown", detail)
         else:
             check = _check(rank, label, dtype, real, values, roundings)

@@ -87,7 +87,7 @@ def choose_backend(wanted: str | None, scenario_backend: str, local_ranks: int) 
     if name == "nccl" and not gpus:
         origin = "" if wanted else ", which the scenario asks for,"
         raise EnvironmentFault(
-            f"nccl{origin} needs a GPU, and torch sees none here",
+            f"nccl{origin} needs a GPU, but torch finds none",
             "run it on the CPU: add --backend gloo",
         )
     if not is_built_in:
@@ -137,13 +137,13 @@ def choose_devices(
     """
     if backend == "nccl" and wanted == "cpu":
         raise UsageError(
-            "nccl works on GPUs only, not on the CPU", "leave --device out, or add --backend gloo"
+            "nccl supports only GPUs, not the CPU", "omit --device, or add --backend gloo"
         )
     if wanted == "cpu" or (wanted == "auto" and backend != "nccl"):
         return RankDevices("cpu", gpus)
     if not gpus:
         raise EnvironmentFault(
-            "--device cuda needs a GPU, and torch sees none here", "run it on the CPU: --device cpu"
+            "--device cuda needs a GPU, but torch finds none", "run it on the CPU: --device cpu"
         )
     has_own_gpu = gpus == 1 and launcher in _GPU_PER_TASK_LAUNCHERS
     devices = RankDevices("cuda", gpus, shared=local_ranks > gpus and not has_own_gpu)
@@ -193,7 +193,7 @@ def check_device_support(program: Program, backend: str, devices: RankDevices) -
     if refused:
         raise UsageError(
             f"gloo has no {', '.join(refused)} for CUDA tensors, only collectives",
-            "leave --device cuda out, or run it with --backend nccl",
+            "omit --device cuda, or add --backend nccl",
         )
 
 

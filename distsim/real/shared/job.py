@@ -66,10 +66,12 @@ class WorkerJob:
     environment_is_set: bool = False
 
     def local_rank(self, rank: int) -> int:
+        """The rank within its node."""
         return self.local_ranks[rank - self.first_rank]
 
     # --- files ---
     def progress_path(self, rank: int) -> Path:
+        """The progress file of a rank."""
         return Path(self.directory, f"board-{rank}")
 
     def times(self, rank: int, repetition: int) -> Path:
@@ -90,6 +92,7 @@ class WorkerJob:
 
     @property
     def control_file(self) -> Path:
+        """The file by which the launcher starts and stops repetitions."""
         return Path(self.directory, "bulletin")
 
     # --- environment of a rank ---

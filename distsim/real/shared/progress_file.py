@@ -115,6 +115,7 @@ class ProgressFile:
         self.words[ProgressField.TEXT] = len(data)
 
     def snapshot(self, rank: int) -> ProgressSnapshot:
+        """What the file contains now."""
         return parse_snapshot(bytes(self._view), rank)
 
     def raw(self) -> bytes:
@@ -122,6 +123,7 @@ class ProgressFile:
         return bytes(self._view)
 
     def close(self) -> None:
+        """Unmap the file."""
         self.words.release()
         self._view.release()
         self._map.close()
@@ -144,8 +146,8 @@ def _write_empty(path: Path) -> None:
         path.write_bytes(bytes(FILE_BYTES))
     except OSError as fault:
         raise EnvironmentFault(
-            f"can't write {path}: {fault.strerror}",
-            "make room there, or set TMPDIR to another folder",
+            f"cannot write {path}: {fault.strerror}",
+            "free some space there, or set TMPDIR to another folder",
         ) from None
 
 
@@ -180,6 +182,7 @@ class ControlFile:
         self._file = ProgressFile(path, create)
 
     def start_repetition(self, repetition: int, start_ns: int) -> None:
+        """Let the ranks start a repetition at this time."""
         # The time first: a rank that sees the new count must also see its start.
         self._file.words[_ControlField.START_NS] = start_ns
         self._file.words[_ControlField.STARTED] = repetition + 1
@@ -191,13 +194,16 @@ class ControlFile:
         return self._file.words[_ControlField.START_NS]
 
     def stop(self) -> None:
+        """Tell the ranks to end."""
         self._file.words[_ControlField.STOPPED] = 1
 
     @property
     def stopped(self) -> bool:
+        """Whether `stop` was called."""
         return self._file.words[_ControlField.STOPPED] != 0
 
     def close(self) -> None:
+        """Unmap the file."""
         self._file.close()
 
 

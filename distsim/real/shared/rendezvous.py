@@ -42,11 +42,11 @@ def listen(address: str, port: int, allow_other_port: bool) -> tuple[socket.sock
         return listening, int(listening.getsockname()[1])
     if error_number == errno.EADDRNOTAVAIL:
         raise EnvironmentFault(
-            f"{address} is no address of this machine, so ranks can't meet at it here",
-            "give one with --master-addr",
+            f"{address} is not an address of this node, so ranks cannot connect to it here",
+            "give an address of this node with --master-addr",
         )
     raise EnvironmentFault(
-        f"port {port} of {address} can't be used: {reason}", "give another one with --master-port"
+        f"port {port} of {address} cannot be used: {reason}", "give another one with --master-port"
     )
 
 
@@ -101,11 +101,13 @@ def connect_store(
             )
             return store
     if ended():
-        raise EnvironmentFault(f"ended by {ended()}; nobody had answered at {address}:{port} yet")
+        raise EnvironmentFault(
+            f"ended by {ended()}; no rank 0 had answered at {address}:{port} yet"
+        )
     detail = f" ({reason})" if reason else ""
     raise EnvironmentFault(
-        f"nobody answered at {address}:{port} within {timeout_s:.0f} s{detail}",
-        "start the machine of rank 0 too; --master-addr and --master-port must name it",
+        f"no rank 0 answered at {address}:{port} within {timeout_s:.0f} s{detail}",
+        "start the node of rank 0 too; --master-addr and --master-port must name it",
     )
 
 
@@ -129,7 +131,7 @@ def check_host(host: str, option: str) -> None:
         socket.getaddrinfo(host, None)
     except OSError as fault:  # gaierror
         raise EnvironmentFault(
-            f"the host {host} is not known here: {fault.strerror}", f"correct it in {option}"
+            f"the host {host} is unknown here: {fault.strerror}", f"correct it in {option}"
         ) from None
 
 
@@ -144,7 +146,7 @@ def check_rendezvous_file(init_method: str) -> None:
     path = Path(unquote(url.path))
     if path.exists() and path.stat().st_size:
         raise EnvironmentFault(
-            f"{path} is left from an earlier run, so ranks would meet its ranks there", "remove it"
+            f"{path} is left from an earlier run, so ranks would read its addresses", "remove it"
         )
     if not path.parent.is_dir():
         raise EnvironmentFault(

@@ -167,6 +167,7 @@ class DeviceClock(HostClock):
 
     # --- a repetition ---
     def start(self, cells: memoryview) -> None:
+        """Start the clock of a repetition, and the thread that polls the events."""
         super().start(cells)
         for collection in (self._works, self._pending, self._followed, self._began):
             collection.clear()
@@ -215,6 +216,7 @@ class DeviceClock(HostClock):
 
     # --- launches ---
     def before(self) -> Event:
+        """An event on the current stream, recorded before a call."""
         event = self._event()
         event.record()
         return event
@@ -227,6 +229,7 @@ class DeviceClock(HostClock):
         queue: Hashable = "",
         compute: bool = False,
     ) -> None:
+        """Note the work of a call that began at ``began`` and was issued just now."""
         self._add_work(position, cells, queue, began, self.before(), compute)
 
     def follow(
@@ -281,9 +284,11 @@ class DeviceClock(HostClock):
         self._pending.setdefault(queue, deque()).append(work)
 
     def stream(self, name: str) -> AbstractContextManager[object]:
+        """The context in which calls go to the stream of this name."""
         return nullcontext() if name in ("", "host") else self.cuda.stream(self._stream(name))
 
     def wait_stream(self, name: str, other: str) -> None:
+        """Let one stream wait for the work issued on another so far."""
         self._stream(name).wait_stream(self._stream(other))
 
     def _stream(self, name: str) -> Stream:
@@ -292,6 +297,7 @@ class DeviceClock(HostClock):
         return self.streams[name]
 
     def synchronize(self) -> None:
+        """Wait until the device has finished all work."""
         self.cuda.synchronize()
 
     # --- while it runs ---

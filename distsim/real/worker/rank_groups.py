@@ -50,6 +50,7 @@ class RankProcessGroups:
         self._store: TCPStore | None = None
 
     def of(self, group: RankGroup) -> ProcessGroup | None:
+        """The process group of torch; None for the default group."""
         return None if group.id == 0 else self._groups.get(group.id)
 
     def start(self, call: ResolvedCall | None = None) -> None:

@@ -196,7 +196,7 @@ def check_memory(program: Program, ranks: Sequence[int]) -> None:
         raise EnvironmentFault(
             f"the tensors of {len(ranks)} ranks take {show_bytes(needed)}, "
             f"and {show_bytes(free)} of memory are free here",
-            "make them smaller with --set, or run on a larger machine",
+            "make them smaller with --set, or run on a node with more memory",
         )
 
 

@@ -67,10 +67,12 @@ class ComputeInterval(NamedTuple):
 
     @property
     def flops(self) -> int:
+        """The floating-point operations of all kernels."""
         return sum(kernel.flops * count for kernel, count in self.kernels)
 
     @property
     def bytes(self) -> int:
+        """The bytes that all kernels read and write."""
         return sum(kernel.nbytes * count for kernel, count in self.kernels)
 
     @property
@@ -83,6 +85,7 @@ class ComputeInterval(NamedTuple):
 
     @property
     def launches(self) -> int:
+        """The number of kernel launches."""
         return sum(count for _, count in self.kernels)
 
 
@@ -96,6 +99,7 @@ class KernelCounter:
         self._by_site: dict[str, Counter[ComputeKernel]] = {}
 
     def add(self, kernel: ComputeKernel) -> None:
+        """Count a kernel, and its line in the script if lines are wanted."""
         site = self._site() if self._site is not None else None
         with self._lock:
             self._current[kernel] += 1

@@ -50,19 +50,24 @@ class ExtensionDevice(EmulatedDevice):
         self._library.distsim_set_device_count(count)
 
     def get(self) -> int:
+        """The current device."""
         return int(self._library.distsim_get_device())
 
     def set(self, index: int) -> None:
+        """Make a device the current one; a negative index changes nothing."""
         if index >= 0:
             self._library.distsim_set_device(index)
 
     def get_stream(self, index: int) -> int:
+        """The current stream of a device."""
         return int(self._library.distsim_get_stream(index))
 
     def set_stream(self, index: int, stream: int) -> None:
+        """Make a stream the current one of a device."""
         self._library.distsim_set_stream(index, stream)
 
     def memory(self) -> tuple[int, int, int]:
+        """Allocated bytes, their peak, and the number of allocations."""
         return (
             int(self._library.distsim_allocated()),
             int(self._library.distsim_peak()),
@@ -70,6 +75,7 @@ class ExtensionDevice(EmulatedDevice):
         )
 
     def reset_peak(self) -> None:
+        """Count the peak of allocated bytes from now on."""
         self._library.distsim_reset_peak()
 
 
@@ -121,7 +127,7 @@ def compile_patches() -> list[CudaPatch]:
             "torch.cuda.graphs:CUDAGraph",
             "__new__",
             refuse_cuda_graphs,
-            "what a graph replays would run no Python, and be seen by nobody",
+            "the replay of a graph runs no Python, so capture would not see its calls",
         ),
     ]
 

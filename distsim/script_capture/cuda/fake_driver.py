@@ -53,16 +53,20 @@ class EmulatedDevice:
     stream: int = 0
 
     def get(self) -> int:
+        """The current device."""
         return self.index
 
     def set(self, index: int) -> None:
+        """Make a device the current one; a negative index changes nothing."""
         if index >= 0:
             self.index = index
 
     def get_stream(self, index: int) -> int:
+        """The current stream, which is the same for all devices."""
         return self.stream
 
     def set_stream(self, index: int, stream: int) -> None:
+        """Make a stream the current one."""
         self.stream = stream
 
     def memory(self) -> tuple[int, int, int]:
@@ -119,6 +123,7 @@ class FakeCudaRuntime:
         self._device = device
 
     def cudaMemGetInfo(self, index: int) -> tuple[int, int]:  # noqa: N802
+        """Free and total bytes of a device."""
         return _DEVICE_MEMORY_BYTES - self._device.memory()[0], _DEVICE_MEMORY_BYTES
 
     def __getattr__(self, name: str) -> Callable[..., int]:
@@ -429,4 +434,5 @@ def patch_owner(patch: CudaPatch) -> object:
 
 
 def apply_patch(patch: CudaPatch) -> None:
+    """Set the attribute that the patch replaces."""
     setattr(patch_owner(patch), patch.name, patch.value)

@@ -21,6 +21,7 @@ def matmul(a: Tensor, b: Tensor, out_dtype: dtype) -> Tensor:
 
 
 def matmul_out(a: Tensor, b: Tensor, out_dtype: dtype, *, out: Tensor) -> Tensor:
+    """`matmul` into an existing tensor."""
     return out.copy_(matmul(a, b, out_dtype))
 
 
@@ -42,14 +43,17 @@ def addmm_out(
     alpha: float = 1,
     out: Tensor,
 ) -> Tensor:
+    """`addmm` into an existing tensor."""
     return out.copy_(addmm(x, a, b, out_dtype, beta=beta, alpha=alpha))
 
 
 def softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Softmax; with ``half_to_float``, its result is float32."""
     return _run_cpu_kernel("_softmax", x.float() if half_to_float else x, dim, False)
 
 
 def log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """Logarithm of softmax; with ``half_to_float``, its result is float32."""
     return _run_cpu_kernel("_log_softmax", x.float() if half_to_float else x, dim, False)
 
 

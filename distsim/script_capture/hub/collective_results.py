@@ -47,6 +47,7 @@ class CallContribution:
         self.input_shapes, self.output_shapes, self.dtype, self.extra = facts
 
     def element_size(self) -> int:
+        """The bytes of one element."""
         return DTYPE_BYTES.get(self.dtype) or _EXTRA_DTYPE_BYTES.get(self.dtype, 1)
 
 

@@ -484,6 +484,7 @@ class Hub:
                     pending.reply(["ok", found])
 
     def close(self) -> None:
+        """Close all connections."""
         for connection in list(self._connections.values()):
             with suppress(OSError):
                 connection.socket.close()

@@ -56,6 +56,7 @@ class GroupInstance:
     counts: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def group_rank(self, rank: int) -> int:
+        """The rank within the group."""
         return self.ranks.index(rank)
 
     def root_of(self, call: RankCall) -> int:
@@ -113,6 +114,7 @@ class RankCall:
 
     @property
     def done(self) -> bool:
+        """Whether the call has its results."""
         return self.results is not None
 
 

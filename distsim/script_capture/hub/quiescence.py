@@ -229,6 +229,7 @@ def timeout_of(pending: PendingReply, profile: BackendProfile) -> int | None:
 def waits_with_timeout(
     processes: Iterable[RankProcess], profile: BackendProfile
 ) -> Iterator[TimedWait]:
+    """The waits of these processes that can time out."""
     for process in processes:
         for number, pending in process.waiting.items():
             timeout_ns = timeout_of(pending, profile)

@@ -87,6 +87,7 @@ class HubConnection:
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
 
     def send(self, data: bytes) -> None:
+        """Send bytes to the process, if it still runs."""
         with suppress(OSError):  # the rank has ended, which the out connection reports
             self.socket.sendall(data)
 
@@ -121,9 +122,14 @@ class HubConnection:
 class PendingReply:
     """A thread of a rank that waits for a reply.
 
-    It waits for one of: a call (``call``), the answer to a poll (``polled_call``), keys of the
-    store (``keys``; with ``pops`` for elements of their queues), or all ranks in a start-up call
-    (``startup_op``). ``event`` is the call or the wait that the thread is in.
+    It waits for one of:
+
+    - a call (``call``),
+    - the answer to a poll (``polled_call``),
+    - keys of the store (``keys``; with ``pops``, for elements of their queues),
+    - all ranks, in a start-up call (``startup_op``).
+
+    ``event`` is the call or the wait that the thread is in.
     """
 
     connection: HubConnection
@@ -139,10 +145,12 @@ class PendingReply:
     event: HubEvent | None = None
 
     def reply(self, message: Sequence[object]) -> None:
+        """Send the reply: the thread continues."""
         self.connection.pending = None
         self.connection.send(encode_frame(message))
 
     def reply_result(self, call: RankCall) -> None:
+        """Reply with the result of a call."""
         self.connection.pending = None
         self.connection.send_result(call)
 
@@ -206,6 +214,7 @@ class RankProcess:
         return count
 
     def add_event(self, event: HubEvent) -> None:
+        """Add an event of the thread whose messages arrive now."""
         event.thread = self.thread
         self.events.append(event)
 

@@ -39,9 +39,11 @@ class RepeatedStoreCheck:
 
     @property
     def is_polling_loop(self) -> bool:
+        """Whether the process asked so often and so long that it counts as waiting."""
         return self.count >= _MIN_REPEATS and time.monotonic() - self.since > _MIN_SECONDS
 
     def is_same_question(self, question: PendingReply) -> bool:
+        """Whether this is about the same keys."""
         return (self.question.keys, self.question.space) == (question.keys, question.space)
 
 
@@ -53,7 +55,7 @@ class StorePollTracker:
         self._progress = -1
 
     def add(self, process: RankProcess, question: PendingReply, progress: int) -> None:
-        """A process was told that its keys do not exist."""
+        """A process asked, and got the answer that its keys do not exist."""
         if progress != self._progress:
             self._checks = {}
             self._progress = progress

@@ -96,4 +96,5 @@ def exit_of_status(code: int) -> ProcessExit:
 
 
 def timeout_in_ns(timeout: timedelta | None) -> int | None:
+    """A timeout in ns; None stays None."""
     return None if timeout is None else round(timeout.total_seconds() * 1e9)

@@ -184,6 +184,7 @@ class PayloadReader:
         self._position = 0
 
     def take(self, count: int) -> bytes:
+        """The next ``count`` bytes."""
         start = self._position
         self._position += count
         return self._data[start : self._position]
@@ -208,6 +209,7 @@ class SharedMemoryRegions:
         return self.maps[region][offset] != 0
 
     def mark(self, region: int, offset: int, in_use: bool) -> None:
+        """Mark a slot as in use or free."""
         self.maps[region][offset] = int(in_use)
 
 
@@ -241,6 +243,7 @@ class SharedMemoryAllocator:
         return start + _ALIGN
 
     def address(self, offset: int) -> int:
+        """The memory address of an offset in this region."""
         return self.regions.address[self.region] + offset
 
 
@@ -253,6 +256,7 @@ def free_payload(regions: SharedMemoryRegions, location: PayloadLocation) -> Non
 
 # --- sockets ---
 def connect_to_hub(address: str) -> socket.socket:
+    """A new connection to the hub."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(address)
     return connection

@@ -133,6 +133,7 @@ class HubClient:
     # --- connections ---
     @property
     def joined(self) -> bool:
+        """Whether the process is connected to the hub."""
         return self._out is not None
 
     def join(self, rank: int, world_size: int) -> None:
@@ -345,7 +346,7 @@ class HubClient:
         return self.site_of(self.sites.where(depth))
 
     def site_of(self, origin: CallOrigin) -> int:
-        """The number of a place; the hub is told once what it means."""
+        """The number of a place; the hub learns its meaning once."""
         number = self._site_numbers.get(origin)
         if number is None:
             with self._lock:
@@ -355,6 +356,7 @@ class HubClient:
         return number
 
     def origin_of(self, site: int) -> CallOrigin:
+        """The place that a number of a call site means."""
         return self._sites[site]
 
     # --- notices ---

@@ -108,12 +108,15 @@ class ProcessGroupMethods:
 
     # --- what torch asks of every group ---
     def rank(self) -> int:
+        """The group rank of this process."""
         return self.me
 
     def size(self) -> int:
+        """The number of members."""
         return len(self.members)
 
     def name(self) -> str:
+        """The backend that the script asked for."""
         return self.requested_backend
 
     _get_backend_name = name
@@ -127,16 +130,20 @@ class ProcessGroupMethods:
 
     @property
     def group_name(self) -> str:
+        """The group's name in torch."""
         return self.title
 
     @property
     def group_desc(self) -> str:
+        """The group's description in torch."""
         return str(self.__dict__.get("desc", ""))
 
     def getGroupName(self) -> str:  # noqa: N802
+        """The name, as C++ asks for it."""
         return self.title
 
     def getGroupDesc(self) -> str:  # noqa: N802
+        """The description, as C++ asks for it."""
         return self.group_desc
 
     def _set_group_name(self, name: str) -> None:
@@ -159,6 +166,7 @@ class ProcessGroupMethods:
 
     @property
     def options(self) -> object:
+        """An object with the default timeout, which torch reads."""
         default = type("Options", (), {"_timeout": timedelta(minutes=30)})()
         return self.__dict__.setdefault("held_options", default)
 
@@ -251,7 +259,7 @@ class ProcessGroupMethods:
         return work
 
     def _has_backend_per_device(self) -> bool:
-        """Whether it was created with ``cpu:gloo,cuda:nccl`` or the like."""
+        """Whether it was created with a backend for each device, as ``cpu:gloo,cuda:nccl``."""
         return ":" in self.requested_backend
 
     def _profiler_name(self, op: str, peer: int) -> str:
@@ -336,11 +344,13 @@ class ProcessGroupMethods:
 
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803
+        """Send to a group rank; the message is buffered."""
         transfer = TensorTransfer(completes_locally=True)
         peer = self._global_rank(dstRank)
         return self.call("isend", tensors, (), peer=peer, tag=tag, transfer=transfer)
 
     def recv(self, tensors: Sequence[Tensor], srcRank: int, tag: int = 0) -> object:  # noqa: N803
+        """Receive from a group rank."""
         return self.call("irecv", (), tensors, peer=self._global_rank(srcRank), tag=tag)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> object:
@@ -400,23 +410,27 @@ class ProcessGroupMethods:
 
     # --- collectives without a root ---
     def allreduce(self, tensors: Any, opts: TorchOptions = None, timeout: object = None) -> object:
+        """One tensor, in a list or alone."""
         tensors = _as_list(tensors)[:1]
         reduce_op = reduce_op_name(opts) if opts is not None else "sum"
         return self.call("all_reduce", tensors, tensors, opts, reduce_op=reduce_op)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: TorchOptions = None) -> object:
+        """Several tensors in one call."""
         reduce_op = reduce_op_name(opts)
         return self.call("all_reduce_coalesced", tensors, tensors, opts, reduce_op=reduce_op)
 
     def allgather(
         self, output_tensors: Any, input_tensors: Any, opts: TorchOptions = None
     ) -> object:
+        """Outputs are a list, or a list in a list."""
         inputs = _as_list(input_tensors)[:1]
         is_nested = isinstance(output_tensors[0], list | tuple)
         outputs = output_tensors[0] if is_nested else output_tensors
         return self.call("all_gather", inputs, outputs, opts)
 
     def all_gather_single(self, output: Tensor, input: Tensor, opts: TorchOptions = None) -> object:
+        """`all_gather_into_tensor`."""
         return self.call("all_gather_into_tensor", [input], [output], opts)
 
     _allgather_base = all_gather_single
@@ -424,6 +438,7 @@ class ProcessGroupMethods:
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
     ) -> object:
+        """Several `all_gather_into_tensor` in one call."""
         return self.call("all_gather_into_tensor_coalesced", inputs, outputs, opts)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -448,6 +463,7 @@ class ProcessGroupMethods:
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: TorchOptions = None, timeout: object = None
     ) -> object:
+        """Inputs are a list, or a list in a list."""
         parts = inputs[0] if isinstance(inputs[0], list | tuple) else inputs
         output = _as_list(outputs)[:1]
         reduce_op = reduce_op_name(opts)
@@ -456,6 +472,7 @@ class ProcessGroupMethods:
     def reduce_scatter_single(
         self, output: Tensor, input: Tensor, opts: TorchOptions = None
     ) -> object:
+        """`reduce_scatter_tensor`."""
         self._check_reduce_scatter_sizes([input], [output])
         reduce_op = reduce_op_name(opts)
         return self.call("reduce_scatter_tensor", [input], [output], opts, reduce_op=reduce_op)
@@ -465,6 +482,7 @@ class ProcessGroupMethods:
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
     ) -> object:
+        """Several `reduce_scatter_tensor` in one call."""
         self._check_reduce_scatter_sizes(inputs, outputs)
         op = "reduce_scatter_tensor_coalesced"
         return self.call(op, inputs, outputs, opts, reduce_op=reduce_op_name(opts))
@@ -494,6 +512,7 @@ class ProcessGroupMethods:
         input_splits: Sequence[int],
         opts: TorchOptions = None,
     ) -> object:
+        """Empty splits mean equal parts."""
         return self.call(
             "all_to_all_single",
             [input],
@@ -508,14 +527,17 @@ class ProcessGroupMethods:
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: TorchOptions = None
     ) -> object:
+        """`all_to_all`, with one tensor for each member."""
         return self.call("all_to_all", inputs, outputs, opts)
 
     def barrier(self, opts: TorchOptions = None, timeout: object = None) -> object:
+        """A collective without data."""
         return self.call("barrier", (), (), opts)
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
+        """A barrier that raises after its timeout."""
         synchronous = type("Opts", (), {"asyncOp": False})
         self.call(
             "monitored_barrier",
@@ -528,6 +550,7 @@ class ProcessGroupMethods:
 
     # --- collectives with a root ---
     def broadcast(self, tensors: Any, opts: TorchOptions = None, timeout: object = None) -> object:
+        """The root sends; the other members receive into the same tensor."""
         tensors = _as_list(tensors)[:1]
         root = opts.rootRank if hasattr(opts, "rootRank") else int(opts or 0)
         if root == self.me:
@@ -538,6 +561,7 @@ class ProcessGroupMethods:
         return self.call("broadcast", tensors, tensors, opts, peer=peer, transfer=transfer)
 
     def reduce(self, tensors: Any, opts: TorchOptions = None, *_: object) -> object:
+        """Only the root receives the result."""
         tensors = _as_list(tensors)[:1]
         if opts.rootRank == self.me:
             transfer = TensorTransfer(received=tensors)
@@ -559,6 +583,7 @@ class ProcessGroupMethods:
         inputs: Sequence[Tensor],
         opts: TorchOptions = None,
     ) -> object:
+        """Only the root has outputs."""
         is_nested = outputs and isinstance(outputs[0], list | tuple)
         gathered: Any = outputs[0] if is_nested else outputs
         is_root = opts.rootRank == self.me
@@ -577,6 +602,7 @@ class ProcessGroupMethods:
         inputs: Sequence[Sequence[Tensor]],
         opts: TorchOptions = None,
     ) -> object:
+        """Only the root has inputs."""
         is_nested = inputs and isinstance(inputs[0], list | tuple)
         parts: Any = inputs[0] if is_nested else inputs
         is_root = opts.rootRank == self.me

@@ -23,6 +23,7 @@ def _profiler_query() -> Callable[[], bool]:
 
 
 def is_profiling() -> bool:
+    """Whether torch's profiler is recording."""
     return _profiler_query()()
 
 

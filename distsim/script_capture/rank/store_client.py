@@ -63,58 +63,71 @@ class StoreClientMethods:
         return reply[1]
 
     def set(self, key: str, value: object) -> None:
+        """Set a key."""
         self._request("set", key, _encoded_value(value))
 
     def get(self, key: str) -> bytes:
+        """The value of a key; waits until it exists."""
         values = self._request("wait", [key], timeout_in_ns(self.explicit_timeout))
         return _decoded_value(values[0])
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Wait until all keys exist."""
         limit = timeout if timeout is not None else self.explicit_timeout
         self._request("wait", list(keys), timeout_in_ns(limit))
 
     def add(self, key: str, value: int) -> int:
+        """Add to a counter, and return its new value."""
         return int(self._request("add", key, int(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist now."""
         return bool(self._request("check", list(keys)))
 
     def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+        """Replace a value if it is the expected one; return the value afterwards."""
         texts = _encoded_value(expected), _encoded_value(desired)
         return _decoded_value(self._request("compare_set", key, *texts))
 
     compareSet = compare_set  # noqa: N815
 
     def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it existed."""
         return bool(self._request("delete", key))
 
     deleteKey = delete_key  # noqa: N815
 
     def num_keys(self) -> int:
+        """The number of keys."""
         return int(self._request("count"))
 
     getNumKeys = num_keys  # noqa: N815
 
     def append(self, key: str, value: object) -> None:
+        """Append to the value of a key."""
         self._request("append", key, _encoded_value(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """The values of several keys; waits until all exist."""
         values = self._request("wait", list(keys), timeout_in_ns(self.explicit_timeout))
         return [_decoded_value(text) for text in values]
 
     multiGet = multi_get  # noqa: N815
 
     def multi_set(self, keys: Sequence[str], values: Sequence[object]) -> None:
+        """Set several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
     multiSet = multi_set  # noqa: N815
 
     def list_keys(self) -> list[str]:
+        """All keys, without torch's own."""
         return [key for key in self._request("keys") if key != INIT_KEY]
 
     # --- queues ---
     def queue_push(self, key: str, value: object) -> None:
+        """Append a value to the queue of a key."""
         self._request("push", key, _encoded_value(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -130,9 +143,11 @@ class StoreClientMethods:
         return _decoded_value(found)
 
     def queue_len(self, key: str) -> int:
+        """The length of the queue of a key."""
         return int(self._request("length", key))
 
     def has_extended_api(self) -> bool:
+        """Whether append, multi_get and multi_set work."""
         return True
 
     hasExtendedApi = has_extended_api  # noqa: N815
@@ -153,7 +168,9 @@ class StoreClientMethods:
 
     @property
     def timeout(self) -> timedelta:
+        """How long a wait may take."""
         return self.explicit_timeout or DEFAULT_TIMEOUT
 
     def clone(self) -> object:
+        """The store itself: it has no connection of its own."""
         return self

@@ -141,34 +141,43 @@ class HubWorkMethods:
     futures: HubFutures
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until the call is done."""
         self.request.wait(None if timeout is None or timeout <= _NO_TIMEOUT else timeout)
         return True
 
     def synchronize(self) -> None:
+        """As `wait`: no stream runs ahead here."""
         self.request.wait()
 
     def block_current_stream(self) -> None:
+        """As `wait`: no stream runs ahead here."""
         self.request.wait()
 
     def is_completed(self) -> bool:
+        """Whether the call is done."""
         return self.request.poll()
 
     def is_success(self) -> bool:
+        """Whether the call is done; a call that fails raises instead."""
         return self.request.poll()
 
     def exception(self) -> None:
+        """Always None: errors are raised by `wait`."""
         return None
 
     def result(self) -> list[Tensor]:
+        """The output tensors."""
         return list(self.results)
 
     def source_rank(self) -> int:
+        """The rank whose message a receive took."""
         return self.request.source
 
     def _source_rank(self) -> int:
         return self.request.source
 
     def get_future(self) -> Future[object]:
+        """A future of the output tensors."""
         return self.futures.future_of(self.request, list(self.results))
 
     getFuture = get_future  # noqa: N815 - the name that torch's C++ asks for
@@ -187,11 +196,13 @@ class CombinedWork:
         self.parts = parts
 
     def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until all calls are done."""
         for part in self.parts:
             part.request.wait()
         return True
 
     def is_completed(self) -> bool:
+        """Whether all calls are done."""
         return all(part.is_completed() for part in self.parts)
 
 

@@ -70,6 +70,7 @@ class CaptureResult:
 
     @property
     def outcome(self) -> str:
+        """The outcome of the simulation, corrected by what the run showed."""
         return self.simulation.outcome
 
 
@@ -242,6 +243,7 @@ def _compute_cluster(backend: str, cluster: ClusterArgument) -> Cluster:
 
 
 def script_name(captured: CapturedRun) -> str:
+    """The script, module or function that was captured."""
     return captured.capture_options.target.name
 
 

@@ -43,6 +43,7 @@ class CapturedCall:
 
     @property
     def call_numbers(self) -> set[int]:
+        """The numbers of its calls among the rank's events."""
         return {call.number for call in self.calls}
 
 

@@ -71,7 +71,7 @@ def compact_trace(
     backend = str(trace.header.get("backend") or DEFAULT_BACKEND)
     if backend not in BACKEND_PROFILES:
         raise UsageError(
-            f"the trace is of back end `{backend}`, which has no profile",
+            f"the trace is of backend `{backend}`, which has no profile",
             f"distsim knows {', '.join(BACKEND_PROFILES)}",
         )
     rebuilt = rebuild_program(trace, backend=backend, resolve=resolve)
@@ -124,7 +124,7 @@ def _notes(exact: bool, program: Program, calls: int, steps: int) -> tuple[str, 
     ]
     if not exact:
         notes.append(
-            "Durations of computes and pauses are means over the calls that a step stands for."
+            "Durations of computes and sleeps are means over the calls that a step represents."
         )
     return tuple(notes)
 

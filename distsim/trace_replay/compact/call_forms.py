@@ -95,6 +95,7 @@ class CallItemizer:
                 self.reached[trace["rank"][row]].append((begun, done))
 
     def items(self, rank: int) -> list[CallItem]:
+        """The calls of a rank, in order."""
         code, handles = self.program.code(rank), _RequestNames()
         found: list[CallItem] = []
         pause = number = 0

@@ -34,6 +34,8 @@ class CallLeaf:
 
 @dataclass
 class CallLoop:
+    """A loop: its body, repeated ``times`` times."""
+
     times: int
     body: list[CallLeaf | CallLoop] = field(default_factory=list)
 

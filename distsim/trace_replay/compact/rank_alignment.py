@@ -30,6 +30,7 @@ class AlignedStep:
 
     @property
     def ranks(self) -> set[int]:
+        """The ranks that make this call."""
         return set(self.ints)
 
 
@@ -42,6 +43,7 @@ class AlignedLoop:
 
     @property
     def ranks(self) -> set[int]:
+        """The ranks that run this loop."""
         return set(self.times)
 
 

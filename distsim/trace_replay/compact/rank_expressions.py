@@ -59,9 +59,11 @@ class RankVariables:
         return cls(size, axes, dict(mesh))
 
     def rank(self, ranks: IntVector) -> Variable:
+        """The variable `rank`, with its value for each of these ranks."""
         return Variable("rank", ranks, "world_size", self.size)
 
     def coordinates(self, ranks: IntVector) -> list[Variable]:
+        """The axes of the mesh as variables."""
         return [
             Variable(axis, values[ranks], f"{axis}_size", self.lengths[axis])
             for axis, values in self.axes.items()

@@ -49,6 +49,7 @@ class ScenarioWriter:
     _groups: dict[int, dict[int, tuple[int, ...]]] = field(default_factory=dict)
 
     def program(self, entries: Sequence[AlignedEntry]) -> list[str]:
+        """The lines of the scenario's program."""
         return self._entries(entries, set(range(self.names.size)), "  ")
 
     def _entries(self, entries: Sequence[AlignedEntry], here: set[int], indent: str) -> list[str]:
@@ -215,6 +216,7 @@ def _rank_or_list(ranks: list[int]) -> int | list[int]:
 
 
 def yaml_flow_mapping(fields: Mapping[Any, Any]) -> str:
+    """A mapping in YAML's flow style."""
     return (
         "{"
         + ", ".join(f"{yaml_flow(key)}: {yaml_flow(value)}" for key, value in fields.items())

@@ -389,8 +389,8 @@ class _StartupDrawing:
                 if self.absent
                 else f"{world - here} did not register"
             )
-            return f"{here} of {world} arrived", missing
-        return f"all {world} arrived", "but do not find each other"
+            return f"{here} of {world} ranks arrived", missing
+        return f"all {world} ranks arrived", "but do not find each other"
 
     def _ready(self) -> None:
         everyone = tuple(range(len(self.shown) + 1))

@@ -11,6 +11,7 @@ export const APART = 30;
 /** The width from which on a span has a label, in pixels. */
 export const WIDE = 34;
 const MOST_ARROWS = 300;
+const HANG_WORDS = "▸ hang: no more progress";
 
 /**
  * @param {import("./timeline.js").Timeline} t
@@ -21,6 +22,7 @@ export function drawAxis(t, context) {
   const { step, at } = ticks(t.view, width - t.gutter, 110);
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
+  const hang = hangLabel(t, context);
   for (const time of at) {
     const x = Math.round(t.x(time)) + 0.5;
     context.strokeStyle = t.line ?? "";
@@ -31,16 +33,26 @@ export function drawAxis(t, context) {
     context.stroke();
     context.globalAlpha = 1;
     context.fillStyle = t.grey ?? "";
-    if (x < width - 70) context.fillText(time ? showMoment(time, step) : "0", x + 3, 11);
+    const words = time ? showMoment(time, step) : "0";
+    const isHidden = hang !== null && x + 3 < hang.right && x + 9 + context.measureText(words).width > hang.left;
+    if (x < width - 70 && !isHidden) context.fillText(words, x + 3, 11);
   }
+  if (hang === null) return;
+  context.fillStyle = t.critical ?? "";
+  context.fillText(HANG_WORDS, hang.left + 3, 11);
+}
+
+/**
+ * Where the axis says that the run hangs; null if that place is not visible.
+ * @param {import("./timeline.js").Timeline} t
+ * @param {CanvasRenderingContext2D} context
+ */
+function hangLabel(t, context) {
   const { head, end } = t.model.runs[0];
-  const from = t.x(head.makespan);
-  if (end > head.makespan && from >= t.gutter && from < width - 130) {
-    context.fillStyle = t.back ?? "";
-    context.fillRect(from, 3, 130, 16);
-    context.fillStyle = t.critical ?? "";
-    context.fillText("▸ hang: no more progress", from + 3, 11);
-  }
+  if (end <= head.makespan) return null;
+  const left = t.x(head.makespan);
+  const right = left + context.measureText(HANG_WORDS).width + 9;
+  return left >= t.gutter && right <= t.box.clientWidth ? { left, right } : null;
 }
 
 /**

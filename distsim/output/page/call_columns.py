@@ -64,10 +64,12 @@ class InternTable:
         self._index: dict[Hashable, int] = {}
 
     def add(self, thing: Hashable) -> int:
+        """The number of a value; a new value gets the next number."""
         return self._index.setdefault(thing, len(self._index))
 
     def __len__(self) -> int:
         return len(self._index)
 
     def things(self, shown: Callable[[object], object] = lambda thing: thing) -> list[object]:
+        """All values in the order of their numbers, each as ``shown`` returns it."""
         return [shown(thing) for thing in self._index]

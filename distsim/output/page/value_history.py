@@ -30,15 +30,18 @@ class ValueHistory:
         self._rows: list[tuple[int, int, int, int]] = []
 
     def add(self, rank: int, label: str, text: str, row: int) -> None:
+        """Record that a tensor has a new value from the end of the call in ``row`` on."""
         short = text if len(text) <= _MAX_TEXT_LENGTH else text[:_MAX_TEXT_LENGTH] + "…"
         self._rows.append((rank, self._labels.add(label), self._texts.add(short), row))
 
     @property
     def tables(self) -> dict[str, list[object]]:
+        """The labels and texts that the columns refer to."""
         return {"labels": self._labels.things(), "texts": self._texts.things()}
 
     @property
     def columns(self) -> dict[str, Numbers]:
+        """The changes as encoded columns."""
         rank, label, text, row = np.array(self._rows[:MAX_CHANGES], dtype=np.int64).reshape(-1, 4).T
         return {
             "held_rank": zigzag_deltas(rank),

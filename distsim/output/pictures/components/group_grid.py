@@ -42,6 +42,8 @@ def group_grid_svg(
 
 
 class _GroupGrid:
+    """One picture: a panel for each family of groups, each with a grid of all nodes."""
+
     def __init__(
         self, program: Program, families: dict[str, list[RankGroup]], trace: Trace | None
     ) -> None:

@@ -82,6 +82,8 @@ def _environment(rank: int, size: int) -> dict[str, str]:
 
 
 class _StartupDrawing:
+    """One diagram, built stage by stage; ``row`` is the row of the next element."""
+
     def __init__(self, program: Program, master: str) -> None:
         self.program = program
         self.absent = tuple(sorted({f.rank for f in program.faults if f.kind == "absent"}))

@@ -106,6 +106,8 @@ def wait_for_diagram(
 
 
 class _WaitForDrawing:
+    """One picture. ``cause``: ranks that cause the hang; ``shown``: blocked ranks to draw."""
+
     def __init__(
         self,
         program: Program,

@@ -359,7 +359,10 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
 
     assert [column.short for column in columns.columns] == [f"rank {r}" for r in range(4)]
     assert len(columns.bands) < 50
-    assert columns.notes[0] == "60 ranks are not drawn because they make the same calls as a drawn rank"
+    assert (
+        columns.notes[0]
+        == "60 ranks are not drawn because they make the same calls as a drawn rank"
+    )
     assert "same calls on 60 more: 4-63" in [line.text for line in columns.columns[0].lines]
     assert "after them are not" in columns.notes[1]
 

@@ -193,7 +193,7 @@ def test_names_are_text(name: str):
 def test_files_are_embedded_only_where_they_may_hold_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A trace names the files that it likes; a secret beside it is not read."""
+    """A trace may name any file; a secret file next to the trace is not read."""
     from distsim.output.page.payload import source_texts
 
     inside, outside = tmp_path / "here", tmp_path / "there"

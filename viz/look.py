@@ -1,9 +1,9 @@
-"""Draws every view at 4, 64 and 1 024 ranks to be looked at: `python viz/look.py FOLDER [VIEW…]`
-writes svg and png, and each png once more in greys and as seen without green cones.
+"""Draws every view at 4, 64 and 1 024 ranks for inspection: `python viz/look.py FOLDER [VIEW…]`
+writes SVG and PNG files, and each PNG also in greyscale and as seen with deuteranopia.
 
-Deuteranopia by the matrix of Machado, Oliveira and Fernandes, "A Physiologically-based Model for
-Simulation of Color Vision Deficiency" (2009), severity 1, on linear RGB; grey by the luminance of
-sRGB (IEC 61966-2-1).
+Deuteranopia uses the matrix of Machado, Oliveira and Fernandes, "A Physiologically-based Model for
+Simulation of Color Vision Deficiency" (2009), severity 1, on linear RGB; greyscale uses the luminance
+of sRGB (IEC 61966-2-1).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT))
 
 from distsim.output.pictures.drawing.svg_conversion import convert_svg  # noqa: E402
 from distsim.output.pictures.render import VIEW_NAMES, PictureInput, load_view, render_picture  # noqa: E402
-from distsim.scenario import loads  # noqa: E402  the checkout is meant, installed or not
+from distsim.scenario import loads  # noqa: E402  use this checkout, not an installed distsim
 from distsim.simulation.simulate_scenario import Simulation, simulate  # noqa: E402
 
 SIZES = (4, 64, 1024)
@@ -31,7 +31,7 @@ _MESHES = {4: (2, 2, 1), 64: (4, 4, 4), 1024: (16, 8, 8)}
 
 #: A pipeline within each replica, tensor parallelism within each stage.
 _TRAINS = """
-name: looked at, {n} ranks
+name: training, {n} ranks
 world: {{nodes: {nodes}, ranks_per_node: {local}}}
 backend: nccl
 cluster: dgx-a100
@@ -44,9 +44,9 @@ program:
       micro_batches: 4
       schedule: 1f1b
 """
-#: The last machine's ranks wait in a circle; all others wait behind them.
+#: The last four ranks form a wait-for cycle; all other ranks are blocked by them.
 _HANGS = """
-name: stuck, {n} ranks
+name: hang, {n} ranks
 world: {{nodes: {nodes}, ranks_per_node: {local}}}
 backend: gloo
 tensors: {{x: {{shape: [1048576]}}, y: {{like: x}}}}
@@ -58,7 +58,7 @@ program:
       - recv: {{tensor: y, src: "world_size - 4 + (rank + 3) % 4"}}
   - barrier
 """
-#: Everybody sends to the next and takes from whoever comes first.
+#: Every rank sends to the next rank and receives from any source.
 _MESSAGES = """
 name: messages, {n} ranks
 world: {{nodes: {nodes}, ranks_per_node: {local}}}
@@ -74,7 +74,7 @@ program:
 
 
 class Look(NamedTuple):
-    """A picture: its file's name, its view, and what is drawn."""
+    """A picture: the name of its file, its view, and its input."""
 
     file: str
     view: str
@@ -91,21 +91,21 @@ def texts(n: int) -> dict[str, str]:
 
 
 def made(name: str, text: str) -> Simulation:
-    """A run; whether it may hang is asked where it does."""
+    """A simulation; with a verdict only for the scenario that hangs."""
     return simulate(
         loads(text, f"{name}.yaml", ()), with_verdict=name == "hangs", with_values=False
     )
 
 
 def subject(done: Simulation) -> PictureInput:
-    """All that is known of a run."""
+    """The input of a view, from a simulation."""
     return PictureInput(
         done.program, done.run, done.values, done.verdict, cost=done.cost, scenario=done.scenario
     )
 
 
 def looks(views: tuple[str, ...] = VIEW_NAMES) -> Iterator[Look]:
-    """Every view at every size that it can have."""
+    """Every view at every size."""
     for n in SIZES:
         done = {name: subject(made(name, text)) for name, text in texts(n).items()}
         for view in views:
@@ -127,14 +127,14 @@ def looks(views: tuple[str, ...] = VIEW_NAMES) -> Iterator[Look]:
 
 
 def seen(svg: str, matrix: str) -> str:
-    """The picture through other eyes."""
+    """The picture with a colour filter."""
     at = svg.index(">", svg.index("<svg")) + 1
     lens = f'<filter id="eyes" x="0" y="0" width="1" height="1"><feColorMatrix values="{matrix}"/></filter><g filter="url(#eyes)">'
     return f'{svg[:at]}{lens}<rect width="100%" height="100%" fill="#fff"/>{svg[at:].replace("</svg>", "</g></svg>")}'
 
 
 def main(folder: Path, views: tuple[str, ...]) -> None:
-    """Draw all of them there."""
+    """Draw all pictures into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     for look in looks(views):
         svg = str(render_picture(look.view, "svg", look.subject))

@@ -1,8 +1,8 @@
 """Draws the gallery: `python viz/make.py` renders the examples of every view into this folder and
 writes README.md and sources.json.
 
-sources.json holds a digest of each picture's source (the DOT text, or the svg where distsim writes
-that itself); the layout engine's own output depends on the machine's fonts and is not compared.
+sources.json contains a digest of each picture's source: the DOT text, or the SVG if distsim writes
+it itself. The output of the layout engine depends on the installed fonts and is not compared.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 from distsim.output.pictures.render import VIEW_NAMES, PictureInput, load_view, render_picture  # noqa: E402
-from distsim.scenario import load  # noqa: E402  the checkout is meant, installed or not
+from distsim.scenario import load  # noqa: E402  use this checkout, not an installed distsim
 from distsim.simulation.simulate_scenario import Simulation, simulate  # noqa: E402
 
 
 class Shown(NamedTuple):
-    """A picture: its view, the scenario or operation, and what it teaches."""
+    """A picture: its view, the scenario or operation, and a sentence about it."""
 
     view: str
     of: str
@@ -52,9 +52,7 @@ PICTURES = tuple(
 
 @lru_cache(maxsize=1)
 def simulated(name: str) -> Simulation:
-    """The scenario of the picture before is kept: pictures of one scenario that follow each other
-    share it.
-    """
+    """The last simulation is cached: consecutive pictures of one scenario share it."""
     return simulate(load(str(ROOT / "scenarios" / f"{name}.yaml")))
 
 
@@ -80,17 +78,17 @@ def picture(shown: Shown, fmt: str) -> str:
 
 
 def digest(shown: Shown) -> str:
-    """Changes when the picture's content does, on any machine."""
+    """Changes if the content of the picture changes; does not depend on the machine."""
     fmt = "dot" if "dot" in load_view(shown.view).formats else "svg"
     return sha256(picture(shown, fmt).encode()).hexdigest()[:16]
 
 
 def readme() -> str:
-    """The gallery's page."""
+    """The text of the gallery's page."""
     lines = [
         "# Gallery",
         "",
-        "Made by `python viz/make.py` from `scenarios/`; each picture has the command that draws it alone.",
+        "`python viz/make.py` draws these pictures from `scenarios/`. The command below each title draws that picture alone.",
         "",
     ]
     cells = [
@@ -108,7 +106,7 @@ def readme() -> str:
 
 
 def main() -> None:
-    """Draw everything."""
+    """Draw all pictures and write the page and the digests."""
     for shown in PICTURES:
         (HERE / shown.file).write_text(picture(shown, "svg"), encoding="utf-8")
     sources = {shown.file: digest(shown) for shown in PICTURES}

@@ -16,7 +16,7 @@ from tests.support.views_made import made, recv, send, wait, work
 @st.composite
 def programs(draw: st.DrawFn) -> tuple[int, dict[int, list[Any]]]:
     """Messages, collectives and compute in one global order, blocking or not: most end, those with
-    a call left out hang.
+    an omitted call hang.
     """
     n = draw(st.integers(2, 4))
     calls: dict[int, list[Any]] = {r: [] for r in range(n)}

@@ -76,7 +76,7 @@ def test_bytes_and_where_a_group_lies_are_told_and_small_worlds_keep_their_boxes
 
     assert "tp: 4 groups of 8, within a node" in shown
     assert "pp: 8 groups of 4, across nodes" in shown
-    assert "4 KiB a rank: all_reduce 4 KiB" in shown
+    assert "4 KiB per rank: all_reduce 4 KiB" in shown
     assert any("<script>" in word and "網格" in word for word in shown)
     assert "RANK 0" in str(render_picture("groups", "svg", program_of(2)))
 

@@ -180,7 +180,7 @@ def test_without_rank_0_there_is_no_store():
     assert [arrow.label for arrow in columns.arrows] == ["no answer"]
 
 
-# --- who waits for whom ---
+# --- wait-for graph ---
 def test_a_cycle_is_red_and_those_behind_it_are_grey():
     program, run = made(3, {0: [send(1), recv(1)], 1: [send(0), recv(0)], 2: [recv(0)]}, name="x")
     picture = wait_for_diagram(program, run.final_state)

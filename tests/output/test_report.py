@@ -193,7 +193,7 @@ def test_names_are_text(name: str):
 def test_files_are_embedded_only_where_they_may_hold_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A trace names the files that it likes; a secret beside it is not read."""
+    """A trace may name any file; a secret file next to the trace is not read."""
     from distsim.output.page.payload import source_texts
 
     inside, outside = tmp_path / "here", tmp_path / "there"
@@ -254,7 +254,7 @@ def test_a_recording_keeps_its_own_times_and_takes_the_verdict_on_its_calls():
 
     assert (alone["verdict"], alone["note"]) == (
         None,
-        "A recording; its calls could not be judged by the rules.",
+        "This is a recording. Its calls could not be checked.",
     )
     assert judged["verdict"]["word"] == "ok"
     assert judged["makespan"] == simulation.makespan_ns
@@ -265,7 +265,7 @@ def test_a_run_that_no_browser_holds_is_refused_before_its_calls_are_worked_out(
 ):
     monkeypatch.setattr(report_run, "MAX_ROWS", 4)
 
-    with pytest.raises(UsageError, match="a report of 5 calls is more than a browser holds"):
+    with pytest.raises(UsageError, match="the run has 5 calls, but a report can show at most 4"):
         report_run_from_simulation(simulated(PAIR))
 
 

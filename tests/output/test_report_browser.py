@@ -25,7 +25,7 @@ CHOSEN = "distsim.model.chosen.row"
 WIDTH = "(distsim.timeline.view.to - distsim.timeline.view.from)"
 #: Where the middle of a call's span is on the screen.
 PLACE = """((row) => {
-  const t = distsim.analysis.timeline, run = distsim.model.runs[0], box = t.canvas.getBoundingClientRect();
+  const t = distsim.timeline, run = distsim.model.runs[0], box = t.canvas.getBoundingClientRect();
   const time = (run.started[row] + run.finished[row]) / 2, line = t.lineOf(0, run.rank[row]);
   return [box.left + t.x(time), box.top + t.y(line) + t.lane(0).top + 4];
 })"""
@@ -83,14 +83,14 @@ def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, 
     receives = page.run("document.querySelector('.details').innerText")
 
     assert computes.startswith("backward")
-    assert "It does not wait for anybody" in computes
+    assert "No wait: this call returned without blocking." in computes
     assert receives.startswith("recv(activation_grad, from 1, 16 KiB)")
     assert re.search(r"Why it waits 9\.\d+ ms", receives)
     assert "rank 1 computes forward and backward, line 22" in receives
-    assert "It meets 1 call" in receives
+    assert "Matches 1 call" in receives
     price = simulate(load(str(ROOT / "scenarios/hybrid.yaml"))).cost.p2p_ns(1, 0, 16 << 10)
-    assert f"Its price: {show_ns(price)}" in receives
-    assert "moving the bytes" in receives
+    assert f"Predicted cost: {show_ns(price)}" in receives
+    assert "transfer" in receives
 
 
 def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Page, hybrid: Path):
@@ -116,7 +116,7 @@ def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Pa
     arrived = simulate(load(str(ROOT / "scenarios/hybrid.yaml"))).run.trace
     first = int(arrived["finished_ns"][(arrived["rank"] == 1) & (arrived["position"] == 0)][0])
     assert later > page.run("distsim.model.now") == first
-    assert "holds" in page.run("document.querySelector('#step table').innerText")
+    assert "values" in page.run("document.querySelector('#step table').innerText")
     page.key("Enter")
     assert page.run("document.activeElement.className") == "details"
     page.key("?")
@@ -192,8 +192,8 @@ def test_a_circle_is_drawn_as_one_and_leads_to_its_calls(page: browser.Page, tmp
     assert page.run("document.querySelectorAll('.graph .edge').length") == 4
     page.run("document.querySelector('#waits button').click()")
     told = page.run("document.querySelector('.details').innerText")
-    assert "Why it never ends" in told
-    assert "a circle" in told
+    assert "Why this call never returns" in told
+    assert "a wait-for cycle" in told
     assert (
         page.run("document.querySelector('.lines .marked').innerText").split(maxsplit=1)[0] == "11"
     )
@@ -269,7 +269,7 @@ def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(
         "[...document.querySelectorAll('#memory .filled text')].map((one) => one.textContent)"
     )
     assert {"parameters 1 GiB", "activations up to 3 GiB", "4 GiB"} <= set(words)
-    assert "step 0 of 50, × 50 equal" in page.run("document.querySelector('#memory').innerText")
+    assert "step 0 of 50, × 50 identical" in page.run("document.querySelector('#memory').innerText")
     assert page.said == []
 
 
@@ -287,7 +287,7 @@ def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(
     assert page.run("document.querySelectorAll('#waits .graph .core').length") == 4
     opened(page, tmp_path / "trace.html")
     assert (
-        page.run("document.querySelector('#overview').innerText").count("as they were recorded")
+        page.run("document.querySelector('#overview').innerText").count("Times are recorded times")
         == 1
     )
     opened(page, tmp_path / "compare.html")

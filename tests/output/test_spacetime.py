@@ -1,4 +1,4 @@
-"""Messages in space and time, rounds as a strip, who talks to whom, memory over a step, sweeps as
+"""Messages in space and time, rounds as a strip, bytes from rank to rank, memory over a step, sweeps as
 curves; and ranks that are not there.
 """
 
@@ -118,7 +118,7 @@ class TestSpaceTime:
         assert 'stroke-dasharray="6 4"' in svg
 
     def test_what_a_receive_brought_about_or_a_later_message_of_one_sender_is_no_choice(self):
-        """Rank 2 sends only after rank 0 told it to; rank 1 sends twice, and its messages don't
+        """Rank 2 sends only after rank 0 sends it a message; rank 1 sends twice, and its messages don't
         overtake each other.
         """
         told = {
@@ -140,7 +140,7 @@ class TestSpaceTime:
         assert str(shown).count("unmatched recv") == 2
 
     def test_a_thousand_ranks_fold_into_few_lanes_and_few_lines(self):
-        """A ring of 256 with 40 turns: ten thousand messages, all told, none of them cut off."""
+        """A ring of 256 with 40 turns: ten thousand messages, all drawn, none cut off."""
         turn = [send(1, "isend", handle="s"), recv(None, "irecv", handle="r"), wait("s", "r")]
         n = 256
         calls = {

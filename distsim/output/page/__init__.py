@@ -1,6 +1,4 @@
-"""The report that one opens in a browser: a run, or two, in one HTML file that asks nobody for
-anything (docs/how-to/share-a-report.md).
-"""
+"""The HTML report of one or two runs: a self-contained file for a browser (docs/how-to/share-a-report.md)."""
 
 from distsim.output.page.html_document import report_html
 from distsim.output.page.report_run import (

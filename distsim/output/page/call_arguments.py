@@ -1,4 +1,4 @@
-"""What the calls of a program name that a trace does not keep: tensors and roots, row by row."""
+"""Arguments of calls that a trace does not contain: tensors and roots, row by row."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from distsim.program.code import BufferVector, CodeCall, Vec, at_row
 from distsim.program.model import Program
 from distsim.trace.model import Trace
 
-#: Tensors of one call that are named.
+#: The largest number of tensors named per call.
 _MAX_TENSOR_NAMES = 4
 
 
 class CallArguments:
-    """``tensors``: the texts; ``tensor``, ``root``: a number for each row of the trace, -1 where
-    there is none.
+    """``tensors``: the texts; ``tensor`` (an index of a text) and ``root``: a number for each row
+    of the trace, -1 if there is none.
     """
 
     def __init__(self, program: Program, trace: Trace) -> None:
@@ -34,8 +34,8 @@ class CallArguments:
         self.tensors = self._table.things()
 
     def _rank(self, trace: Trace, rank: int, rows: slice) -> None:
-        """A rank that makes all calls of its code takes what is known of that; another is gone
-        through call by call.
+        """A rank that makes all calls of its code shares the columns of its code; for other ranks,
+        each call is looked up.
         """
         number = self._program.code_of[rank]
         if number not in self._whole:
@@ -52,7 +52,7 @@ class CallArguments:
             self.tensor[rows], self.root[rows] = np.array(found, dtype=np.int64).T
 
     def _of_code(self, number: int) -> tuple[Numbers, Numbers] | None:
-        """Tensor and root of every row of a code; None where its ranks differ in one."""
+        """Tensor and root of every row of a code; None if its ranks differ in one of them."""
         calls = [one for call in self._program.codes[number].calls for one in (call, *call.parts)]
         found = [self._known.setdefault(id(call), self._of(call)) for call in calls]
         if any(tensor is None or not isinstance(root, int) for tensor, root in found):
@@ -76,9 +76,7 @@ class CallArguments:
         ) else int(root[row])
 
     def _of(self, call: CodeCall) -> tuple[int | None, Vec]:
-        """(the number of its tensors' names, None where they differ from rank to rank; its
-        root).
-        """
+        """The index of its tensors' names (None if they differ between ranks), and its root."""
         root = call.fields.get("root")
         same = all(isinstance(b.index, int) for b in _buffer_fields(call.fields))
         return self._number(call, 0) if same else None, -1 if root is None else root

@@ -11,13 +11,13 @@ import numpy as np
 from distsim.output.page.data_encoding import Numbers, zigzag_deltas, zigzag_encoded
 from distsim.trace.model import Trace
 
-#: Columns that are written as they are, one more than they say: -1 stands for nothing there.
+#: Columns that are written plus one, because -1 means no value.
 _PLAIN_COLUMNS = ("op", "group", "peer", "dtype", "reduce_op", "place", "queue", "name", "part")
 
 
 def encoded_call_columns(trace: Trace, more: dict[str, Numbers]) -> dict[str, Numbers]:
-    """Every column of the page's table of calls. ``more``: further columns of numbers from -1 on,
-    one per row.
+    """All columns of the page's table of calls. ``more``: further columns with numbers of -1 or
+    more, one per row.
     """
     found = {"rank": np.bincount(trace["rank"], minlength=trace.world_size).astype(np.int64)}
     found |= {name: trace[name].astype(np.int64) + 1 for name in _PLAIN_COLUMNS}
@@ -31,8 +31,8 @@ def encoded_call_columns(trace: Trace, more: dict[str, Numbers]) -> dict[str, Nu
 
 
 def _time_columns(trace: Trace) -> dict[str, Numbers]:
-    """``posted``: steps, -1 where never; the others beside what came before: 0 where never, else
-    one more than the difference.
+    """``posted`` as differences; the other times as 1 + the difference to an earlier time of the
+    same row, or 0 for never.
     """
     posted, returned, started, finished = (
         trace[f"{n}_ns"].astype(np.int64) for n in ("posted", "returned", "started", "finished")
@@ -47,7 +47,7 @@ def _time_columns(trace: Trace) -> dict[str, Numbers]:
 
 
 def _renumbered_matches(match: Numbers) -> Numbers:
-    """Numbers of matches, small and in order of first use; -1 stays."""
+    """Match numbers, renumbered in order of first use so that they are small; -1 stays."""
     inside = match >= 0
     values, first, inverse = np.unique(match[inside], return_index=True, return_inverse=True)
     order = np.empty(len(values), dtype=np.int64)
@@ -58,16 +58,18 @@ def _renumbered_matches(match: Numbers) -> Numbers:
 
 
 class InternTable:
-    """Things and their numbers, in order of first use."""
+    """Assigns numbers to values, in order of first use."""
 
     def __init__(self) -> None:
         self._index: dict[Hashable, int] = {}
 
     def add(self, thing: Hashable) -> int:
+        """The number of a value; a new value gets the next number."""
         return self._index.setdefault(thing, len(self._index))
 
     def __len__(self) -> int:
         return len(self._index)
 
     def things(self, shown: Callable[[object], object] = lambda thing: thing) -> list[object]:
+        """All values in the order of their numbers, each as ``shown`` returns it."""
         return [shown(thing) for thing in self._index]

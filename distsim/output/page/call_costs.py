@@ -1,5 +1,5 @@
-"""What calls cost and why, once for each price of a run: the terms of `distsim explain`, and what
-other forms would take.
+"""The costs of calls and their terms (as in `distsim explain`), with the costs of alternative
+algorithms. Calls with equal costs share one entry.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from distsim.operations.registry import OPERATIONS
 from distsim.output.page.data_encoding import Numbers
 from distsim.trace.model import Trace
 
-#: Prices that are told; a run with more different ones keeps those of its first calls.
+#: The largest number of different costs; of more, those of the first calls are kept.
 MAX_PRICES = 400
-#: Groups up to this size are priced by every algorithm of the operation as well.
+#: For groups up to this size, the costs of all algorithms of the operation are listed.
 _MAX_RANKS_FOR_ALTERNATIVES = 64
 
 
 class CallCosts:
-    """``prices``: what the page shows; ``price``: a number for each row of the trace, -1 where
-    nothing is told.
+    """``prices``: the different costs; ``price``: the index of each row's cost, -1 if it has none.
+
+    The names are those of the page's data format.
     """
 
     def __init__(self, cost: CostModel, trace: Trace, roots: Numbers) -> None:
@@ -120,25 +121,23 @@ def _cost_data(
 
 
 def _nccl_terms(best: ExplainedForm) -> list[list[object]]:
-    """[what, how much of which constant, ns]"""
+    """[name, amount and constant, ns] of each term."""
     terms: list[list[object]] = [
         [t.what, f"{t.amount:.4g} × {t.value:.3g} ({t.constant})", round(1000 * t.us)]
         for t in best.terms
     ]
-    return [*terms, ["moving the bytes", f"at {best.gbs:.4g} GB/s", round(1000 * best.moving_us)]]
+    return [*terms, ["transfer", f"at {best.gbs:.4g} GB/s", round(1000 * best.moving_us)]]
 
 
 def _message_cost(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[str, object]:
     src, dst = ends
     ns, link = cost.p2p_ns(src, dst, nbytes), cost.link_class(src, dst)
     latency = cost.p2p_latency_ns(src, dst)
-    where = {"self": "inside the device", "intra": "inside a machine", "inter": "between machines"}[
-        link
-    ]
+    where = {"self": "within the device", "intra": "within a node", "inter": "between nodes"}[link]
     terms: list[list[object]] = [
-        ["call overhead", "of every communication call", cost.call_overhead_ns],
+        ["call overhead", "per communication call", cost.call_overhead_ns],
         ["latency", f"one hop {where}", latency - cost.call_overhead_ns],
-        ["moving the bytes", f"at {cost.bytes_per_ns(src, dst):.4g} GB/s", max(ns - latency, 0)],
+        ["transfer", f"at {cost.bytes_per_ns(src, dst):.4g} GB/s", max(ns - latency, 0)],
     ]
     return {"ns": ns, "form": f"a message {where}", "terms": terms, "others": []}
 
@@ -146,20 +145,16 @@ def _message_cost(cost: CostModel, ends: tuple[int, ...], nbytes: int) -> dict[s
 def _collective_cost(
     cost: CostModel, row: type[Operation], ends: tuple[int, ...], nbytes: int, root: int | None
 ) -> dict[str, object]:
-    """A price by a schedule: what an empty buffer takes is overhead and latency, the rest moves the
-    bytes.
+    """A cost by a schedule: the time of an empty buffer is overhead and latency, the rest is
+    transfer.
     """
     ns, empty = (cost.collective_ns(row, ends, size, root) for size in (nbytes, 0))
     overhead = min(cost.call_overhead_ns, empty)
-    moving = (
-        f"at {nbytes / (ns - empty):.4g} GB/s of the operation's buffer"
-        if ns > empty
-        else "nothing to move"
-    )
+    moving = f"at {nbytes / (ns - empty):.4g} GB/s of buffer size" if ns > empty else "no data"
     terms: list[list[object]] = [
-        ["call overhead", "of every communication call", overhead],
-        ["latency", f"of the rounds among {len(ends)} ranks", max(empty - overhead, 0)],
-        ["moving the bytes", moving, max(ns - empty, 0)],
+        ["call overhead", "per communication call", overhead],
+        ["latency", f"of all rounds among {len(ends)} ranks", max(empty - overhead, 0)],
+        ["transfer", moving, max(ns - empty, 0)],
     ]
     index = 0 if root is None else ends.index(root)
     others: list[list[object]] = []
@@ -171,25 +166,25 @@ def _collective_cost(
     first = (
         next(iter(row.algorithms), "schedule")
         if cost.cluster.collectives == "flat"
-        else "the cheapest form"
+        else "cheapest algorithm"
     )
     return {"ns": ns, "form": first, "terms": terms, "others": others}
 
 
 # --- bandwidth over size ---
 
-#: Curves that are drawn, the sizes of each (1 KiB to 1 GiB), and the largest group whose schedule
-#: is priced so often.
+#: The largest number of curves, the sizes of each (1 KiB to 1 GiB), and the largest group with a
+#: curve.
 MAX_CURVES, _CURVE_SIZES, _MAX_CURVE_RANKS = 6, [1 << k for k in range(10, 31)], 4096
 
 
 def bandwidth_curves(
     cost: CostModel, trace: Trace, measured: Sequence[CollectiveTimes]
 ) -> list[dict[str, object]]:
-    """Modelled algbw and busbw (GB/s) by size for the collectives of a run, those that took longest
-    first, with the run's own points.
+    """Predicted algbw and busbw (GB/s) by size for the collectives of a run, those that took the
+    most time first, with the points of the run.
 
-    ``measured``: `CollectiveTimes` of the run. Bandwidths as nccl-tests defines them.
+    ``measured``: `CollectiveTimes` of the run. Bandwidths are defined as in nccl-tests.
     """
     groups = {name: tuple(ranks) for name, ranks in trace.header.get("groups", ())}
     chosen: dict[tuple[object, ...], list[CollectiveTimes]] = {}

@@ -1,10 +1,9 @@
-"""A report's data in one text: JSON and columns of whole numbers, deflated, in base64.
+"""Encodes a report's data as one text: JSON and columns of integers, deflated, in base64.
 
-Nothing of it can be taken for HTML or for a script, whatever a name in a file is. Numbers of a
-column are written in seven bits a byte, lowest first, the eighth bit set where more follow
-(LEB128); signed ones folded first, as 0, -1, 1, -2. Near numbers are small once each is written as
-its difference to the one before, and ranks that do the same give the same bytes, which deflate
-finds again.
+Base64 cannot be parsed as HTML or script, whatever the names in a file are. The numbers of a column
+are written with seven bits per byte, lowest first; the eighth bit is set if more bytes follow
+(LEB128). Signed numbers are zigzag-encoded first: 0, -1, 1, -2 become 0, 1, 2, 3. Differences of
+neighbouring numbers are small, and identical ranks give identical bytes, which deflate compresses.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ Numbers = NDArray[np.int64]
 
 
 def varint_bytes(numbers: Numbers) -> bytes:
-    """Numbers of zero or more, one after the other."""
+    """Non-negative numbers as LEB128 bytes, one after the other."""
     values = numbers.astype(np.uint64)
     most = max(1, -(-int(values.max(initial=0)).bit_length() // 7))
     pieces = np.empty((len(values), most), dtype=np.uint8)
@@ -36,13 +35,13 @@ def varint_bytes(numbers: Numbers) -> bytes:
 
 
 def zigzag_encoded(numbers: Numbers) -> Numbers:
-    """Signed numbers as numbers of zero or more: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4."""
+    """Signed numbers as non-negative numbers: 0, -1, 1, -2, 2 become 0, 1, 2, 3, 4."""
     values = numbers.astype(np.int64)
     return (values << 1) ^ (values >> 63)
 
 
 def zigzag_deltas(numbers: Numbers) -> Numbers:
-    """Each number as its difference to the one before, folded."""
+    """Each number as its difference to the one before, zigzag-encoded."""
     found = numbers.astype(np.int64)
     found[1:] -= numbers[:-1]
     return zigzag_encoded(found)

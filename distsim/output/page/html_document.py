@@ -1,7 +1,7 @@
-"""One HTML file that holds its data, its script and its style, and asks nobody for anything.
+"""Writes the self-contained HTML file: data, script and style.
 
-The policy in its head forbids every request; scripts run only with the digests that stand there, so
-no text of a run can become one.
+The content security policy in its head forbids every request. It allows only scripts with the
+listed digests, so no text of a run can become a script.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ def _short_name(name: str) -> str:
 
 
 def _escaped_text(text: str) -> str:
-    """A text of a run as HTML: what turns the direction of writing is shown, not obeyed."""
+    """A text of a run as HTML. Control characters, also those for text direction, are escaped."""
     return escape(escape_control_characters(text, one_line=True))
 
 
 def _header_html(told: ReportRun, side: str) -> str:
-    """Outcome and verdict, there before any script runs."""
+    """Outcome and verdict. They are visible before any script runs."""
     verdict = f"; {verdict_text(told.verdict)}" if told.verdict is not None else ""
     good = told.outcome == "completes" and (
         told.verdict is None or told.verdict.verdict in ("ok", "leak")
@@ -89,20 +89,20 @@ def _header_html(told: ReportRun, side: str) -> str:
 
 
 def _no_script_html(runs: Sequence[ReportRun]) -> str:
-    """The report as text, for browsers without scripts."""
+    """The text report, for browsers without scripts."""
     parts = []
     for run in runs:
         if run.simulation is not None:
             text = escape(escape_control_characters(simulation_report_text(run.simulation)))
             parts.append(
-                '<details class="plain"><summary>The report as text</summary>'
+                '<details class="plain"><summary>Text report</summary>'
                 f"<pre>{text}</pre></details>\n"
             )
     return "".join(parts)
 
 
 # --- the script of the page: the modules of `web/` joined in the order of their imports ---
-#: What a module may say of others: `import { a, b } from "./other.js";` on lines of its own,
+#: Imports of modules are lines of the form `import { a, b } from "./other.js";`; exports are
 #: `export` before a declaration.
 _IMPORT_LINE = re.compile(r'^import \{[^}]*\} from "\./([\w-]+)\.js";\n', re.MULTILINE)
 _EXPORT_KEYWORD = re.compile(r"^export (?=(?:async )?(?:function|const|class) )", re.MULTILINE)
@@ -110,12 +110,12 @@ ENTRY_MODULE = "app"
 
 
 def read_asset(folder: str, name: str) -> str:
-    """The text of a file beside this one."""
+    """The text of a file in a folder next to this module."""
     return files("distsim.output.page").joinpath(folder, name).read_text(encoding="utf-8")
 
 
 def bundled_script() -> str:
-    """All modules that `app.js` needs, as one function that leaves no name behind."""
+    """All modules that `app.js` needs, as one function, so that no name becomes global."""
     texts: dict[str, str] = {}
     _load_module(ENTRY_MODULE, texts)
     body = "\n".join(_EXPORT_KEYWORD.sub("", _IMPORT_LINE.sub("", text)) for text in texts.values())
@@ -123,7 +123,7 @@ def bundled_script() -> str:
 
 
 def _load_module(name: str, texts: dict[str, str]) -> None:
-    """A module behind those that it needs."""
+    """Load a module after the modules that it imports."""
     if name in texts:
         return
     text = read_asset("web", f"{name}.js")

@@ -24,9 +24,9 @@ from distsim.output.text.comparison import compare_json
 from distsim.trace.model import Trace
 
 FORMAT_VERSION = 1
-#: Why a piece of the critical path takes its time, as the page numbers it.
+#: The kinds of pieces of the critical path, as the page numbers them.
 _PATH_REASONS = ("compute", "transfer", "sleep", "wait")
-#: Differences of two runs that are listed.
+#: The largest number of listed differences between two runs.
 _MAX_DIVERGENCES = 500
 
 
@@ -111,17 +111,17 @@ def _critical_path_columns(trace: Trace) -> dict[str, Numbers]:
     }
 
 
-# --- collectives of the run as rounds of transfers, small enough to watch ---
-#: Ranks of an animation, and operations that have one.
+# --- animations of the algorithms of collectives ---
+#: The largest numbers of ranks of an animation, and of animated operations.
 MAX_ANIMATED_RANKS, MAX_ANIMATED_OPS = 8, 8
 
 
 def animations(trace: Trace) -> list[dict[str, object]]:
-    """For every collective of the run and each of its algorithms: what ranks hold at first, and who
-    sends which chunk in each round.
+    """For every collective of the run and each of its algorithms: the chunks of each rank at the
+    start, and the transfers of each round.
 
-    ``rounds``: [source, destination, chunk, 1 where it is combined with what is there]. A larger
-    group is shown with `MAX_ANIMATED_RANKS`.
+    ``rounds``: [source, destination, chunk, 1 if the receiver combines it with its own]. Larger
+    groups are shown with `MAX_ANIMATED_RANKS` ranks.
     """
     sizes: dict[str, int] = {}
     groups = trace.header.get("groups", ())
@@ -183,16 +183,16 @@ def _is_playable(algorithm: CollectiveAlgorithm, n: int, givers: Iterable[int]) 
     return True
 
 
-# --- lines that findings and calls point to: the scenario's file and the script's, as text ---
-#: Bytes of a file and of all files together, and files, that go into a report.
+# --- the source files that findings and calls point to ---
+#: The largest size of a file, size of all files in bytes, and number of files in a report.
 _MAX_FILE_BYTES, _MAX_TOTAL_BYTES, _MAX_FILES = 200_000, 400_000, 12
-#: A trace may name any file of this machine; only files that may hold a program are read.
+#: A trace may name any file of this machine; only program files are read.
 _SOURCE_SUFFIXES = (".yaml", ".yml", ".py")
 
 
 def source_texts(main: str, named: Iterable[str]) -> dict[str, str]:
-    """Text by file name: of ``main``, and of the other files that lie beside it or below the
-    current folder and hold programs.
+    """Text by file name: of ``main``, and of other program files in its folder or below the
+    current folder.
     """
     found: dict[str, str] = {}
     left = _MAX_TOTAL_BYTES

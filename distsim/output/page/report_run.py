@@ -1,4 +1,4 @@
-"""What a report is about: a run with all that is known of it."""
+"""The content of a report: a run with everything known about it."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from distsim.findings.final_state import FinalState
     from distsim.simulation.simulate_scenario import Simulation
 
-#: Rows of a trace that a report takes: each is about eight bytes of the file, and a hundred of the
-#: browser's memory.
+#: The largest number of rows of a trace. A row takes about eight bytes of the file and a hundred
+#: bytes of the browser's memory.
 MAX_ROWS = 2_000_000
 
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run. ``simulation``: what is known besides the trace; None of a recording whose calls
-    can't be judged.
+    """One run.
 
-    ``trace`` is the run that is shown: the simulation's own, or a recording. ``profiles``: every
-    back end's outcome, where a check asked for them. ``note``: a sentence on where all this is
-    from.
+    ``trace`` is the displayed run: that of the simulation, or a recording. ``simulation`` is None
+    for a recording whose calls cannot be simulated. ``profiles``: the outcome of every backend, if
+    a check was requested. ``note``: a sentence about the origin of the data.
     """
 
     name: str
@@ -50,17 +49,16 @@ class ReportRun:
 def _check_size(calls: int) -> None:
     if calls > MAX_ROWS:
         raise UsageError(
-            f"a report of {calls:,} calls is more than a browser holds ({MAX_ROWS:,})",
-            "report fewer iterations or ranks; `--trace run.json` writes the run for Perfetto",
+            f"the run has {calls:,} calls, but a report can show at most {MAX_ROWS:,}",
+            "use fewer iterations or ranks, or write a trace for Perfetto with `--trace run.json`",
         )
 
 
 def report_run_from_simulation(simulation: Simulation) -> ReportRun:
     """A simulated run. Raises UsageError for one with more rows than `MAX_ROWS`."""
     scenario, run = simulation.scenario, simulation.run
-    _check_size(
-        simulation.program.call_count
-    )  # before every call of ranks that were simulated as one is worked out
+    # Before the run is expanded from representative ranks to all ranks, which takes long.
+    _check_size(simulation.program.call_count)
     return ReportRun(
         scenario.name or Path(scenario.file).name,
         scenario.file,
@@ -74,10 +72,10 @@ def report_run_from_simulation(simulation: Simulation) -> ReportRun:
 
 
 def report_run_from_trace(trace: Trace, file: str, judged: Simulation | None) -> ReportRun:
-    """A recording, beside what its calls come to under the rules (``judged``), where they can be
-    judged.
+    """A recording. ``judged``: the simulation of its calls, which gives verdict and findings; None
+    if they cannot be simulated.
     """
-    outcome = str(trace.header.get("outcome") or "") or "not known"
+    outcome = str(trace.header.get("outcome") or "") or "unknown outcome"
     name = str(trace.header.get("name") or Path(file).name)
     if judged is None:
         return ReportRun(
@@ -85,13 +83,13 @@ def report_run_from_trace(trace: Trace, file: str, judged: Simulation | None) ->
             file,
             trace,
             outcome,
-            note="A recording; its calls could not be judged by the rules.",
+            note="This is a recording. Its calls could not be checked.",
         )
     found = replace(
         report_run_from_simulation(judged), name=name, file=file, trace=trace, outcome=outcome
     )
     return replace(
         found,
-        note="Times as they were recorded; "
-        "verdict and findings are those of its calls under the rules.",
+        note="Times are recorded times. "
+        "The verdict and the findings come from a simulation of the recorded calls.",
     )

@@ -1,5 +1,5 @@
-"""What the page tells of a run besides its calls, as plain data. Times are ns, sizes bytes,
-bandwidths GB/s.
+"""The data of the page about a run, except its calls. Times are in ns, sizes in bytes, and
+bandwidths in GB/s.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from distsim.output.trace_data.traffic_matrix import measure_traffic, ranks_per_
 from distsim.simulation.training_metrics import makespan_range
 from distsim.trace.model import Trace
 
-#: Findings that the page has; more of them say the same again.
+#: The largest number of findings on the page.
 MAX_FINDINGS = 200
 
 
@@ -69,13 +69,13 @@ def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
 
 
 def _ranks_per_node(trace: Trace) -> int:
-    """Ranks of a machine."""
+    """The number of ranks on a node."""
     nodes = int(trace.header.get("nodes") or 1)
     return int(trace.header.get("local_size") or 0) or -(-max(trace.world_size, 1) // nodes)
 
 
 def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
-    """What only a simulation knows: verdict, price model, memory."""
+    """Data that only a simulation has: verdict, cost model, memory."""
     verdict, simulation = told.verdict, told.simulation
     found: dict[str, object] = {
         "verdict": None,
@@ -129,7 +129,7 @@ def _waits_data(told: ReportRun) -> dict[str, object]:
     if of_verdict is not None and of_verdict.blocked:
         return {
             "waits": _blocked_ranks_data(of_verdict),
-            "waits_of": "an execution that the contract allows",
+            "waits_of": "another execution that the contract allows",
         }
     return {"waits": None, "waits_of": ""}
 
@@ -153,13 +153,13 @@ def _blocked_ranks_data(found: FinalState) -> dict[str, object]:
 
 
 # --- sums over the run ---
-#: Kinds of ranks of which the memory is drawn, and points of a curve.
+#: The largest numbers of memory curves, and of points of a curve.
 _MAX_CURVES, _MAX_CURVE_POINTS = 8, 400
 
 
 def traffic_data(trace: Trace) -> dict[str, object]:
-    """``pairs``: [from, to, bytes] of blocks of ``block`` ranks, the most first; ``by``: the
-    algorithm of each collective in them.
+    """``pairs``: [from, to, bytes] of blocks of ``block`` ranks, the largest first; ``by``: the
+    algorithm of each collective.
     """
     found = measure_traffic(trace, ranks_per_row(trace))
     source, target = found.sent.nonzero()
@@ -174,7 +174,7 @@ def traffic_data(trace: Trace) -> dict[str, object]:
 
 
 def equal_steps_data(trace: Trace) -> list[list[int]]:
-    """[first, how many, start, end of the first] of equal neighbours; nothing where the run has no
+    """[first, count, start, end of the first] of consecutive equal steps; empty if the run has no
     steps.
     """
     return [
@@ -184,8 +184,8 @@ def equal_steps_data(trace: Trace) -> list[list[int]]:
 
 
 def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object] | None:
-    """What each kind of rank holds over one step, or over the run; None where no passes tell when
-    anything comes or goes.
+    """The memory of each kind of rank over one step, or over the run; None if there are no forward
+    and backward passes.
     """
     ranks = range(trace.world_size)
     step, words = representative_step(trace, ranks)

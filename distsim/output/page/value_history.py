@@ -1,4 +1,4 @@
-"""What each rank's tensors hold, and from when on."""
+"""The values of each rank's tensors over time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from distsim.values import compute_values
 from distsim.values.buffer_values import BufferValues
 from distsim.values.numbers import format_content
 
-#: Programs with more calls than this are not followed value by value, and no more changes than this
-#: are told.
+#: Programs with more calls than this have no history of values; a history has at most this many
+#: changes.
 MAX_CALLS, MAX_CHANGES = 20_000, 100_000
 #: Characters of a text.
 _MAX_TEXT_LENGTH = 300
@@ -30,15 +30,18 @@ class ValueHistory:
         self._rows: list[tuple[int, int, int, int]] = []
 
     def add(self, rank: int, label: str, text: str, row: int) -> None:
+        """Record that a tensor has a new value from the end of the call in ``row`` on."""
         short = text if len(text) <= _MAX_TEXT_LENGTH else text[:_MAX_TEXT_LENGTH] + "…"
         self._rows.append((rank, self._labels.add(label), self._texts.add(short), row))
 
     @property
     def tables(self) -> dict[str, list[object]]:
+        """The labels and texts that the columns refer to."""
         return {"labels": self._labels.things(), "texts": self._texts.things()}
 
     @property
     def columns(self) -> dict[str, Numbers]:
+        """The changes as encoded columns."""
         rank, label, text, row = np.array(self._rows[:MAX_CHANGES], dtype=np.int64).reshape(-1, 4).T
         return {
             "held_rank": zigzag_deltas(rank),
@@ -49,7 +52,7 @@ class ValueHistory:
 
 
 def record_value_history(program: Program, trace: Trace) -> ValueHistory | None:
-    """What tensors hold through a run; None where no numbers are known, or the program has more
+    """The values of tensors during a run; None if no values are known, or if the program has more
     than `MAX_CALLS` calls.
     """
     if program.call_count > MAX_CALLS or "numbers" not in program.features:
@@ -79,8 +82,8 @@ def record_value_history(program: Program, trace: Trace) -> ValueHistory | None:
 
 
 def _written_buffers(call: ResolvedCall) -> tuple[TensorBuffer, ...]:
-    """As `distsim.values` keeps them: what a compute writes and adds to, an assignment's targets,
-    else the outputs.
+    """The buffers in the order of `distsim.values`: those that a compute writes and adds to, the
+    targets of an assignment, else the outputs.
     """
     if call.op == "compute":
         return (*call.writes, *call.adds)
@@ -88,7 +91,7 @@ def _written_buffers(call: ResolvedCall) -> tuple[TensorBuffer, ...]:
 
 
 def _initial_value_text(values: BufferValues, rank: int, label: str) -> str:
-    """What a tensor held before the first call; nothing for one that is not declared."""
+    """The value of a tensor before the first call; empty if it is not declared."""
     try:
         state = values.initial(rank, label)
     except KeyError:

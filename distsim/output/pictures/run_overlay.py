@@ -59,6 +59,8 @@ def overlay_svg(found: RunComparison, names: tuple[str, str]) -> str:
 
 
 class _OverlayDrawing:
+    """One picture of two runs, with one lane for both runs of a rank."""
+
     def __init__(self, found: RunComparison, names: tuple[str, str]) -> None:
         self.names = names
         self.makespans_ns = found.makespans_ns

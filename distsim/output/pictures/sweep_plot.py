@@ -132,6 +132,8 @@ def _round_values(low: float, high: float) -> list[float]:
 
 
 class _SweepCurves:
+    """The plot of time over the key ``over``: a curve for each combination of the other keys."""
+
     def __init__(
         self, draw: SvgDrawing, rows: Sequence[SweepRow], over: str, others: Sequence[str]
     ) -> None:

@@ -40,6 +40,7 @@ class RankLane(NamedTuple):
 
     @property
     def first(self) -> int:
+        """The lowest rank."""
         return self.ranks[0]
 
     @property
@@ -49,6 +50,7 @@ class RankLane(NamedTuple):
 
     @property
     def title(self) -> str:
+        """``rank 3`` or ``ranks 0-7``."""
         return f"rank {self.first}" if len(self.ranks) == 1 else f"ranks {rank_list(self.ranks, 2)}"
 
     @property

@@ -40,6 +40,7 @@ class MemoryProfile(NamedTuple):
 
     @property
     def total(self) -> int:
+        """The bytes of all kinds at the peak."""
         return sum(self.parts.values())
 
     def levels(self) -> Iterator[tuple[int, dict[str, int]]]:

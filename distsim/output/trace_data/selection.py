@@ -35,6 +35,7 @@ class RunSelection:
 
     @property
     def is_whole(self) -> bool:
+        """Whether everything is selected."""
         return self == WHOLE_RUN
 
 

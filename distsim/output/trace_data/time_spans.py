@@ -33,6 +33,7 @@ class TimeSpans(NamedTuple):
 
     @property
     def total(self) -> int:
+        """The sum of the durations, in ns."""
         return int((self.ends - self.starts).sum())
 
 

@@ -1,4 +1,4 @@
-/** A collective, round by round: who sends which piece to whom, and what each rank holds. */
+/** The algorithm of a collective, round by round: the transfers, and the chunks that each rank holds. */
 
 import { button, h, replace, s } from "./dom.js";
 import { plural } from "./format.js";
@@ -8,7 +8,7 @@ const CELL = 15;
 const ROUND_MS = 1100;
 
 /**
- * What ranks hold before each round, and in the end: by rank, piece -> contributions as `rank.part`.
+ * The chunks of the ranks before each round, and at the end: by rank, chunk -> contributions as `rank.part`.
  * @param {Animation} of
  * @returns {Map<number, string[]>[][]}
  */
@@ -30,7 +30,7 @@ export function frames(of) {
 /** @param {Animation[]} animations */
 export function animationView(animations) {
   if (!animations.length) return null;
-  const choice = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Which collective" },
+  const choice = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Collective and algorithm" },
     ...animations.map((a, i) => h("option", { value: i }, `${a.op}, ${a.algorithm}, ${a.n} ranks`))));
   const slider = /** @type {HTMLInputElement} */ (h("input", { type: "range", min: 0, step: 1, "aria-label": "Round" }));
   const words = h("p", { "aria-live": "polite" });
@@ -74,8 +74,8 @@ export function animationView(animations) {
   choice.addEventListener("change", load);
   slider.addEventListener("input", () => { stop(); draw(-1); });
   load();
-  return h("div", {}, h("p", { class: "bar-of-buttons" }, choice, button("‹", "The round before", () => { stop(); to(Number(slider.value) - 1); }), play,
-    button("›", "The next round", () => { stop(); to(Number(slider.value) + 1); }), slider), words, stage);
+  return h("div", {}, h("p", { class: "bar-of-buttons" }, choice, button("‹", "Previous round", () => { stop(); to(Number(slider.value) - 1); }), play,
+    button("›", "Next round", () => { stop(); to(Number(slider.value) + 1); }), slider), words, stage);
 }
 
 /**
@@ -83,15 +83,15 @@ export function animationView(animations) {
  * @param {number} round
  */
 function tellRound(of, round) {
-  const shown = of.full > of.n ? ` (the run has ${of.full} ranks; ${of.n} are shown)` : "";
-  if (round >= of.rounds.length) return `Done after ${plural(of.rounds.length, "round")}${shown}: every filled cell is what the rank holds; the number counts contributions.`;
+  const shown = of.full > of.n ? ` (${of.n} of ${of.full} ranks shown)` : "";
+  if (round >= of.rounds.length) return `Done after ${plural(of.rounds.length, "round")}${shown}: each filled cell is a chunk that the rank holds; numbers count combined contributions.`;
   const sends = of.rounds[round].length;
-  const combined = of.rounds[round].some((t) => t[3]) ? "what comes is combined with what is there" : "what comes is kept";
+  const combined = of.rounds[round].some((t) => t[3]) ? "receivers combine the data with their own" : "receivers store the data";
   return `Round ${round + 1} of ${of.rounds.length}${shown}: ${plural(sends, "transfer")}; ${combined}.`;
 }
 
 /**
- * Ranks in a circle, each with a cell for each piece; arrows for what moves in this round.
+ * Ranks in a circle, with a cell for each chunk, and arrows for the transfers of this round.
  * @param {Animation} of
  * @param {Map<number, string[]>[]} held
  * @param {[number, number, number, number][]} moving

@@ -1,4 +1,4 @@
-/** The page: its parts, in the order in which they answer questions. */
+/** The report page: builds all sections, in the order in which readers ask questions. */
 
 import { animationView } from "./animate.js";
 import { compareView } from "./compareview.js";
@@ -23,14 +23,14 @@ import { waitGraph } from "./waitgraph.js";
 function summary(model) {
   return h("div", { class: "summary" }, ...model.runs.map((run, index) => {
     const { head } = run;
-    const machines = head.nodes > 1 ? `${head.nodes} machines of ${head.local}` : "1 machine";
+    const nodes = head.nodes > 1 ? `${head.nodes} nodes of ${head.local}` : "1 node";
     const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
     const band = head.cost?.makespan;
     return h("div", {}, head.about && h("p", { dir: "auto" }, side, head.about),
-      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${machines}, back end ${head.backend || "not known"}, cluster ${head.cluster || "not known"}; ${plural(run.count, "call")}`
-        + `${head.iteration_ns ? `; ${showNs(head.iteration_ns)} an iteration` : ""}. ${head.note}`),
-      head.cost && !head.note && h("p", { class: "grey" }, `Times by the cost model of ${head.cost.name}: ${head.cost.band}.`
-        + `${band ? ` If the prices on the critical path err alike, it takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),
+      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${nodes}, backend ${head.backend || "unknown"}, cluster ${head.cluster || "unknown"}; ${plural(run.count, "call")}`
+        + `${head.iteration_ns ? `; ${showNs(head.iteration_ns)} per iteration` : ""}. ${head.note}`),
+      head.cost && !head.note && h("p", { class: "grey" }, `Hardware model ${head.cost.name}: ${head.cost.band}.`
+        + `${band ? ` If all costs on the critical path are off by the same factor, the run takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),
       head.profiles.length > 0 && h("ul", { class: "plain" }, ...head.profiles.map(([name, outcome, possible, ranks]) => h("li", {}, h("strong", {}, `${name} `),
         outcome, possible.length > 1 ? `, or ${possible.filter((o) => o !== outcome).join(", ")}` : "", ranks.length ? `; ranks ${showRanks(ranks)}` : ""))),
       head.source === "recorded" && head.ended.length > 0 && h("ul", { class: "plain" }, ...head.ended.map((line) => h("li", {}, line))));
@@ -38,7 +38,7 @@ function summary(model) {
 }
 
 /**
- * Buttons over the timeline.
+ * The buttons above the timeline.
  * @param {Model} model
  * @param {Timeline} timeline
  * @param {HTMLDialogElement} keys
@@ -48,16 +48,16 @@ function tools(model, timeline, keys) {
     const one = button(label, title, () => one.setAttribute("aria-pressed", String(flip())), { "aria-pressed": String(on) });
     return one;
   };
-  const fold = pressed("fold equal", "Draw ranks that do the same as one (g)", () => { model.fold(!model.folded); return model.folded; }, model.folded);
+  const fold = pressed("fold identical", "Draw identical ranks as one line (g)", () => { model.fold(!model.folded); return model.folded; }, model.folded);
   model.on((what) => { if (what === "rows") fold.setAttribute("aria-pressed", String(model.folded)); });
   return h("div", { class: "bar-of-buttons", role: "toolbar", "aria-label": "Timeline" },
     button("+", "Zoom in (+)", () => timeline.zoom(2)), button("−", "Zoom out (-)", () => timeline.zoom(0.5)),
-    button("all", "The whole run (0)", () => timeline.show({ from: 0, to: model.end * 1.02 })), button("call", "The chosen call, large (f)", () => timeline.closer()),
+    button("all", "Show the whole run (0)", () => timeline.show({ from: 0, to: model.end * 1.02 })), button("call", "Zoom to the selected call (f)", () => timeline.closer()),
     button("‹", "Move back in time (←)", () => timeline.pan(-0.4)), button("›", "Move forward in time (→)", () => timeline.pan(0.4)),
-    button("⇕", "Higher lines", () => timeline.taller(1.4)), button("≡", "Lower lines", () => timeline.taller(1 / 1.4)), fold,
-    pressed("critical path", "Draw the critical path", () => { timeline.showPath = !timeline.showPath; timeline.draw(); return timeline.showPath; }, true),
-    pressed("messages", "Draw messages where they can be followed", () => { timeline.showArrows = !timeline.showArrows; timeline.draw(); return timeline.showArrows; }, true),
-    button("keys", "All keys (?)", () => keys.showModal()));
+    button("⇕", "Taller lines", () => timeline.taller(1.4)), button("≡", "Shorter lines", () => timeline.taller(1 / 1.4)), fold,
+    pressed("critical path", "Show the critical path", () => { timeline.showPath = !timeline.showPath; timeline.draw(); return timeline.showPath; }, true),
+    pressed("messages", "Show messages (if there are few enough)", () => { timeline.showArrows = !timeline.showArrows; timeline.draw(); return timeline.showArrows; }, true),
+    button("keys", "Keyboard shortcuts (?)", () => keys.showModal()));
 }
 
 /** @param {Model} model */
@@ -84,13 +84,13 @@ function searchBar(model) {
     input.value = text;
     model.find(text);
   };
-  const box = h("div", { class: "search", role: "search" }, input, button("‹", "The call found before (N)", () => model.nextHit(-1)), button("›", "The next call found (n)", () => model.nextHit(1)), count);
+  const box = h("div", { class: "search", role: "search" }, input, button("‹", "Previous result (N)", () => model.nextHit(-1)), button("›", "Next result (n)", () => model.nextHit(1)), count);
   return { box, find, focus: () => input.focus() };
 }
 
-/** What the kinds of time look like. */
+/** The fills of the timeline and their meanings. */
 function legend() {
-  const kinds = [["compute", "computes"], ["comm", "communicates"], ["wait", "waits"], ["sleep", "sleeps"], ["stuck", "stuck"]];
+  const kinds = [["compute", "compute"], ["comm", "communication"], ["wait", "waiting"], ["sleep", "sleep"], ["stuck", "blocked"]];
   return h("p", { class: "legend" }, ...kinds.map(([name, words]) => h("span", {}, h("i", { class: `sample ${name}` }), words)),
     h("span", {}, h("i", { class: "sample path" }), "critical path"));
 }
@@ -98,7 +98,7 @@ function legend() {
 /** @param {Model} model */
 function themeSwitch(model) {
   const choice = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Colours", title: "Colours" },
-    ...[["", "as the system"], ["light", "light"], ["dark", "dark"]].map(([value, words]) => h("option", { value }, words))));
+    ...[["", "system theme"], ["light", "light"], ["dark", "dark"]].map(([value, words]) => h("option", { value }, words))));
   choice.addEventListener("change", () => {
     document.documentElement.dataset.theme = choice.value;
     model.tell("theme");
@@ -135,28 +135,28 @@ function body(model, timeline) {
   const values = each((_, index) => valuesTable(model, index));
   return [
     section("overview", "The run", "", summary(model)),
-    comparison && section("comparison", "A beside B", "", compareView(comparison)),
+    comparison && section("comparison", "Comparison of A and B", "", compareView(comparison)),
     section("findings", "Findings", "", h("div", { class: "beside" }, findingsList(model, source), view.box)),
-    waits.length > 0 && section("waits", "Who waits for whom", "", ...waits),
+    waits.length > 0 && section("waits", "Wait-for graph", "", ...waits),
     section("timeline", "Timeline", "", h("div", { class: "top" }, tools(model, timeline, keys), find.box),
       h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend()), details)),
     section("step", "Step by step", "", presentPanel(model)),
-    steps.length > 0 && section("steps", "Steps", "equal neighbours are one; a click shows the first of them", ...steps),
+    steps.length > 0 && section("steps", "Steps", "Consecutive identical steps share a row. Click a row to show its first step.", ...steps),
     section("path", "Critical path", "", ...each((_, index) => pathTable(model, index))),
-    section("ranks", "Ranks", "exposed: communicating, nothing computes; waiting: in a call, before its match", ranksTable(model)),
-    section("collectives", "Collectives and bandwidth", "algbw and busbw as nccl-tests defines them", collectivesTable(model) ?? h("p", { class: "grey" }, "The run has no collectives."),
-      curves.length > 0 && bandwidth(model, curves), h("h3", {}, "Bytes in flight"), flightCurve(model) ?? h("p", { class: "grey" }, "Nothing moves.")),
+    section("ranks", "Ranks", "Exposed: communication without compute. Waiting: blocked in a call before its peers arrive.", ranksTable(model)),
+    section("collectives", "Collectives and bandwidth", "algbw and busbw as defined by nccl-tests.", collectivesTable(model) ?? h("p", { class: "grey" }, "This run has no collectives."),
+      curves.length > 0 && bandwidth(model, curves), h("h3", {}, "Bytes in flight"), flightCurve(model) ?? h("p", { class: "grey" }, "This run moves no data.")),
     memory.length > 0 && section("memory", "Memory", "", ...memory),
     values.length > 0 && section("values", "Values", "", ...values),
-    section("groups", "Machines, ranks and groups", "", ...each((run, i) => (i === 0 ? groupsView(run) : null)), ...each((run) => trafficView(run))),
-    animations.length > 0 && section("rounds", "A collective, round by round", "", animationView(animations)), keys,
+    section("groups", "Nodes, ranks and groups", "", ...each((run, i) => (i === 0 ? groupsView(run) : null)), ...each((run) => trafficView(run))),
+    animations.length > 0 && section("rounds", "Collective algorithms, round by round", "", animationView(animations)), keys,
   ];
 }
 
 /** @param {Element} page */
 function navigation(page) {
   const links = [...page.querySelectorAll("section[id]")].map((one) => h("a", { href: `#${one.id}` }, shortened(one.querySelector("h2")?.textContent ?? "", 40)));
-  return h("nav", { "aria-label": "Parts of the report" }, ...links);
+  return h("nav", { "aria-label": "Sections of the report" }, ...links);
 }
 
 async function start() {
@@ -171,7 +171,7 @@ async function start() {
     Object.assign(window, { distsim: { model, timeline } });
     document.documentElement.dataset.ready = "yes";
   } catch (error) {
-    replace(page, h("p", { class: "failed" }, `This page could not be built here: ${error}. A browser of 2023 or later reads it; the text below has the report.`));
+    replace(page, h("p", { class: "failed" }, `This browser cannot show the report: ${error}. Use a browser of 2023 or later, or read the text report below.`));
     document.querySelectorAll("details.plain").forEach((one) => one.setAttribute("open", ""));
     throw error;
   }

@@ -1,4 +1,4 @@
-/** What a call is: its words, its kind, whom it meets. */
+/** Facts about a call: its text, its kind, and the calls that match it. */
 
 import { shortened, showBytes } from "./format.js";
 
@@ -8,7 +8,7 @@ export const WAIT = 2;
 export const SLEEP = 3;
 export const STUCK = 4;
 
-/** Operations that never stand for moving data, even where a trace gives them times. */
+/** Operations that never move data, even if a trace has times for them. */
 const LOCAL = new Set(["compute", "assign", "sleep", "wait", "wait_stream", "synchronize", "exit", "fail"]);
 const WAITS = new Set(["wait", "wait_stream", "synchronize"]);
 const SENDS = new Set(["send", "isend"]);
@@ -43,7 +43,7 @@ export function isReceive(op) {
 }
 
 /**
- * Whether a call moves data once it has met its parties.
+ * Whether a call moves data once it has matched.
  * @param {Run} run
  * @param {number} row
  */
@@ -52,7 +52,7 @@ export function moves(run, row) {
 }
 
 /**
- * Whether a host only enqueues there, and a device does the work.
+ * Whether hosts only enqueue calls and devices do the work.
  * @param {Run} run
  */
 export function onDevice(run) {
@@ -83,7 +83,7 @@ export function callWords(run, row) {
 }
 
 /**
- * `line 24`, or with the file where it is another than the run's own.
+ * `line 24`; with the file name if it is not the file of the run.
  * @param {Run} run
  * @param {number} row
  */
@@ -94,7 +94,7 @@ export function placeWords(run, row) {
 }
 
 /**
- * Rows of every match, found once.
+ * The rows of every match.
  * @param {Run} run
  */
 export function matchesOf(run) {
@@ -116,7 +116,7 @@ export function matchesOf(run) {
 }
 
 /**
- * The row of a rank's call at a position; its part where it is a batch's; -1 where there is none.
+ * The row of a rank's call at a position, or of its part in a batch; -1 if there is none.
  * @param {Run} run
  * @param {number} rank
  * @param {number} position

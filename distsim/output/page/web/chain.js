@@ -1,18 +1,18 @@
-/** Why a call began when it did, back in time: the walk that finds the critical path (distsim/analysis/timeline.py), from any call. */
+/** Why a call started when it did, followed back in time: the walk that finds the critical path (distsim/analysis/timeline.py), from any call. */
 
 import { isCompute, isReceive, matchesOf, moves, opOf } from "./calls.js";
 import { lowest } from "./lanes.js";
 
-/** Pieces of a chain that are followed at most. */
+/** The largest number of pieces of a chain. */
 const MOST_PIECES = 2000;
 
-/** Looks up what ended when on which rank, and who met whom. */
+/** Looks up which calls ended when on which rank, and which calls matched. */
 export class Walk {
   /** @param {Run} run */
   constructor(run) {
     this.run = run;
     this.matches = matchesOf(run);
-    /** Of every rank: rows that worked, by their ends. @type {{row: number[], end: Float64Array}[]} */
+    /** For every rank: rows that did work, sorted by their ends. @type {{row: number[], end: Float64Array}[]} */
     this.ended = Array.from({ length: run.world }, (_, rank) => {
       /** @type {number[]} */
       const rows = [];
@@ -30,8 +30,8 @@ export class Walk {
   }
 
   /**
-   * When a row's work began, and the rows of which the last to come decided that. A message that was sent before its receive was
-   * there began with the send, which waited for nobody.
+   * When a row's work started, and the rows of which the last one determined this start. A message that was sent before its
+   * receive was posted started with the send, which did not wait.
    * @param {number} row
    * @returns {[number, number[]]}
    */
@@ -46,7 +46,7 @@ export class Walk {
   }
 
   /**
-   * The row that ended at this instant on the rank that came last, -1 when none did; and that rank's row among the members.
+   * The row that ended at this instant on the rank that arrived last (-1 if there is none), and that rank's row among the members.
    * @param {number[]} members
    * @param {number} at
    * @returns {[number, number]}
@@ -81,7 +81,7 @@ export class Walk {
   }
 
   /**
-   * The last row of a rank that ended before an instant and took time, -1 when there is none.
+   * The last row of a rank that took time and ended before an instant; -1 if there is none.
    * @param {number} rank
    * @param {number} at
    */
@@ -94,7 +94,7 @@ export class Walk {
   }
 
   /**
-   * What went on from `since` until a row's work began, the latest piece first: its pieces tile that stretch of time.
+   * The pieces from `since` until a row's work started, the latest first. They cover this time without gaps.
    * @param {number} row
    * @param {number} since
    * @returns {Piece[]}
@@ -129,7 +129,7 @@ export class Walk {
   }
 
   /**
-   * Since when a call waits for others: since it was made, or since its rank's device had nothing else to do.
+   * The start of a call's wait: when it was called, or when its rank's device had finished all earlier work.
    * @param {number} row
    */
   since(row) {
@@ -141,7 +141,7 @@ export class Walk {
 }
 
 /**
- * Neighbours of a chain that are the same work again become one: [piece, how often].
+ * Joins consecutive pieces of the same work: [piece, number of repetitions].
  * @param {Run} run
  * @param {Piece[]} pieces
  * @returns {[Piece, number][]}
@@ -160,10 +160,10 @@ export function mergedPieces(run, pieces) {
 }
 
 /**
- * From a stuck rank along whom it waits for, until a circle closes or somebody does not wait.
+ * Follows awaited ranks from a blocked rank, until a wait-for cycle closes or a rank is not blocked.
  * @param {Waits} waits
  * @param {number} rank
- * @returns {{ranks: number[], closes: number}} `closes`: index of the rank at which the circle closes, -1 where it ends
+ * @returns {{ranks: number[], closes: number}} `closes`: index of the rank at which the cycle closes; -1 if there is no cycle
  */
 export function stuckChain(waits, rank) {
   const blocked = new Map(waits.blocked.map((one) => [one[0], one]));

@@ -1,15 +1,15 @@
-/** Bandwidth over size, and what is in flight over time: curves by uPlot. */
+/** Bandwidth by message size, and bytes in flight over time: curves drawn by uPlot. */
 
 import { moves } from "./calls.js";
 import { colour, h } from "./dom.js";
 import { plural, shortened, showBytes, showNs, showRate } from "./format.js";
 
-/** Strokes of several curves, told apart without colour. @type {number[][]} */
+/** Dashes that distinguish curves without colour. @type {number[][]} */
 const DASHES = [[], [7, 4], [2, 3], [10, 3, 2, 3], [4, 4], [12, 4]];
 const HEIGHT = 280;
 
 /**
- * A plot that follows the width of its place and the theme.
+ * A plot that adapts to the width of its container and to the theme.
  * @param {import("./model.js").Model} model
  * @param {string} label
  * @param {(width: number) => {options: object, data: (number | null)[][]}} make
@@ -38,7 +38,7 @@ function plot(model, label, make) {
 const BYTE_STEPS = Array.from({ length: 50 }, (_, k) => 2 ** k);
 
 /**
- * @param {string} label along the bottom; an axis at the side has none
+ * @param {string} label of a horizontal axis; a vertical axis has none
  * @param {(value: number) => string} show
  */
 function axis(label, show) {
@@ -47,7 +47,7 @@ function axis(label, show) {
 }
 
 /**
- * algbw or busbw of every collective over the size of its buffer; points: what this run made of it.
+ * algbw or busbw of every collective by the size of its buffer; points: the calls of this run.
  * @param {import("./model.js").Model} model
  * @param {Curve[]} curves
  */
@@ -56,10 +56,10 @@ export function bandwidth(model, curves) {
   let bus = true;
   const sizes = [...new Set(curves.flatMap((c) => [...c.sizes, ...c.points.map(([size]) => size)]))].sort((a, b) => a - b);
   const scaled = (/** @type {Curve} */ c) => (bus ? c.factor : 1);
-  const chart = () => plot(model, "Bandwidth over size", (width) => ({
+  const chart = () => plot(model, "Bandwidth by message size", (width) => ({
     options: {
       width, height: HEIGHT, scales: { x: { distr: 3, time: false, log: 2 }, y: { distr: 1, range: (/** @type {unknown} */ _, /** @type {number} */ _low, /** @type {number} */ high) => [0, high * 1.05] } },
-      axes: [{ ...axis("bytes of the buffer", showBytes), space: 70 }, axis("", (v) => `${v} GB/s`)],
+      axes: [{ ...axis("buffer size", showBytes), space: 70 }, axis("", (v) => `${v} GB/s`)],
       series: [{ label: "bytes", value: (/** @type {unknown} */ _, /** @type {number | null} */ v) => (v === null ? "-" : showBytes(v)) }, ...curves.flatMap((c, i) => [
         { label: curveName(c), stroke: colour(strokes[i]), width: 2, dash: DASHES[i], spanGaps: true, points: { show: false }, value: rate },
         ...edges(c, strokes[i]),
@@ -74,7 +74,7 @@ export function bandwidth(model, curves) {
   }));
   const place = h("div", {}, chart());
   const toggle = h("p", { class: "bar-of-buttons" }, ...[["busbw", true], ["algbw", false]].map(([name, value]) => {
-    const element = h("button", { type: "button", "aria-pressed": String(value === bus), title: value ? "As the hardware's bandwidth" : "Bytes per time",
+    const element = h("button", { type: "button", "aria-pressed": String(value === bus), title: value ? "Bus bandwidth, comparable with the bandwidth of the links" : "Algorithm bandwidth: buffer size divided by time",
       onclick: () => {
         bus = value === true;
         toggle.querySelectorAll("button").forEach((b) => b.setAttribute("aria-pressed", String(b === element)));
@@ -82,22 +82,22 @@ export function bandwidth(model, curves) {
       } }, String(name));
     return element;
   }));
-  const band = curves.some((c) => c.band) ? " Thin lines: between them lie nine of ten measured times." : "";
-  return h("div", {}, toggle, place, h("p", { class: "grey" }, `Lines: the model. Dots: this run.${band}`));
+  const band = curves.some((c) => c.band) ? " 90 % of measured times are between the thin lines." : "";
+  return h("div", {}, toggle, place, h("p", { class: "grey" }, `Lines: predicted. Dots: calls of this run.${band}`));
 }
 
 /**
- * The band of a curve as two thin lines that the legend does not name.
+ * The range of a curve as two thin lines.
  * @param {Curve} c
  * @param {string} stroke
  */
 function edges(c, stroke) {
-  return (c.band ?? []).map((_, k) => ({ label: k ? "at least" : "at most", stroke: colour(stroke), width: 0.6, dash: [2, 2], spanGaps: true, points: { show: false }, value: rate }));
+  return (c.band ?? []).map((_, k) => ({ label: k ? "lower bound" : "upper bound", stroke: colour(stroke), width: 0.6, dash: [2, 2], spanGaps: true, points: { show: false }, value: rate }));
 }
 
 /** @param {Curve} c */
 function curveName(c) {
-  return `${c.op}, ${plural(c.n, "rank")} on ${plural(c.nodes, "machine")}`;
+  return `${c.op}, ${plural(c.n, "rank")} on ${plural(c.nodes, "node")}`;
 }
 
 /**
@@ -109,7 +109,7 @@ function rate(_, gbs) {
 }
 
 /**
- * Bytes that are under way, from instant to instant: [time, bytes].
+ * Bytes in flight from each instant on: [time, bytes].
  * @param {Run} run
  */
 export function bytesInFlight(run) {
@@ -127,7 +127,7 @@ export function bytesInFlight(run) {
   return found.length ? [/** @type {[number, number]} */ ([0, 0]), ...found] : [];
 }
 
-/** Most points of a curve over time; a longer one is taken by its largest values. */
+/** The largest number of points of a curve over time. Of a longer curve, the largest values remain. */
 const MOST_POINTS = 4000;
 
 /** @param {import("./model.js").Model} model */

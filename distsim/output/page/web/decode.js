@@ -1,7 +1,7 @@
-/** From the text in the page to typed columns: the other side of `distsim/output/page/data_encoding.py` and `columns.py`. */
+/** Decodes the data in the page to typed columns: the counterpart of `distsim/output/page/data_encoding.py` and `columns.py`. */
 
 /**
- * Base64 of deflated bytes: the JSON, and the numbers of each column.
+ * Decodes base64 of deflated bytes: the JSON, and the numbers of each column.
  * @param {string} text
  * @returns {Promise<{data: Data, columns: Map<string, Float64Array>}>}
  */
@@ -42,7 +42,7 @@ export function varints(bytes, count) {
 }
 
 /**
- * 0, 1, 2, 3, 4 stand for 0, -1, 1, -2, 2.
+ * 0, 1, 2, 3, 4 encode 0, -1, 1, -2, 2.
  * @param {number} value
  */
 export function unfolded(value) {
@@ -50,7 +50,7 @@ export function unfolded(value) {
 }
 
 /**
- * Each number as a step from the one before.
+ * Sums up a column of differences.
  * @param {Float64Array} column
  */
 function summed(column) {
@@ -64,7 +64,7 @@ function summed(column) {
 }
 
 /**
- * 0 is never; else one more than the folded difference to `base`.
+ * 0 means never; other numbers are 1 + the encoded difference to `base`.
  * @param {Float64Array} column
  * @param {(i: number) => number} base
  */
@@ -115,12 +115,12 @@ export function runOf(index, head, columns) {
 }
 
 /**
- * The end of what is drawn: where calls never return, some time after the last step, so that they can be seen to stand.
+ * The end of the timeline. In a hang, it is later than the last event, so that blocked calls are visible.
  * @param {Head} head
  * @param {Float64Array} posted
  * @param {Float64Array} returned
  */
 function endOf(head, posted, returned) {
-  const stands = posted.some((time, i) => time >= 0 && returned[i] < 0) || head.waits_of === "this run";
-  return stands ? Math.max(head.makespan * 1.15, 1000) : head.makespan;
+  const hangs = posted.some((time, i) => time >= 0 && returned[i] < 0) || head.waits_of === "this run";
+  return hangs ? Math.max(head.makespan * 1.15, 1000) : head.makespan;
 }

@@ -1,14 +1,17 @@
-/** One call in full: its match, its price term by term, and why it waits. */
+/** The panel of the selected call: its match, the terms of its cost, and why it waits. */
 
 import { callWords, moves, opOf, placeWords, rowAt } from "./calls.js";
 import { mergedPieces, stuckChain } from "./chain.js";
 import { button, h, replace } from "./dom.js";
 import { plural, shortened, showBytes, showNs, showRanks } from "./format.js";
 
-/** Steps of a chain, members of a match and other forms of a price that are shown. */
+/** Limits: steps of a chain, calls of a match, and alternative forms of a cost. */
 const MOST_STEPS = 14;
 const MOST_MATES = 16;
 const MOST_FORMS = 8;
+
+/** How a rank ended, by its status. @type {Record<string, string>} */
+const END_TEXT = { raised: "raised an error", crashed: "crashed", killed: "was killed", absent: "never started", ended: "finished its program" };
 
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./dom.js").Child} Child */
@@ -18,7 +21,7 @@ const MOST_FORMS = 8;
  * @param {{source: (file: string, line: number) => void, line: (words: string) => void}} page
  */
 export function detailsPanel(model, page) {
-  const panel = h("aside", { class: "details", tabindex: -1, "aria-label": "The chosen call" });
+  const panel = h("aside", { class: "details", tabindex: -1, "aria-label": "Selected call" });
   const draw = () => replace(panel, ...told(model, page));
   model.on((what) => { if (what === "choice") draw(); });
   draw();
@@ -33,14 +36,14 @@ export function detailsPanel(model, page) {
 function told(model, page) {
   const { run: index, row } = model.chosen;
   if (row < 0) {
-    return [h("h3", {}, "No call is chosen"), h("p", { class: "grey" }, "Click a call, or press ", h("kbd", {}, "↓"),
-      " in the timeline: its match, its price term by term and why it waits stand here then.")];
+    return [h("h3", {}, "No call selected"), h("p", { class: "grey" }, "Click a call, or press ", h("kbd", {}, "↓"),
+      " in the timeline. This panel then shows its match, its cost and why it waits.")];
   }
   const run = model.runs[index];
   return [
     h("h3", {}, h("bdi", {}, callWords(run, row))),
-    h("p", { class: "nav" }, button("‹ before", "The call before it on its rank", () => model.besides(-1)),
-      button("after ›", "The call after it on its rank", () => model.besides(1))),
+    h("p", { class: "nav" }, button("‹ previous", "Previous call on this rank", () => model.besides(-1)),
+      button("next ›", "Next call on this rank", () => model.besides(1))),
     facts(model, page), waiting(model), match(model), price(model),
   ];
 }
@@ -54,16 +57,16 @@ function facts(model, page) {
   const run = model.runs[index];
   const tables = run.head.tables;
   const place = tables.place[run.place[row]];
-  const where = place && place[1] ? button(placeWords(run, row), "Show the line in its file", () => page.source(place[0], place[1]), { class: "quiet" }) : null;
+  const where = place && place[1] ? button(placeWords(run, row), "Show this line in the source", () => page.source(place[0], place[1]), { class: "quiet" }) : null;
   /** @type {[string, Child][]} */
   const rows = [
-    ["rank", `${model.runs.length > 1 ? `${"AB"[index]}, ` : ""}${run.rank[row]}${run.head.nodes > 1 ? ` on machine ${Math.floor(run.rank[row] / run.head.local)}` : ""}`],
+    ["rank", `${model.runs.length > 1 ? `${"AB"[index]}, ` : ""}${run.rank[row]}${run.head.nodes > 1 ? ` on node ${Math.floor(run.rank[row] / run.head.local)}` : ""}`],
     ["call", `${run.position[row]}${run.part[row] >= 0 ? `, part ${run.part[row]}` : ""}${run.iteration[row] > 0 ? `, iteration ${run.iteration[row]}` : ""}`],
-    ["where", where], ["group", groupOf(run, row)], ["tensor", tables.tensor?.[run.tensor[row]]],
+    ["source", where], ["group", groupOf(run, row)], ["tensor", tables.tensor?.[run.tensor[row]]],
     ["size", run.nbytes[row] ? `${showBytes(run.nbytes[row])}${tables.dtype[run.dtype[row]] ? ` of ${tables.dtype[run.dtype[row]]}` : ""}` : null],
-    ["reduces by", tables.reduce_op[run.reduce_op[row]]], ["queue", tables.queue[run.queue[row]]],
-    ["made", at(run.posted[row])], ["returned", at(run.returned[row], "never")],
-    [moves(run, row) ? "met" : "began", at(run.started[row], run.posted[row] >= 0 ? "never" : "")], ["done", at(run.finished[row], "never")],
+    ["reduce op", tables.reduce_op[run.reduce_op[row]]], ["queue", tables.queue[run.queue[row]]],
+    ["called", at(run.posted[row])], ["returned", at(run.returned[row], "never")],
+    ["started", at(run.started[row], run.posted[row] >= 0 ? "never" : "")], ["finished", at(run.finished[row], "never")],
     ["took", run.finished[row] >= 0 && run.started[row] >= 0 ? showNs(run.finished[row] - run.started[row]) : null],
   ];
   return h("dl", { class: "facts" }, ...rows.filter(([, value]) => value).flatMap(([name, value]) => [
@@ -104,9 +107,9 @@ function match(model) {
   if (!moves(run, row)) return null;
   const mates = [...model.walk(index).matches.of(row)].filter((mate) => mate !== row);
   const late = mates.concat(row).reduce((a, b) => (run.posted[b] > run.posted[a] ? b : a), row);
-  return h("section", {}, h("h4", {}, `It meets ${plural(mates.length, "call")}`),
+  return h("section", {}, h("h4", {}, `Matches ${plural(mates.length, "call")}`),
     h("ul", { class: "plain" }, ...mates.slice(0, MOST_MATES).map((mate) => h("li", {}, link(model, index, mate, model.words(index, mate)),
-      h("span", { class: "grey" }, ` made at ${showNs(run.posted[mate])}${mate === late ? ", the last to come" : ""}`)))),
+      h("span", { class: "grey" }, ` called at ${showNs(run.posted[mate])}${mate === late ? ", last to arrive" : ""}`)))),
     mates.length > MOST_MATES && h("p", { class: "grey" }, `and ${mates.length - MOST_MATES} more`));
 }
 
@@ -118,15 +121,15 @@ function price(model) {
   if (!known) return null;
   const took = run.finished[row] >= 0 && run.started[row] >= 0 ? run.finished[row] - run.started[row] : -1;
   const most = Math.max(known.ns, 1);
-  return h("section", {}, h("h4", {}, `Its price: ${showNs(known.ns)}`),
-    h("p", { class: "grey" }, `${known.form}; ${showBytes(known.nbytes)} among ${plural(known.n, "rank")} on ${plural(known.nodes, "machine")}`
+  return h("section", {}, h("h4", {}, `Predicted cost: ${showNs(known.ns)}`),
+    h("p", { class: "grey" }, `${known.form}; ${showBytes(known.nbytes)} among ${plural(known.n, "rank")} on ${plural(known.nodes, "node")}`
       + `${took >= 0 && took !== known.ns ? `; in this run ${showNs(took)}` : ""}`),
     h("table", { class: "terms" }, h("tbody", {}, ...known.terms.map(([what, how, ns]) => h("tr", {}, h("th", { scope: "row" }, what),
       h("td", { class: "number" }, showNs(ns)), h("td", { class: "bar" }, bar(ns / most)), h("td", { class: "grey" }, how))))),
-    known.others.length > 0 && h("details", {}, h("summary", {}, `What else it could take (${known.others.length})`),
+    known.others.length > 0 && h("details", {}, h("summary", {}, `Other algorithms and protocols (${known.others.length})`),
       h("ul", { class: "plain" }, ...known.others.slice(0, MOST_FORMS).map(([form, ns]) => h("li", {}, `${form}: ${showNs(ns)}`)))),
-    known.band && h("p", { class: "grey" }, `Nine of ten measured times lie between ${showNs(known.band[0])} and ${showNs(known.band[1])}. `
-      + `No schedule can beat ${showNs(known.bound_ns ?? 0)} on these links.`));
+    known.band && h("p", { class: "grey" }, `90 % of measured times are between ${showNs(known.band[0])} and ${showNs(known.band[1])}. `
+      + `Lower bound on these links: ${showNs(known.bound_ns ?? 0)}.`));
 }
 
 /** @param {number} share */
@@ -145,17 +148,17 @@ function waiting(model) {
   if (run.started[row] < 0 || run.posted[row] < 0) return null;
   const { start, since } = awaited(model);
   const waited = start - since;
-  if (waited <= 0) return h("section", {}, h("h4", {}, "It does not wait for anybody"));
+  if (waited <= 0) return h("section", {}, h("h4", {}, "No wait: this call returned without blocking."));
   const walk = model.walk(index);
   const pieces = mergedPieces(run, walk.why(row, since));
   return h("section", {}, h("h4", {}, `Why it waits ${showNs(waited)}`), mostOfIt(model, pieces, waited),
     h("ol", { class: "chain" }, ...pieces.slice(0, MOST_STEPS).map(([piece, times]) => h("li", {},
       h("span", { class: "when" }, showNs(piece.end - piece.start)), link(model, index, piece.row, pieceWords(model, index, piece, times)))),
-    pieces.length > MOST_STEPS && h("li", { class: "grey" }, `and ${pieces.length - MOST_STEPS} steps further back`)));
+    pieces.length > MOST_STEPS && h("li", { class: "grey" }, `and ${pieces.length - MOST_STEPS} earlier steps`)));
 }
 
 /**
- * From when to when the chosen call waits.
+ * The start and end of the selected call's wait.
  * @param {Model} model
  */
 export function awaited(model) {
@@ -174,14 +177,14 @@ export function awaited(model) {
 function pieceWords(model, index, piece, times) {
   const run = model.runs[index];
   const what = callWords(run, piece.row);
-  const doing = { compute: `computes ${what}`, sleep: "sleeps", transfer: `moves data in ${what}`, wait: `is at something else before ${what}` };
+  const doing = { compute: `computes ${what}`, sleep: "sleeps", transfer: `moves data in ${what}`, wait: `waits before ${what}` };
   const place = placeWords(run, piece.row);
   const words = doing[/** @type {keyof typeof doing} */ (piece.why)];
   return `rank ${piece.rank} ${words}${times > 1 ? ` × ${times}` : ""}${place ? `, ${place}` : ""}`;
 }
 
 /**
- * What most of a wait comes from, in a sentence.
+ * A sentence about the main reason for a wait.
  * @param {Model} model
  * @param {[Piece, number][]} pieces
  * @param {number} waited
@@ -191,11 +194,11 @@ function mostOfIt(model, pieces, waited) {
   const [most] = pieces.reduce((a, b) => (b[0].end - b[0].start > a[0].end - a[0].start ? b : a));
   const share = (most.end - most.start) / waited;
   if (pieces.length < 2 || share < 0.3) return null;
-  return h("p", {}, `${Math.round(100 * share)} % of it: ${pieceWords(model, model.chosen.run, most, 1)}.`);
+  return h("p", {}, `${Math.round(100 * share)} % of the wait: ${pieceWords(model, model.chosen.run, most, 1)}.`);
 }
 
 /**
- * Whom a stuck call waits for, along the graph.
+ * The ranks that a blocked call waits for, along the wait-for graph.
  * @param {Model} model
  */
 function stuckWords(model) {
@@ -208,11 +211,11 @@ function stuckWords(model) {
   if (!mine) return null;
   const { ranks, closes } = stuckChain(waits, run.rank[row]);
   const end = ranks[ranks.length - 1];
-  const words = closes >= 0 ? `and rank ${end} waits for rank ${ranks[closes]}: a circle.` : `and rank ${end} does not wait: ${endWords(waits, end)}.`;
-  return h("section", {}, h("h4", {}, "Why it never ends"),
-    ...blocked[4].map((need) => h("p", {}, `It needs ${need[3] ? "any of " : ""}${waits.sets[need[2]].length === 1 ? "rank" : "ranks"} ${showRanks(waits.sets[need[2]])}.`)),
+  const words = closes >= 0 ? `Rank ${end} waits for rank ${ranks[closes]}: a wait-for cycle.` : `Rank ${end} does not wait: it ${endWords(waits, end)}.`;
+  return h("section", {}, h("h4", {}, "Why this call never returns"),
+    ...blocked[4].map((need) => h("p", {}, `It waits for ${need[3] ? "any of " : ""}${waits.sets[need[2]].length === 1 ? "rank" : "ranks"} ${showRanks(waits.sets[need[2]])}.`)),
     h("ol", { class: "chain" }, ...ranks.slice(0, MOST_STEPS).map((rank) => h("li", {}, standing(model, index, waits, rank)))),
-    ranks.length > MOST_STEPS && h("p", { class: "grey" }, `… ${ranks.length - MOST_STEPS} ranks further`), h("p", {}, words));
+    ranks.length > MOST_STEPS && h("p", { class: "grey" }, `… and ${ranks.length - MOST_STEPS} more ranks`), h("p", {}, words));
 }
 
 /**
@@ -225,9 +228,9 @@ export function standing(model, index, waits, rank) {
   const run = model.runs[index];
   const one = waits.blocked.find((b) => b[0] === rank);
   const row = one ? rowAt(run, rank, one[4][0]?.[0] ?? one[1], one[4][0]?.[1] ?? -1) : lastRow(run, rank);
-  if (row < 0) return `rank ${rank}${one ? " waits" : `, ${endWords(waits, rank)}`}`;
+  if (row < 0) return `rank ${rank}${one ? " waits" : ` ${endWords(waits, rank)}`}`;
   return one ? link(model, index, row, `rank ${rank} in ${callWords(run, row)}${placeWords(run, row) ? `, ${placeWords(run, row)}` : ""}`)
-    : link(model, index, row, `rank ${rank}, ${endWords(waits, rank)} after ${opOf(run, row)}`);
+    : link(model, index, row, `rank ${rank} ${endWords(waits, rank)} after ${opOf(run, row)}`);
 }
 
 /**
@@ -241,11 +244,11 @@ function lastRow(run, rank) {
 }
 
 /**
- * How a rank that waits for nobody came to its end.
+ * How a rank that is not blocked ended.
  * @param {Waits} waits
  * @param {number} rank
  */
 export function endWords(waits, rank) {
   const end = waits.ends.find((one) => one[0] === rank);
-  return end ? `${end[1]}${end[4] ? ` (${shortened(end[4], 80)})` : ""}` : "came to the end of its program";
+  return end ? `${END_TEXT[end[1]] ?? end[1]}${end[4] ? ` (${shortened(end[4], 80)})` : ""}` : "finished its program";
 }

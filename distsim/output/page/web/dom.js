@@ -1,10 +1,10 @@
-/** Elements of the page. Every text is set as text: nothing of a run is ever read as HTML. */
+/** Creates elements of the page. Every text is set as text: nothing from a run is parsed as HTML. */
 
 /** @typedef {Node | string | number | null | undefined | false} Child */
 
 /**
  * @param {string} tag
- * @param {Record<string, unknown>} [attributes] `on…`: a listener; `class`, `title`, …: as they are; null and false are left out
+ * @param {Record<string, unknown>} [attributes] `on…`: a listener; `class`, `title`, …: attributes; null and false are omitted
  * @param {Child[]} children
  * @returns {HTMLElement}
  */
@@ -44,12 +44,12 @@ function fill(element, attributes, children) {
   }
 }
 
-/** Marks that turn the direction of writing, and control characters, as what they are. */
+/** Control characters, and marks that change the direction of text. */
 // eslint-disable-next-line no-control-regex
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]/gu;
 
 /**
- * A text whose control characters are written out, as on the command line.
+ * The text with control characters escaped, as on the command line.
  * @param {string} text
  */
 export function shown(text) {
@@ -69,7 +69,7 @@ export function replace(element, ...children) {
 }
 
 /**
- * A button that says what it does.
+ * A button with a title that states its action.
  * @param {string} label
  * @param {string} title
  * @param {() => void} act
@@ -80,7 +80,7 @@ export function button(label, title, act, more = {}) {
 }
 
 /**
- * A part of the page with its heading.
+ * A section of the page with its heading.
  * @param {string} id
  * @param {string} title
  * @param {string} about

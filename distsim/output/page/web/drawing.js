@@ -1,16 +1,17 @@
-/** What lies over the lanes of the timeline: the axis, names, words, arrows, the critical path and what is chosen. */
+/** Everything drawn over the lanes of the timeline: axis, names, labels, arrows, critical path and selection. */
 
 import { callWords, isCompute, opOf } from "./calls.js";
 import { showMoment, showRanks } from "./format.js";
 import { lowest, reaching } from "./lanes.js";
 import { ticks } from "./viewport.js";
 
-/** Height of the axis of time, and the height from which on a rank's lanes stand one below the other. */
+/** Height of the time axis, and the height from which on a rank's lanes are drawn below each other. In pixels. */
 export const AXIS = 24;
 export const APART = 30;
-/** Pixels from which on a span has words. */
+/** The width from which on a span has a label, in pixels. */
 export const WIDE = 34;
 const MOST_ARROWS = 300;
+const HANG_WORDS = "▸ hang: no more progress";
 
 /**
  * @param {import("./timeline.js").Timeline} t
@@ -21,6 +22,7 @@ export function drawAxis(t, context) {
   const { step, at } = ticks(t.view, width - t.gutter, 110);
   context.font = "11px system-ui, sans-serif";
   context.textBaseline = "middle";
+  const hang = hangLabel(t, context);
   for (const time of at) {
     const x = Math.round(t.x(time)) + 0.5;
     context.strokeStyle = t.line ?? "";
@@ -31,16 +33,26 @@ export function drawAxis(t, context) {
     context.stroke();
     context.globalAlpha = 1;
     context.fillStyle = t.grey ?? "";
-    if (x < width - 70) context.fillText(time ? showMoment(time, step) : "0", x + 3, 11);
+    const words = time ? showMoment(time, step) : "0";
+    const isHidden = hang !== null && x + 3 < hang.right && x + 9 + context.measureText(words).width > hang.left;
+    if (x < width - 70 && !isHidden) context.fillText(words, x + 3, 11);
   }
+  if (hang === null) return;
+  context.fillStyle = t.critical ?? "";
+  context.fillText(HANG_WORDS, hang.left + 3, 11);
+}
+
+/**
+ * Where the axis says that the run hangs; null if that place is not visible.
+ * @param {import("./timeline.js").Timeline} t
+ * @param {CanvasRenderingContext2D} context
+ */
+function hangLabel(t, context) {
   const { head, end } = t.model.runs[0];
-  const from = t.x(head.makespan);
-  if (end > head.makespan && from >= t.gutter && from < width - 130) {
-    context.fillStyle = t.back ?? "";
-    context.fillRect(from, 3, 130, 16);
-    context.fillStyle = t.critical ?? "";
-    context.fillText("▸ nothing moves any more", from + 3, 11);
-  }
+  if (end <= head.makespan) return null;
+  const left = t.x(head.makespan);
+  const right = left + context.measureText(HANG_WORDS).width + 9;
+  return left >= t.gutter && right <= t.box.clientWidth ? { left, right } : null;
 }
 
 /**
@@ -66,7 +78,7 @@ export function drawNames(t, context) {
     if (ranks.length > 1 && t.height >= 28) {
       context.fillStyle = t.grey ?? "";
       context.font = "11px system-ui, sans-serif";
-      context.fillText(`× ${ranks.length} equal`, 6, y + Math.min(t.height / 2, 16) + 14, t.gutter - 10);
+      context.fillText(`× ${ranks.length} identical`, 6, y + Math.min(t.height / 2, 16) + 14, t.gutter - 10);
     }
     context.fillStyle = t.line ?? "";
     context.fillRect(0, Math.round(y + t.height) - 1, t.box.clientWidth, 1);
@@ -102,7 +114,7 @@ export function drawWords(t, context, labels) {
 }
 
 /**
- * As much of a text as there is room for; nothing where that is less than four letters.
+ * As much of a text as fits; empty if fewer than four letters fit.
  * @param {CanvasRenderingContext2D} context
  * @param {string} text
  * @param {number} room
@@ -162,8 +174,8 @@ function drawArrow(t, context, start, from, end, to) {
 }
 
 /**
- * The critical path as a line below what is on it. Where its pieces are narrower than can be followed, it is a line below each rank that
- * it is on, and does not jump.
+ * The critical path as a line below its calls. If its pieces are too narrow to follow, it is a line below each rank that it is on, without
+ * jumps between ranks.
  * @param {import("./timeline.js").Timeline} t
  * @param {CanvasRenderingContext2D} context
  */

@@ -1,17 +1,17 @@
-/** Findings, and beside them the file that they point to. */
+/** The findings, and next to them the source lines that they point to. */
 
 import { button, h } from "./dom.js";
 import { plural, shortened, showRanks } from "./format.js";
 
-/** Places of a finding, and lines of a file around a place, that are shown at first. */
+/** The largest number of places listed per finding. */
 const MOST_PLACES = 12;
 
 /** @typedef {import("./model.js").Model} Model */
 
 /**
- * A file with a line marked; `show(file, line)` turns to another.
+ * The source with one marked line; `show(file, line)` shows another line.
  * @param {Data} data
- * @param {(line: number) => void} onLine a line's number is clicked
+ * @param {(line: number) => void} onLine called if a line number is clicked
  */
 export function sourceView(data, onLine) {
   const names = Object.keys(data.sources);
@@ -43,7 +43,7 @@ export function sourceView(data, onLine) {
     return true;
   };
   if (names.length) show(names[0], 0);
-  return { box: names.length ? box : h("p", { class: "grey" }, "The file is not here."), show };
+  return { box: names.length ? box : h("p", { class: "grey" }, "The source file is not included in this report."), show };
 }
 
 /**
@@ -55,9 +55,9 @@ export function findingsList(model, source) {
   const all = model.runs.flatMap((run, index) => run.head.findings.map((finding) => ({ finding, index })));
   all.sort((a, b) => order.indexOf(a.finding.severity) - order.indexOf(b.finding.severity));
   const more = model.runs.reduce((sum, run) => sum + run.head.more_findings, 0);
-  if (!all.length) return h("p", { class: "none" }, "Nothing was found.");
+  if (!all.length) return h("p", { class: "none" }, "No findings.");
   return h("div", { class: "findings" }, ...all.map(({ finding, index }) => findingBox(model, index, finding, source)),
-    more > 0 && h("p", { class: "grey" }, `and ${plural(more, "more finding")}; --format json has all`));
+    more > 0 && h("p", { class: "grey" }, `and ${plural(more, "more finding")}; --format json lists all`));
 }
 
 /**
@@ -95,8 +95,8 @@ function placesOf(model, index, finding, source) {
   if (!listed.length) return null;
   return h("ul", { class: "plain" }, ...listed.slice(0, MOST_PLACES).map(({ file, line, op, ranks }) => {
     const where = file === model.runs[index].head.file ? `line ${line}` : `${shortened(file, 48)}:${line}`;
-    const who = ranks.length ? `, rank${ranks.length > 1 ? "s" : ""} ${showRanks(ranks.sort((a, b) => a - b))}` : "";
-    return h("li", {}, line ? button(where, "Show the line, and find its calls", () => source(file, line), { class: "quiet" }) : null, ` ${op}${who}`);
+    const onRanks = ranks.length ? `, rank${ranks.length > 1 ? "s" : ""} ${showRanks(ranks.sort((a, b) => a - b))}` : "";
+    return h("li", {}, line ? button(where, "Show this line and find its calls", () => source(file, line), { class: "quiet" }) : null, ` ${op}${onRanks}`);
   }), listed.length > MOST_PLACES && h("li", { class: "grey" }, `and ${plural(listed.length - MOST_PLACES, "more place")}`));
 }
 

@@ -1,4 +1,4 @@
-/** Numbers in words, as the command line writes them. */
+/** Formats numbers as the command line does. */
 
 /** @type {[string, number][]} */
 const TIMES = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]];
@@ -29,7 +29,7 @@ export function showBytes(nbytes) {
 }
 
 /**
- * A moment with all its digits that a view of this width can tell apart.
+ * An instant with as many digits as the view can resolve.
  * @param {number} ns
  * @param {number} step
  */
@@ -50,7 +50,7 @@ export function showShare(share) {
 }
 
 /**
- * `3`, `0, 1`, `0-3, 8`; stretches of three and more are folded, and a long list is cut with its rest counted.
+ * `3`, `0, 1`, `0-3, 8`; ranges of three or more are shortened; of a long list, the rest is counted.
  * @param {ArrayLike<number>} numbers ascending
  * @param {number} most
  */
@@ -79,7 +79,7 @@ export function plural(count, word) {
 }
 
 /**
- * A text that is cut in the middle where it is too long for a line.
+ * The text, cut in the middle if it is too long for a line.
  * @param {string} text
  * @param {number} most
  */

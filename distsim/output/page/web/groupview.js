@@ -1,15 +1,15 @@
-/** Machines and ranks as a grid, the groups of each axis, and who talks to whom. */
+/** Nodes and ranks as a grid, the groups of each axis, and the traffic between ranks. */
 
 import { isSend, moves, opOf } from "./calls.js";
 import { h, replace } from "./dom.js";
 import { plural, shortened, showBytes, showRanks, showShare } from "./format.js";
 import { table } from "./tables.js";
 
-/** Ranks of a grid that are drawn. */
+/** The largest number of ranks in the grid. */
 const MOST_CELLS = 1024;
 
 /**
- * Groups by what they are called before a bracket: `replica[stage=0]` and `replica[stage=1]` are of one axis.
+ * Groups by the part of their name before the bracket: `replica[stage=0]` and `replica[stage=1]` belong to one axis.
  * @param {[string, number[]][]} groups
  * @returns {[string, number[][]][]}
  */
@@ -26,7 +26,7 @@ export function axesOf(groups) {
 /** @param {Run} run */
 export function groupsView(run) {
   const axes = axesOf(run.head.groups);
-  const choice = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Groups of which axis" },
+  const choice = /** @type {HTMLSelectElement} */ (h("select", { "aria-label": "Axis of the groups" },
     ...axes.map(([axis, groups]) => h("option", { value: axis }, `${shortened(axis, 40)}: ${plural(groups.length, "group")} of ${groups[0].length}`))));
   const grid = h("div", { class: "machines" });
   const words = h("p", { class: "grey", "aria-live": "polite" });
@@ -40,11 +40,11 @@ export function groupsView(run) {
   draw();
   const mesh = Object.entries(run.head.mesh).map(([axis, n]) => `${axis} ${n}`).join(" × ");
   return h("div", {}, mesh && h("p", {}, "Mesh, outermost first: ", h("strong", {}, mesh)),
-    h("label", {}, "Groups of ", choice, " have one number and shade"), grid, words);
+    h("label", {}, "Show the groups of ", choice, "; ranks of one group have the same number and colour"), grid, words);
 }
 
 /**
- * A box for each machine, a cell for each rank, with the number of its group.
+ * A box for each node, a cell for each rank, with the number of its group.
  * @param {Run} run
  * @param {number[][]} groups
  */
@@ -61,14 +61,14 @@ function machines(run, groups) {
       cells.push(h("div", { class: `cell ${mine === undefined ? "out" : `tone${mine % 6}`}`, title: `rank ${rank}${mine === undefined ? ", in no group of this axis" : `, group ${mine}`}` },
         h("b", {}, rank), mine !== undefined && groups.length > 1 && h("span", {}, `g${mine}`)));
     }
-    found.push(h("div", { class: "machine" }, h("h4", {}, `machine ${first / run.head.local}`), h("div", { class: "cells" }, ...cells)));
+    found.push(h("div", { class: "machine" }, h("h4", {}, `node ${first / run.head.local}`), h("div", { class: "cells" }, ...cells)));
   }
-  if (run.world > shown) found.push(h("p", { class: "grey" }, `and ${run.world - shown} more ranks, not drawn`));
+  if (run.world > shown) found.push(h("p", { class: "grey" }, `and ${run.world - shown} more ranks are not drawn`));
   return found;
 }
 
 /**
- * How many messages go from each block of ranks to each.
+ * The number of messages from each block of ranks to each other block.
  * @param {Run} run
  * @param {number} block
  */
@@ -84,18 +84,18 @@ export function messageCounts(run, block) {
 }
 
 /**
- * A block of ranks in words.
+ * The name of a block of ranks.
  * @param {Run} run
  * @param {number} i
  */
 function blockWords(run, i) {
   const { block } = run.head.traffic;
   if (block === 1) return String(i);
-  return block === run.head.local ? `machine ${i}` : `${i * block}-${Math.min((i + 1) * block, run.world) - 1}`;
+  return block === run.head.local ? `node ${i}` : `${i * block}-${Math.min((i + 1) * block, run.world) - 1}`;
 }
 
 /**
- * Who sends how much to whom: messages as they were, collectives by their usual algorithms.
+ * The bytes from rank to rank: messages as sent, collectives by their first algorithm.
  * @param {Run} run
  */
 export function trafficView(run) {
@@ -106,8 +106,8 @@ export function trafficView(run) {
   const algorithms = Object.entries(by).map(([op, name]) => `${op} by ${name}`).join(", ");
   const rows = pairs.map(([src, dst, nbytes]) => [/** @type {[string, number]} */ ([blockWords(run, src), src]), /** @type {[string, number]} */ ([blockWords(run, dst), dst]),
     /** @type {[string, number]} */ ([showBytes(nbytes), nbytes]), /** @type {[string, number]} */ ([showShare(nbytes / total), nbytes]), counts.get(`${src}>${dst}`) ?? 0]);
-  return h("div", {}, h("h3", {}, "Who sends how much to whom"),
-    h("p", { class: "grey" }, `${showBytes(total)} in all; messages as they were sent${algorithms && `; ${algorithms}`}${block > 1 ? `; ${run.world} ranks, ${block} to a row` : ""}.`),
+  return h("div", {}, h("h3", {}, "Bytes from rank to rank"),
+    h("p", { class: "grey" }, `${showBytes(total)} in total; messages as sent${algorithms && `; ${algorithms}`}${block > 1 ? `; ${run.world} ranks, ${block} per row` : ""}.`),
     h("div", { class: "beside" }, run.world > 2 ? matrix(run, pairs) : null,
       table("By sender and receiver", [{ title: "from", number: true }, { title: "to", number: true }, { title: "bytes", number: true }, { title: "share", number: true },
         { title: "messages", number: true }], rows)));
@@ -123,7 +123,7 @@ function matrix(run, pairs) {
   const shade = (/** @type {number} */ nbytes) => (most > least ? 0.2 + 0.8 * (Math.log(nbytes / least) / Math.log(most / least)) : 0.8);
   const cells = new Map(pairs.map(([src, dst, nbytes]) => [`${src}>${dst}`, nbytes]));
   const blocks = Array.from({ length: size }, (_, i) => i);
-  const grid = h("div", { class: "matrix", role: "img", "aria-label": "Who sends to whom: a row for each sender, a column for each receiver; the table beside it has the numbers" },
+  const grid = h("div", { class: "matrix", role: "img", "aria-label": "Bytes from rank to rank: one row per sender, one column per receiver; the table next to it has the numbers" },
     ...blocks.flatMap((src) => blocks.map((dst) => {
       const nbytes = cells.get(`${src}>${dst}`);
       if (nbytes === undefined) return h("i");
@@ -133,6 +133,6 @@ function matrix(run, pairs) {
     })));
   grid.style.gridTemplateColumns = `repeat(${size}, 1fr)`;
   grid.style.maxWidth = `${Math.min(26, 2 + 2 * size)}rem`;
-  const words = most > least ? ` The stronger, the more bytes: ${showBytes(least)} to ${showBytes(most)}.` : "";
-  return h("figure", {}, grid, h("figcaption", {}, `Down: who sends, ${run.head.traffic.block > 1 ? blockWords(run, 0) : "rank 0"} on top. Across: who receives.${words}`));
+  const words = most > least ? ` Darker cells mean more bytes: ${showBytes(least)} to ${showBytes(most)}.` : "";
+  return h("figure", {}, grid, h("figcaption", {}, `Rows: senders, ${run.head.traffic.block > 1 ? blockWords(run, 0) : "rank 0"} on top. Columns: receivers.${words}`));
 }

@@ -1,24 +1,24 @@
-/** What hands do with the timeline: mouse, touch pad, keys. */
+/** Input for the timeline: mouse, touch pad and keys. */
 
 import { h } from "./dom.js";
 import { AXIS } from "./drawing.js";
 
-/** Keys and what they do, as the page tells them; the first of a row is looked up. @type {[string[], string][]} */
+/** Keys and their actions, as the page lists them. @type {[string[], string][]} */
 export const KEYS = [
-  [["+", "-"], "zoom in, zoom out"], [["0"], "the whole run"], [["f"], "the chosen call, large"],
-  [["ArrowLeft", "ArrowRight"], "move in time"], [["ArrowUp", "ArrowDown"], "choose a call on the rank above, below"],
-  [["[", "]"], "the call before, after it on its rank"], [["m"], "the next call of those that met it"],
-  [[",", "."], "a step back, forward in time: the next instant at which anything begins or ends"],
-  [["/"], "search"], [["n", "N"], "the next, the last call that the search found"],
-  [["g"], "fold ranks that do the same, or not"], [["Enter"], "tell about the chosen call"], [["Escape"], "choose nothing"],
-  [["?"], "this list"],
+  [["+", "-"], "zoom in, zoom out"], [["0"], "show the whole run"], [["f"], "zoom to the selected call"],
+  [["ArrowLeft", "ArrowRight"], "move in time"], [["ArrowUp", "ArrowDown"], "select a call on the rank above, below"],
+  [["[", "]"], "previous, next call on this rank"], [["m"], "next call of the same match"],
+  [[",", "."], "step back, step forward: to the next instant at which a call starts or ends"],
+  [["/"], "search"], [["n", "N"], "next, previous search result"],
+  [["g"], "fold or unfold identical ranks"], [["Enter"], "describe the selected call"], [["Escape"], "clear the selection"],
+  [["?"], "show this list"],
 ];
 
 /** @typedef {import("./timeline.js").Timeline} Timeline */
 /** @typedef {import("./model.js").Model} Model */
 
 /**
- * The wheel zooms with Ctrl (or a pinch) and moves with Shift; alone it moves the ranks where they do not all fit, and else the page.
+ * The wheel zooms with Ctrl (or a pinch) and pans with Shift. Alone, it scrolls the ranks if they do not all fit, else the page.
  * @param {Timeline} timeline
  */
 export function listen(timeline) {
@@ -55,7 +55,7 @@ function wheel(timeline, event) {
 }
 
 /**
- * A press moves the picture with the pointer; on the axis it chooses a stretch of time; without a move it chooses a call.
+ * Dragging pans the picture; dragging on the axis selects a stretch of time; a click selects a call.
  * @param {Timeline} timeline
  * @param {PointerEvent} event
  */
@@ -109,7 +109,7 @@ function pick(timeline, x, y) {
 }
 
 /**
- * The rank above or below the chosen one, and its call at this moment.
+ * Selects the rank above or below, and its call at this instant.
  * @param {Timeline} timeline
  * @param {number} direction
  */
@@ -130,7 +130,7 @@ export function toRank(timeline, direction) {
 }
 
 /**
- * Keys of the whole page; those that a control understands itself are left to it.
+ * Keys of the whole page. A control that handles a key itself keeps it.
  * @param {Timeline} timeline
  * @param {{search: () => void, tell: () => void, keys: () => void}} page
  */
@@ -158,10 +158,10 @@ export function listenKeys(timeline, page) {
   });
 }
 
-/** All keys, in a dialog. */
+/** The dialog that lists all keys. */
 export function keysDialog() {
   const dialog = /** @type {HTMLDialogElement} */ (h("dialog", { "aria-labelledby": "keys-title" },
-    h("h2", { id: "keys-title" }, "Keys"),
+    h("h2", { id: "keys-title" }, "Keyboard shortcuts"),
     h("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) => [
       h("dt", {}, ...keys.map((key) => h("kbd", {}, ARROWS[key] ?? key))), h("dd", {}, what)])),
     h("p", { class: "grey" }, "Mouse: drag to move, drag on the axis to zoom to a stretch, Ctrl and the wheel to zoom, Shift and the wheel "

@@ -1,4 +1,4 @@
-/** What a rank does over time: lanes of spans for its compute, its communication and its host. */
+/** The activity of a rank over time: lanes of spans for its compute, its communication and its host. */
 
 import { COMM, COMPUTE, SLEEP, STUCK, WAIT, isCompute, isWait, moves, onDevice, opOf } from "./calls.js";
 
@@ -35,7 +35,7 @@ class Spans {
 }
 
 /**
- * When each rank's process was gone: its death, else the end of the run.
+ * When each rank's process ended: at its exit, else at the end of the run.
  * @param {Run} run
  */
 function ends(run) {
@@ -94,7 +94,7 @@ function addCall(run, row, gone, [work, comm, host], device) {
 }
 
 /**
- * A device that has work and can't begin it: from the end of what it did before to the start.
+ * Waits of a device: from the end of its previous work until the start of a call that it already has.
  * @param {Run} run
  * @param {number} rank
  * @param {number} gone
@@ -112,13 +112,13 @@ function addGaps(run, rank, gone, [work, comm]) {
     const meets = !isCompute(opOf(run, row)) && (run.match[row] >= 0 || run.peer[row] >= 0);
     if (run.posted[row] >= 0 && run.returned[row] >= 0 && run.finished[row] < 0 && meets) {
       comm.add(row, Math.max(until, run.posted[row]), gone, STUCK);
-      return; // those behind it wait for it
+      return; // all later calls wait for this one
     }
   }
 }
 
 /**
- * Indices [from, to) of the spans that may reach into a stretch of time.
+ * Indices [from, to) of the spans that may overlap a stretch of time.
  * @param {Lane} lane
  * @param {number} from
  * @param {number} to
@@ -144,7 +144,7 @@ export function lowest(sorted, value) {
 }
 
 /**
- * The span under a moment: the shortest of those that hold it, or the nearest within a slack.
+ * The span at an instant: the shortest one that contains it, or the nearest one within the slack.
  * @param {Lane} lane
  * @param {number} at
  * @param {number} slack
@@ -163,10 +163,10 @@ export function spanAt(lane, at, slack) {
 }
 
 /**
- * Ranks whose lanes are equal, call for call, stand together: [[0, 1, 3], [2]].
+ * Groups ranks whose lanes are equal, call for call: [[0, 1, 3], [2]].
  * @param {Run} run
  * @param {Lane[][]} lanes
- * @param {Set<number>} alone ranks that always stand alone
+ * @param {Set<number>} alone ranks that always get a line of their own
  */
 export function foldedRanks(run, lanes, alone) {
   /** @type {Map<string, number[][]>} */

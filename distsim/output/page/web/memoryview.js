@@ -1,16 +1,16 @@
-/** What ranks hold: at their peak, and over a step. */
+/** The memory of ranks: at the peak, and over a step. */
 
 import { h, s } from "./dom.js";
 import { showBytes, shortened, showNs, showRanks } from "./format.js";
 
-/** Size of a curve's panel, room for its words at the sides, and letters of an area's height from which on it is named inside. */
+/** Size of a panel, room for the labels on its left, and the height from which on an area has a label inside. In pixels. */
 const PANEL_WIDTH = 900;
 const PANEL_HEIGHT = 150;
 const PANEL_LEFT = 90;
 const NAMED = 14;
 
 /**
- * A bar for each kind of rank, by what its memory holds, beside what its device has.
+ * A bar for each kind of rank, by kind of memory, with the capacity of its device.
  * @param {Run} run
  */
 export function memoryView(run) {
@@ -28,15 +28,15 @@ export function memoryView(run) {
     const limit = h("i", { class: "limit", title: `${device.name}: ${showBytes(device.nbytes)}` });
     limit.style.left = `${(100 * device.nbytes) / most}%`;
     return h("tr", {}, h("th", { scope: "row" }, shortened(name, 30)), h("td", {}, showRanks(ranks)), h("td", { class: "wide" }, h("div", { class: "memory" }, ...bars, limit)),
-      h("td", { class: totals[i] > device.nbytes ? "number bad" : "number" }, `${showBytes(totals[i])}${totals[i] > device.nbytes ? " ✕ too much" : ""}`));
+      h("td", { class: totals[i] > device.nbytes ? "number bad" : "number" }, `${showBytes(totals[i])}${totals[i] > device.nbytes ? " ✕ out of memory" : ""}`));
   });
   return h("div", {}, h("p", { class: "legend" }, ...kinds.map((kind, i) => h("span", {}, h("i", { class: `kind${i % 6}` }), kind)),
-    h("span", {}, h("i", { class: "limit" }), `${device.name} has ${showBytes(device.nbytes)}`)),
-  h("div", { class: "table" }, h("table", {}, h("caption", {}, "Memory of a rank at its peak"), h("tbody", {}, ...lines))), overTime(run, kinds));
+    h("span", {}, h("i", { class: "limit" }), `memory of ${device.name}: ${showBytes(device.nbytes)}`)),
+  h("div", { class: "table" }, h("table", {}, h("caption", {}, "Peak memory per rank"), h("tbody", {}, ...lines))), overTime(run, kinds));
 }
 
 /**
- * A panel for each kind of rank: what stays at its peak as bands, activations on top as they come and go.
+ * A panel for each kind of rank: constant kinds of memory as bands, and activations on top as a curve.
  * @param {Run} run
  * @param {string[]} kinds
  */
@@ -44,10 +44,10 @@ function overTime(run, kinds) {
   const { filled } = run.head;
   if (!filled) return null;
   const most = Math.max(...filled.curves.map(([, parts]) => Object.values(parts).reduce((a, b) => a + b, 0)), 1);
-  const words = "Activations grow with forward and shrink with backward passes, up to the stated peak; all else is drawn as if it stayed.";
+  const words = "Activations grow during forward passes and shrink during backward passes, up to the stated peak. All other memory is drawn as constant.";
   return h("div", {}, h("h3", {}, `Memory over ${filled.note ? `a step: ${filled.note}` : "the run"}`), h("p", { class: "grey" }, words),
     ...filled.curves.map((one) => h("figure", {}, h("figcaption", {}, `${one[0].length > 1 ? "ranks" : "rank"} ${showRanks(one[0])}`), panel(filled, one, kinds, most))),
-    filled.more > 0 && h("p", { class: "grey" }, `${filled.more} ranks that hold less are not drawn.`));
+    filled.more > 0 && h("p", { class: "grey" }, `${filled.more} ranks with lower peaks are not drawn.`));
 }
 
 /**

@@ -1,4 +1,4 @@
-/** What the page shows and what is chosen in it; parts of the page listen for changes. */
+/** The state of the page: its data and the selection. Sections of the page listen for changes. */
 
 import { callWords, isReceive, isSend, moves, opOf, placeWords } from "./calls.js";
 import { Walk } from "./chain.js";
@@ -6,7 +6,7 @@ import { foldedRanks, lanesOf } from "./lanes.js";
 import { Held, instants, neighbour } from "./moment.js";
 import { search } from "./search.js";
 
-/** Ranks up to this number are all drawn at first; more are folded. */
+/** Up to this many ranks, every rank has a line at first; more ranks are folded. */
 const FEW_RANKS = 32;
 
 export class Model {
@@ -19,9 +19,9 @@ export class Model {
     this.runs = runs;
     this.lanes = runs.map(lanesOf);
     this.end = Math.max(...runs.map((run) => run.end), 1);
-    /** The run and row that is chosen; row -1: none. */
+    /** The run and row of the selected call; row -1: no call. */
     this.chosen = { run: 0, row: -1 };
-    /** The moment that is looked at; -1: none. */
+    /** The selected instant; -1: none. */
     this.now = -1;
     /** Rows that a search found, by run, and a mark for each row; null: no search. @type {(number[] | null)[]} */
     this.hits = runs.map(() => null);
@@ -43,7 +43,7 @@ export class Model {
     this.listeners.push(listener);
   }
 
-  /** @param {string} what has changed: choice, now, search, rows, theme */
+  /** @param {string} what the part that changed: choice, now, search, rows, theme */
   tell(what) {
     this.listeners.forEach((listener) => listener(what));
   }
@@ -110,7 +110,7 @@ export class Model {
   }
 
   /**
-   * The lines of the timeline: ranks that do the same are one, where that is wanted; what is critical, chosen or stuck stands alone.
+   * The lines of the timeline. If folded, identical ranks share a line; ranks that are critical, selected or blocked have their own.
    * @returns {{run: number, ranks: number[]}[]}
    */
   lines() {
@@ -131,7 +131,7 @@ export class Model {
   }
 
   /**
-   * A call in one line.
+   * A one-line description of a call.
    * @param {number} index
    * @param {number} row
    */
@@ -143,7 +143,7 @@ export class Model {
   }
 
   /**
-   * The call before or after one on its rank; the row itself where there is none.
+   * Select the previous or next call on the rank, if there is one.
    * @param {number} direction 1 or -1
    */
   besides(direction) {
@@ -156,7 +156,7 @@ export class Model {
     if (next >= low && next < high) this.choose(index, next);
   }
 
-  /** To the next call of those that met the chosen one. */
+  /** Select the next call of the same match. */
   mate() {
     const { run, row } = this.chosen;
     if (row < 0) return;
@@ -166,7 +166,7 @@ export class Model {
 }
 
 /**
- * Messages of a run as a lane: row of the send, from its start to the arrival; `to`: the row of the receive.
+ * The messages of a run as a lane: the row of the send, from its start to the arrival; `to`: the row of the receive.
  * @param {Run} run
  * @param {import("./chain.js").Walk} walk
  */

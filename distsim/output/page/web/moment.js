@@ -1,10 +1,10 @@
-/** The run at one moment: what each rank is in, what is in flight, what its tensors hold. */
+/** The run at one instant: the call of each rank, the values of its tensors, and the transfers in flight. */
 
 import { moves } from "./calls.js";
 import { lowest, reaching } from "./lanes.js";
 
 /**
- * Every instant at which something begins or ends, ascending.
+ * Every instant at which a call starts or ends, ascending.
  * @param {Run} run
  */
 export function instants(run) {
@@ -18,7 +18,7 @@ export function instants(run) {
 }
 
 /**
- * The instant before or after one; itself where there is none.
+ * The next or previous instant; the same instant if there is none.
  * @param {Float64Array} times
  * @param {number} at
  * @param {number} direction 1 or -1
@@ -29,7 +29,7 @@ export function neighbour(times, at, direction) {
 }
 
 /**
- * Rows whose spans hold a moment; what takes no time holds its own.
+ * Spans that contain an instant; a span without duration contains its own instant.
  * @param {Lane} lane
  * @param {number} at
  */
@@ -44,7 +44,7 @@ export function running(lane, at) {
 }
 
 /**
- * The last call that a rank had made by then; -1 before the first.
+ * The last call that a rank made before an instant; -1 before its first call.
  * @param {Run} run
  * @param {number} rank
  * @param {number} at
@@ -57,7 +57,7 @@ export function lastCall(run, rank, at) {
   return found;
 }
 
-/** What tensors hold at a moment. */
+/** The values of tensors at an instant. */
 export class Held {
   /** @param {Run} run */
   constructor(run) {
@@ -94,7 +94,7 @@ export class Held {
 }
 
 /**
- * What is under way between ranks: one row for each match, the sender's or the lowest rank's.
+ * The transfers in flight: the rows of each match.
  * @param {Run} run
  * @param {Lane[][]} lanes
  * @param {number} at

@@ -8,11 +8,11 @@ import { table } from "./tables.js";
 /** @typedef {import("./model.js").Model} Model */
 /** @typedef {import("./tables.js").Cell} Cell */
 
-/** Pieces of a block of the critical path that is looked for again behind it. */
+/** The largest number of pieces in a repeated block of the critical path. */
 const MOST_BLOCK = 24;
 
 /**
- * A duration that sorts by its ns.
+ * A table cell with a duration, sorted by its ns.
  * @param {number} ns
  * @returns {Cell}
  */
@@ -26,7 +26,7 @@ export function ranksTable(model) {
   const rows = model.runs.flatMap((run, index) => run.head.ranks.map(([rank, compute, exposed, waiting, idle, finished]) => [
     ...(two ? ["AB"[index]] : []), rank, sharesBar(run.head.makespan, compute, exposed, waiting), time(compute), time(exposed), time(waiting), time(idle),
     /** @type {Cell} */ ([finished < 0 ? "never" : showNs(finished), finished < 0 ? Infinity : finished])]));
-  return table("Where the time of each rank goes", [...(two ? [{ title: "run" }] : []), { title: "rank", number: true }, { title: "shares" }, { title: "compute", number: true },
+  return table("Time of each rank", [...(two ? [{ title: "run" }] : []), { title: "rank", number: true }, { title: "shares" }, { title: "compute", number: true },
     { title: "exposed", number: true }, { title: "waiting", number: true }, { title: "idle", number: true }, { title: "finished", number: true }], rows);
 }
 
@@ -47,10 +47,10 @@ function sharesBar(end, compute, exposed, waiting) {
 }
 
 /**
- * The iterations of the run, equal neighbours as one line.
+ * The iterations of the run; consecutive identical ones share a row.
  * @param {Model} model
  * @param {number} index
- * @param {(from: number, to: number) => void} show a stretch of time
+ * @param {(from: number, to: number) => void} show shows a stretch of time
  */
 export function stepsTable(model, index, show) {
   const { steps } = model.runs[index].head;
@@ -58,8 +58,8 @@ export function stepsTable(model, index, show) {
   const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
   const rows = steps.map(([first, times, start, end]) => [/** @type {Cell} */ ([times > 1 ? `${first} to ${first + times - 1}` : String(first), first]),
     /** @type {Cell} */ ([times > 1 ? `× ${times}` : "", times]), /** @type {Cell} */ ([showNs(start), start]), time(end - start)]);
-  return table(`${side}${plural(steps.reduce((sum, [, times]) => sum + times, 0), "step")}, ${plural(steps.length, "kind")} of them in turn`,
-    [{ title: "step", number: true }, { title: "equal", number: true }, { title: "first from", number: true }, { title: "each takes", number: true }],
+  return table(`${side}${plural(steps.reduce((sum, [, times]) => sum + times, 0), "step")}, ${plural(steps.length, "group")} of consecutive identical steps`,
+    [{ title: "step", number: true }, { title: "count", number: true }, { title: "first starts at", number: true }, { title: "time each", number: true }],
     rows, (i) => show(steps[i][2] - (steps[i][3] - steps[i][2]) * 0.02, steps[i][3] + (steps[i][3] - steps[i][2]) * 0.02));
 }
 
@@ -71,11 +71,11 @@ export function collectivesTable(model) {
     /** @type {Cell} */ ([showRate(c.busbw), c.busbw])]));
   if (!rows.length) return null;
   return table("Collectives", [...(two ? [{ title: "run" }] : []), { title: "operation" }, { title: "group" }, { title: "ranks", number: true }, { title: "bytes", number: true },
-    { title: "calls", number: true }, { title: "time", number: true }, { title: "in all", number: true }, { title: "algbw", number: true }, { title: "busbw", number: true }], rows);
+    { title: "calls", number: true }, { title: "time", number: true }, { title: "total time", number: true }, { title: "algbw", number: true }, { title: "busbw", number: true }], rows);
 }
 
 /**
- * The critical path, equal neighbours as one.
+ * The critical path; consecutive equal pieces are joined.
  * @param {Run} run
  */
 export function pathPieces(run) {
@@ -93,7 +93,7 @@ export function pathPieces(run) {
 }
 
 /**
- * Blocks that follow each other again and again, once each: pieces with how often their block is there.
+ * Repeated blocks, once each: pieces with the number of repetitions of their block.
  * @template T
  * @param {T[]} pieces
  * @param {(piece: T) => string} key equal for equal pieces
@@ -131,13 +131,13 @@ export function pathTable(model, index) {
   const rows = folded.map(({ piece: p, times }) => [/** @type {Cell} */ ([showNs(p.start), p.start]), time(p.end - p.start), ...(again ? [/** @type {Cell} */ ([times > 1 ? `× ${times}` : "", times])] : []),
     /** @type {Cell} */ ([showShare((times * (p.end - p.start)) / Math.max(run.head.makespan, 1)), times * (p.end - p.start)]), p.rank, what(p), p.row < 0 ? "" : placeWords(run, p.row)]);
   const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
-  return table(`${side}Critical path: what the run could not be shorter than${again ? "; what comes round again and again stands there once" : ""}`,
-  [{ title: "from", number: true }, { title: "takes", number: true }, ...(again ? [{ title: "times", number: true }] : []), { title: "share", number: true },
-    { title: "rank", number: true }, { title: "what" }, { title: "where" }], rows, (i) => { if (pieces[i].row >= 0) model.choose(index, pieces[i].row); });
+  return table(`${side}Critical path: the chain of calls that determines the run time${again ? "; repeated blocks are listed once" : ""}`,
+  [{ title: "start", number: true }, { title: "time", number: true }, ...(again ? [{ title: "repeats", number: true }] : []), { title: "share", number: true },
+    { title: "rank", number: true }, { title: "call" }, { title: "line" }], rows, (i) => { if (pieces[i].row >= 0) model.choose(index, pieces[i].row); });
 }
 
 /**
- * What tensors hold in the end, a line for each tensor and set of ranks that hold the same.
+ * The final values of tensors: a row for each tensor and set of ranks with equal values.
  * @param {Model} model
  * @param {number} index
  */
@@ -156,6 +156,6 @@ export function valuesTable(model, index) {
     }
   }
   const rows = [...found.values()].sort((a, b) => (a.label < b.label ? -1 : a.label > b.label ? 1 : a.ranks[0] - b.ranks[0]));
-  return table("What tensors hold at the end", [{ title: "tensor" }, { title: "holds" }, { title: "ranks" }],
+  return table("Final values of tensors", [{ title: "tensor" }, { title: "value" }, { title: "ranks" }],
     rows.map((one) => [shortened(one.label, 40), shortened(one.text, 120), showRanks(one.ranks)]));
 }

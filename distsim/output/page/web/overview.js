@@ -1,4 +1,4 @@
-/** The whole run in one strip: how much of all ranks' time goes where, and which part of it the timeline shows. */
+/** The whole run in one strip: the shares of all ranks' time, and the part that the timeline shows. */
 
 import { COMM, COMPUTE, SLEEP } from "./calls.js";
 import { colour, h } from "./dom.js";
@@ -6,7 +6,7 @@ import { colour, h } from "./dom.js";
 const BINS = 500;
 
 /**
- * Shares of each bin of the run: compute, communication that no compute hides, waiting; over all ranks of all runs.
+ * Shares of compute, exposed communication and waiting in each bin, over all ranks of all runs.
  * @param {import("./model.js").Model} model
  */
 export function sharesOf(model) {
@@ -55,10 +55,10 @@ function spread(bins, start, end, width) {
  * @param {import("./timeline.js").Timeline} timeline
  */
 export function overview(model, timeline) {
-  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "overview", "aria-hidden": "true", title: "The whole run: drag to move" }));
+  const canvas = /** @type {HTMLCanvasElement} */ (h("canvas", { class: "overview", "aria-hidden": "true", title: "Overview of the whole run: drag to pan" }));
   const shares = sharesOf(model);
   const strip = document.createElement("canvas");
-  /** What the strip was drawn for. */
+  /** The size and theme for which the strip was drawn. */
   let drawn = "";
   const draw = () => {
     const dots = window.devicePixelRatio || 1;
@@ -96,7 +96,7 @@ export function overview(model, timeline) {
 }
 
 /**
- * The strip without what is over it.
+ * Draw the strip without the frame of the view.
  * @param {HTMLCanvasElement} strip
  * @param {Float64Array[]} shares
  * @param {number} width

@@ -1,12 +1,12 @@
 /**
- * Lanes as pixels. What is narrower than a pixel is not widened: a column takes as much of a colour as of its time was spent on it.
- * Kinds are told apart by lightness and by hatching, so that neither colour nor a good screen is needed.
+ * Lanes as pixels. Spans narrower than a pixel are not widened: a column mixes the colours by their share of its time.
+ * Kinds differ in lightness and hatching, so that they are distinct without colour.
  */
 
 import { COMM, COMPUTE, SLEEP, STUCK, WAIT } from "./calls.js";
 import { reaching } from "./lanes.js";
 
-/** Kinds, one more for the beginning of a span, and as many for what a search leaves pale. */
+/** The number of kinds of spans. There are as many pale kinds, for calls that a search did not find. */
 const KINDS = 5;
 
 /**
@@ -30,16 +30,16 @@ function pixel(rgb) {
   return (0xff000000 | (Math.round(rgb[2]) << 16) | (Math.round(rgb[1]) << 8) | Math.round(rgb[0])) >>> 0;
 }
 
-/** Steps from nothing to the whole of a colour. */
+/** Steps from transparent to the full colour. */
 const STEPS = 255;
 
-/** A picture of lanes that are painted one by one. */
+/** An image to which lanes are painted one by one. */
 export class Raster {
   /**
    * @param {number} width
    * @param {number} height
    * @param {Palette} palette
-   * @param {number} dots device pixels of one of the page
+   * @param {number} dots device pixels per CSS pixel
    */
   constructor(width, height, palette, dots) {
     this.width = width;
@@ -47,13 +47,13 @@ export class Raster {
     this.period = Math.max(6, Math.round(6 * dots));
     this.image = new ImageData(width, height);
     this.pixels = new Uint32Array(this.image.data.buffer);
-    /** Of each column: kind of what fills it, one more; 128 where a span begins; 0 where nothing fills it. */
+    /** For each column: 1 + the kind that fills it; plus 128 if a span begins there; 0 if no kind fills it. */
     this.solid = new Uint8Array(width);
-    /** Of each column: the kind of what takes a part of it, one more; 255 where several do. */
+    /** For each column: 1 + the kind that covers a part of it; 255 if several kinds do. */
     this.used = new Uint8Array(width);
     this.share = new Float32Array(width * KINDS * 2);
     this.plain = new Uint32Array(width);
-    /** Columns that are hatched, and by which kind. */
+    /** The hatched columns. */
     this.hatched = new Int32Array(width);
     const { back, fill, mark } = palette;
     const pale = (/** @type {number[]} */ colour) => mixed(colour, back, 0.8);
@@ -63,7 +63,7 @@ export class Raster {
     this.mark = Uint32Array.from([...mark, ...mark.map(pale)], pixel);
     this.back = pixel(back);
     this.backColour = back;
-    /** A kind's colour over the background, by how much of a column it takes. */
+    /** Each kind's colour over the background, by its share of a column. */
     this.faint = this.fills.map((colour) => Uint32Array.from({ length: STEPS + 1 }, (_, i) => pixel(mixed(back, colour, i / STEPS))));
   }
 
@@ -77,7 +77,7 @@ export class Raster {
    * @param {View} view
    * @param {number} top
    * @param {number} height
-   * @param {Uint8Array | null} found rows that a search found
+   * @param {Uint8Array | null} found marks of rows that a search found
    */
   paint(lanes, view, top, height, found) {
     const phase = Math.round(view.from * (this.width / (view.to - view.from))) % (2 * this.period);
@@ -130,7 +130,7 @@ export class Raster {
    * @param {number} left
    * @param {number} right
    * @param {number} kind
-   * @param {boolean} begins whether its beginning is in the picture
+   * @param {boolean} begins whether its start is visible
    */
   span(left, right, kind, begins) {
     const first = left | 0;
@@ -176,7 +176,7 @@ export class Raster {
     share[at + kind] += part;
   }
 
-  /** What was gathered of a lane, over what is there already. */
+  /** Paint the collected spans of a lane over the earlier lanes. */
   blend() {
     const { width, solid, used, plain, share } = this;
     for (let x = 0; x < width; x += 1) {
@@ -218,7 +218,7 @@ export class Raster {
   }
 
   /**
-   * Columns into the rows of the picture.
+   * Copy the columns into the rows of the image.
    * @param {number} top
    * @param {number} height
    * @param {number} phase of the hatching, so that it moves with the time

@@ -1,11 +1,11 @@
-/** Finding calls by their operation, rank, group, tensor or line. */
+/** Finds calls by their operation, rank, group, tensor or line. */
 
 import { placeWords } from "./calls.js";
 
 const FIELDS = ["op", "rank", "group", "tensor", "line", "name", "peer", "tag", "iteration"];
 
 /**
- * Words of a search: `rank:3`, `op:send`, `line:24`, or a plain word that any text of a call may hold.
+ * The terms of a search: `rank:3`, `op:send`, `line:24`, or a plain word that occurs in any text of a call.
  * @param {string} text
  * @returns {{field: string, word: string}[]}
  */
@@ -22,7 +22,7 @@ export function termsOf(text) {
 }
 
 /**
- * Which of a table's texts hold a word.
+ * Which of a table's texts contain a word.
  * @param {string[]} table
  * @param {string} word
  */
@@ -31,7 +31,7 @@ function holding(table, word) {
 }
 
 /**
- * A number, or a stretch `4-7`.
+ * A number, or a range `4-7`.
  * @param {string} word
  * @returns {(value: number) => boolean}
  */
@@ -67,7 +67,7 @@ function test(run, { field, word }) {
 }
 
 /**
- * Rows that every word of a search fits, in order of time; null for an empty search.
+ * Rows that match every term, in order of time; null for an empty search.
  * @param {Run} run
  * @param {string} text
  */
@@ -85,7 +85,7 @@ export function search(run, text) {
 }
 
 /**
- * What stands beside a hit.
+ * The text next to the number of results.
  * @param {Run} run
  * @param {number} row
  */

@@ -1,18 +1,18 @@
-/** Tables that sort by any column, with the keyboard as well. */
+/** Tables that can be sorted by any column, also with the keyboard. */
 
 import { button, h } from "./dom.js";
 import { plural } from "./format.js";
 
-/** Rows of a table that are there at first. */
+/** The number of rows that are shown at first. */
 const MOST_ROWS = 40;
 
 /**
  * @typedef {object} Column
  * @property {string} title
- * @property {boolean} [number] aligned right, and the largest first
+ * @property {boolean} [number] aligned right and sorted in descending order first
  */
 /**
- * A cell: what is shown, and what is sorted by, where that is something else.
+ * A cell: its content, or its content and its sort key.
  * @typedef {string | number | Node | [string | Node, number | string]} Cell
  */
 
@@ -31,7 +31,7 @@ function shownOf(cell) {
  * @param {string} caption
  * @param {Column[]} columns
  * @param {Cell[][]} rows
- * @param {(row: number) => void} [choose] a row is clicked, or chosen with Enter
+ * @param {(row: number) => void} [choose] called if a row is clicked, or selected with Enter
  */
 export function table(caption, columns, rows, choose) {
   let order = rows.map((_, i) => i);
@@ -68,7 +68,7 @@ export function table(caption, columns, rows, choose) {
 }
 
 /**
- * Numbers of rows by a column; equal ones stay in the order in which they came.
+ * Row numbers sorted by a column; equal rows keep their order.
  * @param {Cell[][]} rows
  * @param {number} column
  * @param {boolean} up

@@ -1,4 +1,4 @@
-/** The timeline: a line for each rank, drawn as far as it can be seen. */
+/** The timeline: a line for each rank. Only the visible part is drawn. */
 
 import { colour, h, replace, rgb } from "./dom.js";
 import { APART, AXIS, WIDE, drawArrows, drawAxis, drawChoice, drawNames, drawPath, drawWords } from "./drawing.js";
@@ -10,7 +10,7 @@ import { around, clamped, panned, zoomed } from "./viewport.js";
 
 const TALLEST = 66;
 const LOWEST = 14;
-/** Share of a line's height for each lane, where they stand apart: with a host that waits, and with one that only enqueues. */
+/** Share of a line's height for each lane: for hosts that wait, and for hosts that only enqueue. */
 const SHARES = [0.42, 0.36, 0.22];
 const SHARES_OF_DEVICES = [0.54, 0.46, 0];
 
@@ -22,8 +22,8 @@ export class Timeline {
     this.model = model;
     this.canvas = /** @type {HTMLCanvasElement} */ (h("canvas", {
       tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-label":
-        "Timeline of the run. Plus and minus zoom, arrow keys left and right move, up and down choose a rank, brackets choose calls, "
-        + "Enter tells about the chosen call, question mark lists all keys.",
+        "Timeline of the run. Plus and minus zoom, left and right arrows pan, up and down arrows select a rank, brackets select calls, "
+        + "Enter describes the selected call, question mark lists all keys.",
     }));
     this.tip = h("div", { class: "tip", hidden: true });
     this.said = h("p", { class: "unseen", "aria-live": "polite" });
@@ -33,7 +33,7 @@ export class Timeline {
     this.scroll = 0;
     this.height = 0;
     this.gutter = 84;
-    /** Whether a host does anything that is to be seen. */
+    /** Whether any host has visible activity. */
     this.hosts = model.lanes.some((lanes) => lanes.some((three) => three[2].row.length > 0));
     this.showPath = true;
     this.showArrows = true;
@@ -44,16 +44,16 @@ export class Timeline {
     /** @type {Raster | null} */
     this.raster = null;
     this.messages = model.runs.map((run, i) => messagesOf(run, model.walk(i)));
-    /** What follows each picture. */
+    /** Called after each paint. */
     this.after = () => {};
-    /** How long the last pictures took, ms. @type {number[]} */
+    /** Durations of the last paints, in ms. @type {number[]} */
     this.took = [];
     this.theme();
     model.on((what) => this.changed(what));
     new ResizeObserver(() => this.resize()).observe(this.box);
   }
 
-  /** Colours, as the style has them now. */
+  /** Read the colours from the current style. */
   theme() {
     const names = ["compute", "comm", "wait", "sleep", "stuck"];
     this.palette = {
@@ -101,7 +101,7 @@ export class Timeline {
     this.paint();
   }
 
-  /** The height of a line: all of them at once, where they can be told apart; few of them need less room. */
+  /** Choose a height for the lines: all lines at once if they stay distinguishable. */
   fit() {
     this.box.style.height = this.lines.length < 12 ? `${AXIS + 8 + this.lines.length * TALLEST}px` : "";
     const room = this.box.clientHeight - AXIS - 4;
@@ -144,7 +144,7 @@ export class Timeline {
     this.show(panned(this.view, share, this.model.end));
   }
 
-  /** The chosen call, large. */
+  /** Zoom to the selected call. */
   closer() {
     const { run: index, row } = this.model.chosen;
     if (row < 0) return;
@@ -162,7 +162,7 @@ export class Timeline {
     return [Math.min(...times), run.finished[row] < 0 ? run.end : Math.max(...times)];
   }
 
-  /** Bring the chosen call into the picture. */
+  /** Scroll and pan until the selected call is visible. */
   reveal() {
     const { run: index, row } = this.model.chosen;
     if (row < 0) return;
@@ -243,7 +243,7 @@ export class Timeline {
     return { top: Math.round(before * room), height: Math.round((before + shares[lane]) * room) - Math.round(before * room) - 1 };
   }
 
-  /** First line that can be seen, and the one behind the last. */
+  /** The first visible line, and the one after the last. */
   seen() {
     const first = Math.max(0, Math.floor(this.scroll / this.height));
     const last = Math.min(this.lines.length, Math.ceil((this.scroll + this.box.clientHeight - AXIS) / this.height));
@@ -251,7 +251,7 @@ export class Timeline {
   }
 
   /**
-   * The lanes; returns the spans that have room for words.
+   * Draw the lanes; returns the spans that have room for text.
    * @param {CanvasRenderingContext2D} context
    * @param {number} dots
    */
@@ -309,7 +309,7 @@ export class Timeline {
   }
 
   /**
-   * The call under a point of the picture; null where there is none.
+   * The call under a point of the picture; null if there is none.
    * @param {number} x
    * @param {number} y
    */
@@ -338,8 +338,8 @@ export class Timeline {
     const found = this.under(x, y);
     this.tip.hidden = !found;
     if (!found) return;
-    const doing = ["computes", "communicates", "waits", "sleeps", "is stuck"][found.kind];
-    const many = found.ranks.length > 1 ? h("div", { class: "grey" }, `and ${found.ranks.length - 1} ranks that do the same`) : null;
+    const doing = ["computes", "communicates", "waits", "sleeps", "is blocked"][found.kind];
+    const many = found.ranks.length > 1 ? h("div", { class: "grey" }, `and ${found.ranks.length - 1} identical ranks`) : null;
     replace(this.tip, h("strong", {}, this.model.words(found.run, found.row)), h("div", {}, `${doing} for ${showNs(found.ns)}`), many);
     const right = x + 16 + this.tip.offsetWidth > this.box.clientWidth;
     this.tip.style.left = `${Math.max(0, right ? x - this.tip.offsetWidth - 10 : x + 14)}px`;

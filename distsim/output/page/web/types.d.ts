@@ -1,10 +1,10 @@
-/* Shapes of the page's data, for the type checker alone. */
+/* Types of the page's data, for the type checker. */
 
 interface Finding {
   code: string; severity: string; ranks: number[]; core: number[]; message: string; help: string[];
   places: { rank: number | null; file: string; line: number; column: number; op: string }[];
 }
-/** A price: [what, how much, ns] of each term, and [form, ns] of what else was weighed. */
+/** A cost: [name, explanation, ns] of each term, and [form, ns] of each alternative. */
 interface Price {
   op: string; n: number; nodes: number; nbytes: number; ns: number; form: string;
   terms: [string, string, number][]; others: [string, number][]; bound_ns?: number; band?: [number, number];
@@ -12,17 +12,17 @@ interface Price {
 interface Curve {
   op: string; n: number; nodes: number; group: string; factor: number; sizes: number[]; algbw: number[];
   points: [number, number][];
-  /** Factors on a time, by size: the least and the most. */
+  /** The smallest and largest factor on the predicted time, by size. */
   band: [number[], number[]] | null;
 }
 interface Animation {
   op: string; algorithm: string; n: number; full: number; chunking: string;
   held: [number, [number, number][]][][]; rounds: [number, number, number, number][][];
 }
-/** [position, part, number of the set of awaited ranks, 1 where any of them will do] */
+/** [position, part, number of the set of awaited ranks, 1 if any of them suffices] */
 type Need = [number, number, number, number];
 interface Waits {
-  /** [rank, position, since, 1 where the device stands, needs] */
+  /** [rank, position, since, 1 if the device is blocked, needs] */
   blocked: [number, number, number, number, Need[]][];
   sets: number[][];
   /** [rank, status, position, at, message] */
@@ -31,7 +31,7 @@ interface Waits {
 interface Collective {
   op: string; group: string; n: number; nbytes: number; calls: number; duration_ns: number; algbw: number; busbw: number;
 }
-/** Who sends how much: blocks of so many ranks, [from, to, bytes] the most first, each collective's algorithm. */
+/** Traffic: ranks per block, [from, to, bytes] with the largest first, and the algorithm of each collective. */
 interface Traffic {
   block: number; by: Record<string, string>; pairs: [number, number, number][];
 }
@@ -55,9 +55,9 @@ interface Head {
   cost: { name: string; source: string; band: string; makespan: [number, number] | null } | null;
   device?: { name: string; nbytes: number };
   memory: [string, number[], Record<string, number>][]; filled: Filled | null; traffic: Traffic;
-  /** [first, how many equal neighbours, start, end of the first] */
+  /** [first, number of identical steps, start, end of the first] */
   steps: [number, number, number, number][];
-  /** [back end, outcome, possible outcomes, ranks] */
+  /** [backend, outcome, possible outcomes, ranks] */
   profiles: [string, string, string[], number[]][];
   waits: Waits | null; waits_of: string; tables: Tables; animations: Animation[];
   prices?: Price[]; curves?: Curve[]; holdings?: { labels: string[]; texts: string[] };
@@ -74,7 +74,7 @@ interface Comparison {
 interface Data {
   format: number; runs: Head[]; sources: Record<string, string>; comparison?: Comparison; columns: [string, number, number][];
 }
-/** The calls of a run; -1 where there is nothing, times in ns since the start. */
+/** The calls of a run; -1: no value. Times are in ns since the start. */
 interface Run {
   index: number; head: Head; count: number; world: number; end: number;
   /** Row of each rank's first call, and the number of rows at the end. */
@@ -90,7 +90,7 @@ interface Run {
 interface Lane {
   row: Int32Array; start: Float64Array; end: Float64Array; kind: Uint8Array; reach: Float64Array;
 }
-/** A piece of a chain back in time: what let a call begin when it did. */
+/** A piece of a chain back in time: why a call started when it did. */
 interface Piece {
   row: number; rank: number; start: number; end: number; why: string;
 }

@@ -1,10 +1,10 @@
 /** Time and pixels: zoom, pan, ticks. */
 
-/** The narrowest view, ns: a nanosecond is then a good part of the picture. */
+/** The narrowest view, in ns. */
 const NARROWEST = 20;
 
 /**
- * A view inside the run, as wide as it may be.
+ * The view moved and shrunk to fit into the run.
  * @param {View} view
  * @param {number} end
  * @returns {View}
@@ -17,7 +17,7 @@ export function clamped(view, end) {
 }
 
 /**
- * Zoom by a factor (above 1: closer) around a moment that stays where it is.
+ * Zoom by a factor (above 1: in) around an instant that keeps its place.
  * @param {View} view
  * @param {number} factor
  * @param {number} at
@@ -40,7 +40,7 @@ export function panned(view, share, end) {
 }
 
 /**
- * A view that shows a stretch of time with room on both sides.
+ * A view of a stretch of time with margins on both sides.
  * @param {number} from
  * @param {number} to
  * @param {number} end
@@ -51,7 +51,7 @@ export function around(from, to, end) {
 }
 
 /**
- * Round moments about so far apart: [step, first].
+ * Round instants with about this distance.
  * @param {View} view
  * @param {number} width of the picture
  * @param {number} apart pixels

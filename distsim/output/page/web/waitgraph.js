@@ -1,18 +1,18 @@
-/** Who waits for whom: circles as circles, and who merely waits behind them. */
+/** The wait-for graph: cycles as circles, and a list of the ranks that are blocked behind them. */
 
 import { standing, endWords } from "./details.js";
 import { h, s } from "./dom.js";
 import { plural, showRanks } from "./format.js";
 import { stuckChain } from "./chain.js";
 
-/** Ranks of a circle that are drawn one by one, and lines about those behind it. */
+/** The largest numbers of drawn ranks and of lines about ranks behind them. */
 const MOST_NODES = 24;
 const MOST_BEHIND = 12;
 const SIZE = 400;
 const NODE = 20;
 
 /**
- * The ranks that are the cause: on a circle, or waiting for somebody who has left; those who have left; the edges between them.
+ * The ranks of the cause (on a cycle, or waiting for a rank that has exited), and the ranks that have exited.
  * @param {Waits} waits
  */
 export function coreOf(waits) {
@@ -34,7 +34,7 @@ export function coreOf(waits) {
 }
 
 /**
- * Nodes in the order in which they wait for each other, so that a circle is drawn as one.
+ * The ranks in the order in which they wait for each other, so that a cycle is drawn as a circle.
  * @param {Waits} waits
  * @param {number[]} core
  */
@@ -59,20 +59,20 @@ export function waitGraph(model, index) {
   if (!waits) return null;
   const { core, gone, blocked } = coreOf(waits);
   const behind = [...blocked.keys()].filter((rank) => !core.includes(rank));
-  const of = run.head.waits_of === "this run" ? "" : ` In ${run.head.waits_of}; this run itself came through.`;
+  const of = run.head.waits_of === "this run" ? "" : ` This is ${run.head.waits_of}; the simulated run itself completes.`;
   return h("div", { class: "beside" },
     h("figure", {}, picture(waits, inOrder(waits, core).slice(0, MOST_NODES), gone.slice(0, MOST_NODES)), h("figcaption", {}, howToRead(gone.length > 0), of)),
-    h("div", {}, h("h3", {}, `${plural(blocked.size, "rank")} can't go on; the cause: ${core.length === 1 ? "rank" : "ranks"} ${showRanks(core)}`),
+    h("div", {}, h("h3", {}, `${plural(blocked.size, "rank")} blocked; cause: ${core.length === 1 ? "rank" : "ranks"} ${showRanks(core)}`),
       h("ul", { class: "plain" }, ...[...inOrder(waits, core), ...gone].slice(0, MOST_NODES).map((rank) => h("li", {}, standing(model, index, waits, rank)))),
-      core.length > MOST_NODES && h("p", { class: "grey" }, `and ${core.length - MOST_NODES} more of the cause, not drawn`),
-      behind.length > 0 && h("p", {}, `${plural(behind.length, "rank")} ${behind.length === 1 ? "waits" : "wait"} behind it: ${showRanks(behind)}.`),
+      core.length > MOST_NODES && h("p", { class: "grey" }, `and ${core.length - MOST_NODES} more ranks of the cause are not drawn`),
+      behind.length > 0 && h("p", {}, `${plural(behind.length, "rank")} blocked by the cause: ${showRanks(behind)}.`),
       behind.length > 0 && h("ul", { class: "plain" }, ...behind.slice(0, MOST_BEHIND).map((rank) => h("li", {}, standing(model, index, waits, rank)))),
-      gone.length > 0 && h("p", {}, `Waiting for nobody: ${gone.slice(0, 8).map((rank) => `rank ${rank}, ${endWords(waits, rank)}`).join("; ")}.`)));
+      gone.length > 0 && h("p", {}, `Not blocked: ${gone.slice(0, 8).map((rank) => `rank ${rank} ${endWords(waits, rank)}`).join("; ")}.`)));
 }
 
 /** @param {boolean} gone */
 function howToRead(gone) {
-  return `An arrow leads from a rank to whom it waits for; dashed: any of them would do.${gone ? " A square does not wait: it has left." : ""}`;
+  return `An arrow points to the rank that is awaited; a dashed arrow means any one of several.${gone ? " A square is a rank that has exited." : ""}`;
 }
 
 /**
@@ -92,7 +92,7 @@ function picture(waits, core, gone) {
     const seen = new Map(needs.flatMap((need) => waits.sets[need[2]].map((to) => [to, need[3]])));
     return [...seen].filter(([to]) => at.has(to) && to !== rank).map(([to, any]) => edge(at, rank, to, any === 1));
   });
-  const words = core.length ? `Ranks ${core.join(", ")} wait for each other or for ranks that have left` : "Nobody waits in a circle";
+  const words = core.length ? `Ranks ${core.join(", ")} wait for each other or for ranks that have exited` : "There is no wait-for cycle";
   return s("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": words, class: "graph" },
     s("defs", {}, s("marker", { id: "head", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" },
       s("path", { d: "M0 0L8 4L0 8z", class: "head" }))),
@@ -110,7 +110,7 @@ function node([x, y], rank, gone) {
 }
 
 /**
- * An arrow from rim to rim, bent a little, so that two that wait for each other have two.
+ * An arrow from rim to rim. It is curved, so that two ranks that wait for each other have two arrows.
  * @param {Map<number, [number, number]>} at
  * @param {number} from
  * @param {number} to

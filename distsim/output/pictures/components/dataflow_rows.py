@@ -41,14 +41,17 @@ class DrawnCall:
 
     @property
     def id(self) -> str:
+        """A unique name: the rank, the position and, in a batch, the part."""
         return f"r{self.rank}_{self.position}" + (f"_{self.part}" if self.part >= 0 else "")
 
     @property
     def sends(self) -> bool:
+        """Whether the call sends a message."""
         return OPERATIONS[self.call.op].direction == "send"
 
     @property
     def receives(self) -> bool:
+        """Whether the call receives a message."""
         return OPERATIONS[self.call.op].direction == "recv"
 
     @property
@@ -108,6 +111,11 @@ def _same_call_key(event: DrawnCall) -> Hashable:
 
 
 class _RowAssigner:
+    """Replays the calls of all columns without times and gives each call a row.
+
+    ``least``: the smallest row of calls with this key.
+    """
+
     def __init__(
         self, columns: Sequence[Sequence[DrawnCall]], least: Mapping[Hashable, int]
     ) -> None:

@@ -1,4 +1,4 @@
-"""Draws machines and their GPUs as grids that show the groups of a program, at any world size.
+"""Draws nodes and their GPUs as grids that show the groups of a program, at any world size.
 
 There is a panel for each axis or declared family of groups. A panel shows which ranks share a
 group, and how many bytes the ranks of a group exchange.
@@ -42,6 +42,8 @@ def group_grid_svg(
 
 
 class _GroupGrid:
+    """One picture: a panel for each family of groups, each with a grid of all nodes."""
+
     def __init__(
         self, program: Program, families: dict[str, list[RankGroup]], trace: Trace | None
     ) -> None:
@@ -67,7 +69,7 @@ class _GroupGrid:
             1,
         )
         self.per_row = program.nodes if per_row >= program.nodes else 2 ** int(log2(per_row))
-        self.machine = (wide, self.down * self.size.cell + (20 if self.size.text else 6))
+        self.node_size = (wide, self.down * self.size.cell + (20 if self.size.text else 6))
 
     def svg(self) -> str:
         program = self.program
@@ -86,13 +88,13 @@ class _GroupGrid:
         self.draw.text(_MARGIN + 20, 88, "the group of rank 0 (or the first group)", 12)
         y, right = _HEADER_HEIGHT + 12, text_width(hint, 12) + 40
         panels = list(self.families.items()) or [("", [])]
-        wide = self.machine[0] * self.per_row
+        wide = self.node_size[0] * self.per_row
         titles = [self._titles(name, groups) for name, groups in panels]
         title_widths = [_title_width(lines) for lines in titles]
         step = max(wide, *title_widths) + 36
         columns = max(int((max(_PAGE_WIDTH, step) - _MARGIN) / step), 1)
         rows = ceil(program.nodes / self.per_row)
-        high = rows * self.machine[1] + 44 + _PANEL_GAP
+        high = rows * self.node_size[1] + 44 + _PANEL_GAP
         for number, ((_, groups), lines) in enumerate(zip(panels, titles, strict=True)):
             x, top = _MARGIN + number % columns * step, y + number // columns * high
             for i, line in enumerate(lines):
@@ -153,10 +155,10 @@ class _GroupGrid:
 
     def _place(self, rank: int) -> tuple[int, int]:
         """Column and row of a rank's cell in the grid of all cells."""
-        machine, local = divmod(rank, self.program.local_size)
+        node, local = divmod(rank, self.program.local_size)
         return (
-            machine % self.per_row * self.across + local % self.across,
-            machine // self.per_row * self.down + local // self.across,
+            node % self.per_row * self.across + local % self.across,
+            node // self.per_row * self.down + local // self.across,
         )
 
     def _panel(self, groups: Sequence[RankGroup], x: float, y: float) -> None:
@@ -166,23 +168,23 @@ class _GroupGrid:
             for rank in group.ranks:
                 of.setdefault(rank, place)
         colours, lines = self._colours(groups, of), list[str]()
-        for machine in range(self.program.nodes):
+        for node in range(self.program.nodes):
             left, top = (
-                x + machine % self.per_row * self.machine[0],
-                y + machine // self.per_row * self.machine[1],
+                x + node % self.per_row * self.node_size[0],
+                y + node // self.per_row * self.node_size[1],
             )
             self.draw.rect(
                 left,
                 top,
-                self.machine[0] - 4,
-                self.machine[1] - 4,
+                self.node_size[0] - 4,
+                self.node_size[1] - 4,
                 "#F5F7FA",
-                f"node {machine}",
+                f"node {node}",
                 LINE_COLOUR,
             )
             if text:
-                self.draw.text(left + 5, top + 11, f"node {machine}", 9, colour=GREY)
-            first = machine * self.program.local_size
+                self.draw.text(left + 5, top + 11, f"node {node}", 9, colour=GREY)
+            first = node * self.program.local_size
             for rank in range(first, min(first + self.program.local_size, self.program.world_size)):
                 local = rank - first
                 at = (

@@ -92,6 +92,8 @@ class SequenceArrow:
 
 @dataclass(frozen=True, slots=True)
 class SequenceDiagram:
+    """Columns with boxes, bands and arrows, without positions in points."""
+
     title: str
     subtitle: str
     columns: tuple[SequenceParticipant, ...]
@@ -103,6 +105,8 @@ class SequenceDiagram:
 
 
 class _PlacedBox(NamedTuple):
+    """A box that takes up space: its centre and its size."""
+
     x: float
     y: float
     width: float
@@ -116,10 +120,12 @@ class _PlacedBox(NamedTuple):
 
 
 def lines_width(lines: tuple[TextLine, ...]) -> float:
+    """The width of the widest line."""
     return max((text_width(t.text, t.size, t.bold) for t in lines), default=0.0)
 
 
 def lines_height(lines: tuple[TextLine, ...]) -> float:
+    """The height of all lines together."""
     return sum(t.size * _LINE_HEIGHT + _LINE_GAP for t in lines)
 
 
@@ -131,6 +137,8 @@ def laid_out_diagram(diagram: SequenceDiagram) -> BoxDiagram:
 
 
 class _SequenceLayout:
+    """Computes the position of every element of a sequence diagram."""
+
     def __init__(self, diagram: SequenceDiagram) -> None:
         self.diagram = diagram
         self.at = {item.id: (item.column, item.row) for item in diagram.items}

@@ -78,6 +78,7 @@ class SvgDrawing:
     def circle(
         self, x: float, y: float, radius: float, fill: str, tip: str = "", border: str = ""
     ) -> None:
+        """A circle around a point, with an optional tip and border."""
         line = f' stroke="{border}"' if border else ""
         place = f'cx="{number_text(x)}" cy="{number_text(y)}" r="{number_text(radius)}"'
         head = f'<circle {place} fill="{fill}"{line}'
@@ -94,6 +95,7 @@ class SvgDrawing:
         dash: str = "",
         arrow: bool = False,
     ) -> None:
+        """A straight line; ``dash`` is an SVG dash pattern, and ``arrow`` adds a head at ``b``."""
         start = f'x1="{number_text(a[0])}" y1="{number_text(a[1])}"'
         end = f'x2="{number_text(b[0])}" y2="{number_text(b[1])}"'
         ends = f"{start} {end}"
@@ -114,6 +116,7 @@ class SvgDrawing:
         anchor: str = "start",
         colour: str = INK,
     ) -> None:
+        """A line of text; ``x`` and ``y`` are the anchor on its baseline."""
         weight = ' font-weight="bold"' if bold else ""
         place = f'x="{number_text(x)}" y="{number_text(y)}"'
         look = f'font-size="{size}"{weight} text-anchor="{anchor}" fill="{colour}"'
@@ -141,6 +144,7 @@ class SvgDrawing:
         return x + length + 6 + text_width(words, 12) + 16
 
     def document(self, width: float, height: float, title: str) -> str:
+        """The whole drawing as SVG text."""
         across, down = number_text(width), number_text(height)
         size = f'width="{across}" height="{down}" viewBox="0 0 {across} {down}"'
         head = (
@@ -190,6 +194,7 @@ class TimeChart(SvgDrawing):
             self._parts = on._parts
 
     def x(self, ns: float) -> float:
+        """The x coordinate of an instant; instants outside the chart are moved to its edge."""
         return self.left + self.width * (
             min(max(ns, self.start_ns), self.end_ns) - self.start_ns
         ) / (self.end_ns - self.start_ns)

@@ -92,6 +92,8 @@ def dataflow_diagram(
 
 
 class _DataflowBuilder:
+    """Builds one diagram. ``events[i]`` are the drawn calls of column i, in order."""
+
     def __init__(
         self,
         program: Program,

@@ -28,7 +28,7 @@ from distsim.program.model import Program
 
 #: More ranks than this are drawn as cells, not as boxes.
 MAX_BOXES = 16
-_MAX_MACHINES, _MAX_RANKS_PER_MACHINE, _BOXES_PER_ROW, _MAX_LEGEND_KEYS = 6, 16, 8, 16
+_MAX_NODES, _MAX_RANKS_PER_NODE, _BOXES_PER_ROW, _MAX_LEGEND_KEYS = 6, 16, 8, 16
 
 
 def groups_picture(program: Program) -> BoxDiagram:
@@ -36,14 +36,18 @@ def groups_picture(program: Program) -> BoxDiagram:
     families = _group_families(program)
     groups = [group for family in families.values() for group in family]
     colours = {group.id: fill_colour(i) for i, group in enumerate(groups)}
-    machines = [_ranks_on(program, m) for m in range(min(program.nodes, _MAX_MACHINES))]
+    ranks_of_nodes = [_ranks_on(program, m) for m in range(min(program.nodes, _MAX_NODES))]
     nodes, clusters, edges, rows = [], [], [], []
     above = None
-    for machine, ranks in enumerate(machines):
+    for node_number, ranks in enumerate(ranks_of_nodes):
         nodes += [_rank_node(program, rank, families, colours) for rank in ranks]
         names = [f"rank{rank}" for rank in ranks]
         clusters.append(
-            DiagramFrame(f"machine{machine}", f"node {machine}   NODE_RANK {machine}", tuple(names))
+            DiagramFrame(
+                f"node_number{node_number}",
+                f"node {node_number}   NODE_RANK {node_number}",
+                tuple(names),
+            )
         )
         for i in range(0, len(names), _BOXES_PER_ROW):
             row = names[i : i + _BOXES_PER_ROW]
@@ -76,10 +80,10 @@ def _group_families(program: Program) -> dict[str, list[RankGroup]]:
     return found
 
 
-def _ranks_on(program: Program, machine: int) -> range:
-    first = machine * program.local_size
+def _ranks_on(program: Program, node_number: int) -> range:
+    first = node_number * program.local_size
     return range(
-        first, min(first + min(program.local_size, _MAX_RANKS_PER_MACHINE), program.world_size)
+        first, min(first + min(program.local_size, _MAX_RANKS_PER_NODE), program.world_size)
     )
 
 
@@ -133,10 +137,10 @@ def _picture_notes(program: Program, families: dict[str, list[RankGroup]]) -> tu
             "“1 of 2” means group rank 1 in a group of 2 ranks; "
             "in each row, ranks of one colour form one group"
         )
-    if program.nodes > _MAX_MACHINES:
-        notes.append(f"{program.nodes - _MAX_MACHINES} more nodes are not drawn")
-    if program.local_size > _MAX_RANKS_PER_MACHINE:
-        hidden_ranks = program.local_size - _MAX_RANKS_PER_MACHINE
+    if program.nodes > _MAX_NODES:
+        notes.append(f"{program.nodes - _MAX_NODES} more nodes are not drawn")
+    if program.local_size > _MAX_RANKS_PER_NODE:
+        hidden_ranks = program.local_size - _MAX_RANKS_PER_NODE
         notes.append(f"{hidden_ranks} more ranks on each node are not drawn")
     hidden = sum(len(f) for f in families.values()) - _MAX_LEGEND_KEYS
     if hidden > 0:

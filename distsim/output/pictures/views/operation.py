@@ -147,7 +147,7 @@ def _collective_diagram(
     )
     about += "; one colour per source rank" if moves else ""
     if moves and row.input_parts == "n":
-        about += f", a1 is part 1 of rank {members[0] if members else 0}'s"
+        about += f", a1 is part 1 of the data of rank {members[0] if members else 0}"
     about += (
         "; it handles every tensor of its list the same way (here x and y)" if row.coalesces else ""
     )

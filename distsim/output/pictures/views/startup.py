@@ -82,6 +82,8 @@ def _environment(rank: int, size: int) -> dict[str, str]:
 
 
 class _StartupDrawing:
+    """One diagram, built stage by stage; ``row`` is the row of the next element."""
+
     def __init__(self, program: Program, master: str) -> None:
         self.program = program
         self.absent = tuple(sorted({f.rank for f in program.faults if f.kind == "absent"}))
@@ -389,8 +391,8 @@ class _StartupDrawing:
                 if self.absent
                 else f"{world - here} did not register"
             )
-            return f"{here} of {world} arrived", missing
-        return f"all {world} arrived", "but do not find each other"
+            return f"{here} of {world} ranks arrived", missing
+        return f"all {world} ranks arrived", "but do not find each other"
 
     def _ready(self) -> None:
         everyone = tuple(range(len(self.shown) + 1))

@@ -106,6 +106,8 @@ def wait_for_diagram(
 
 
 class _WaitForDrawing:
+    """One picture. ``cause``: ranks that cause the hang; ``shown``: blocked ranks to draw."""
+
     def __init__(
         self,
         program: Program,
@@ -418,11 +420,11 @@ def _legend_keys(edges: list[DiagramEdge], nodes: list[DiagramNode]) -> tuple[Le
     if any(node.fill == PALE_FILL for node in nodes):
         keys.append(LegendKey(PALE_FILL, "blocked by the cause"))
     strokes = {(edge.colour, edge.dashed) for edge in edges}
-    for colour, whose in ((RED, "rank of the cause waits"), (GREY, "blocked rank waits")):
+    for colour, whose in ((RED, "cause"), (GREY, "blocked")):
         if (colour, False) in strokes:
-            keys.append(LegendKey(colour, f"{whose} for this rank", "solid"))
+            keys.append(LegendKey(colour, f"waits for this rank ({whose})", "solid"))
         if (colour, True) in strokes:
-            keys.append(LegendKey(colour, f"{whose} for any of these", "dashed"))
+            keys.append(LegendKey(colour, f"waits for any of these ranks ({whose})", "dashed"))
     return tuple(keys)
 
 

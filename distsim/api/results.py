@@ -444,6 +444,15 @@ class FixAnswer(Answer):
 
     raw: tuple[ScenarioRepair, ...]
 
+    def __init__(self, raw: tuple[ScenarioRepair, ...], *, written: bool = False) -> None:
+        super().__init__(raw)
+        self._written = written
+
+    @property
+    def written(self) -> bool:
+        """Whether the file was replaced by the best repair."""
+        return self._written
+
     @property
     def patches(self) -> tuple[str, ...]:
         """Unified diffs."""

@@ -42,7 +42,7 @@ COMMANDS = (
 COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
-    "Run on torch.distributed": ("run", "replay", "compare", "bench", "calibrate"),
+    "Real runs": ("run", "replay", "compare", "bench", "calibrate"),
     "Diagnose": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
     "Look up": ("explain", "clusters", "learn"),

@@ -194,7 +194,14 @@ def schema_text() -> str:
     return json.dumps(json_schema(), ensure_ascii=False) + "\n"
 
 
-#: A file in docs/ -> the function that writes its text.
+def glossary_manual() -> str:
+    """docs/reference/glossary.md: the terms of reports and documentation."""
+    from distsim.output.text.explain.glossary import glossary_page
+
+    title, *rest = glossary_page()
+    return "\n\n".join((title, GENERATED_NOTICE, *rest)) + "\n"
+
+
 def python_page() -> str:
     """docs/python.md: the public functions and their results."""
     from distsim.api.reference import python_reference
@@ -203,6 +210,7 @@ def python_page() -> str:
     return f"{title}\n\n{GENERATED_NOTICE}\n{rest}"
 
 
+#: A file in docs/ -> the function that writes its text.
 PAGES: dict[str, Callable[[], str]] = {
     "backends.md": backends_manual,
     "cli.md": cli_page,
@@ -210,6 +218,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "format.md": format_page,
     "operations.md": operations_page,
     "python.md": python_page,
+    "reference/glossary.md": glossary_manual,
     "scenario.schema.json": schema_text,
 }
 

@@ -403,7 +403,7 @@ class TestCommand:
         done = cli("plan", "llama3-8b", *self.WORDS[2:], "--gpus", "12")
 
         assert (done.returncode, done.stdout) == (2, "")
-        assert "no whole machines of 8 GPUs" in done.stderr
+        assert "does not fill whole nodes of 8 GPUs" in done.stderr
         assert "--gpus 8 or 16, or --ranks-per-node 6" in done.stderr
 
     def test_values_that_no_layout_has_are_refused(self, cli: Cli) -> None:
@@ -450,7 +450,7 @@ class TestCommand:
         [
             (("llama3-7b",), "did you mean"),
             (("llama3-8b", "--restrict", "dp=2"), "--restrict dp=2"),
-            (("llama3-8b", "-o", "x.txt"), "end it in"),
+            (("llama3-8b", "-o", "x.txt"), "unknown file type"),
             (("llama3-8b", "--set", "zero=1"), "--restrict zero=1"),
             (("llama3-8b", "--set", "lanch=0"), "did you mean launch"),
             (("{layers: 2}",), "expected hidden"),

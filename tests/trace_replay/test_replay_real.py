@@ -386,7 +386,7 @@ def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path)
         (("--launcher", "fork"), "--launcher: for a run on torch.distributed only"),
         (("--backend", "auto"), "--backend auto: for a run"),
         (("--real", "--timeout", "soon"), "--timeout"),
-        (("--real", "--trace", "nowhere/x.jsonl"), "there is no folder nowhere"),
+        (("--real", "--trace", "nowhere/x.jsonl"), "the folder nowhere does not exist"),
         (("--real", "--trace", "x.txt"), "no name for a trace"),
     ],
 )

@@ -15,8 +15,9 @@ from distsim.operations.core.field_help import torch_argument_names
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import DTYPE_BYTES, REDUCE_OPS
 from distsim.operations.registry import OPERATIONS
+from distsim.output.text.explain.buffer_table import buffer_legend, buffer_lines
+from distsim.output.text.explain.glossary import GLOSSARY
 from distsim.output.text_layout import page_width, table_lines, truncated, wrapped_lines
-from distsim.scenario.strategies.base import Strategy
 
 #: Group sizes that a page shows the bus bandwidth factor and the rounds for.
 GROUP_SIZES = (2, 4, 8, 64)
@@ -31,6 +32,9 @@ def operation_page(operation: type[Operation]) -> str:
     lines.append(
         fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     )
+    if operation.kind == "collective":
+        table = buffer_lines(operation)
+        lines += ["", "Buffers", *table, *wrapped_lines(buffer_legend(operation, table), "  ")]
     paragraphs = [("Before", words.before), ("After", words.after), ("Who waits", words.waits)]
     if operation.kind == "collective":
         paragraphs.append(("Bytes", _bandwidth_sentence(operation)))
@@ -60,31 +64,6 @@ def _torch_argument_names(operation: type[Operation]) -> str:
         if field and name in words_of_signature
     ]
     return f"{', '.join(pairs)} in a file." if pairs else ""
-
-
-def strategy_page(row: type[Strategy]) -> str:
-    """The page of `distsim explain NAME` about a training strategy, and its fields."""
-    required: list[str] = []
-    optional: list[str] = []
-    for key, info in row.model_fields.items():
-        (required if info.is_required() else optional).append(info.alias or key)
-    lines = [
-        f"{row.name}  (a training strategy: it expands into plain operations)",
-        _wrapped_text(row.about),
-        "",
-        "Fields",
-    ]
-    if required:
-        lines.append(_wrapped_text(f"needed: {', '.join(required)}"))
-    if optional:
-        lines.append(_wrapped_text(f"may be left out: {', '.join(optional)}"))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "See docs/strategies.md; `distsim expand FILE` prints the operations behind it.",
-        ]
-    )
 
 
 def _wrapped_text(text: str) -> str:
@@ -158,6 +137,7 @@ def index_page() -> str:
         ("expressions", "what may stand for a number"),
     )
     keys = ["", "The scenario file", *table_lines(("", ""), pages, left=(0, 1))[1:]]
+    keys += ["", "Terms", *wrapped_lines(", ".join(GLOSSARY), "  ")]
     return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
 
 

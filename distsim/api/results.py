@@ -8,7 +8,6 @@ fields are not part of the public interface.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,10 @@ class Answer:
         return f"<{type(self).__name__}: {self._summary()}>"
 
     def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(self.to_text())}</pre>"
+        # Loaded here, because commands never need it: it has the names of 2000 characters.
+        from html import escape
+
+        return f"<pre>{escape(self.to_text())}</pre>"
 
 
 class SimulationAnswer(Answer):
@@ -560,8 +562,10 @@ class HtmlReport:
         return f"<HtmlReport: {len(self.html):,} characters>"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         # An iframe keeps the page's style and script apart from the notebook's.
-        source = html.escape(self.html, quote=True)
+        source = escape(self.html, quote=True)
         return f'<iframe srcdoc="{source}" width="100%" height="600"></iframe>'
 
 

@@ -226,6 +226,7 @@ PAGES: dict[str, Callable[[], str]] = {
 def main(folder: Path) -> None:
     """Write every page into a folder."""
     for name, page in PAGES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_file(folder / name, page())
         note(f"wrote {folder / name}")
 

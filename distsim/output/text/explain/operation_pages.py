@@ -137,7 +137,15 @@ def index_page() -> str:
         ("expressions", "what may stand for a number"),
     )
     keys = ["", "The scenario file", *table_lines(("", ""), pages, left=(0, 1))[1:]]
-    keys += ["", "Terms", *wrapped_lines(", ".join(GLOSSARY), "  ")]
+    terms = table_lines(
+        ("", ""),
+        [
+            (name.replace(" ", "-"), truncated(term.definition, max(20, page_width() - 26)))
+            for name, term in GLOSSARY.items()
+        ],
+        left=(0, 1),
+    )
+    keys += ["", "Terms", *terms[1:]]
     return "\n".join([*known, "Findings", *findings[1:], "", "Back ends", *more[1:], *keys])
 
 

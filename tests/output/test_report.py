@@ -327,7 +327,7 @@ def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(tmp_pa
         check_report_path(tmp_path / "a.pdf")
     with pytest.raises(UsageError, match="does not exist"):
         check_report_path(tmp_path / "no" / "a.html")
-    with pytest.raises(UsageError, match="this is the plan of one"):
+    with pytest.raises(UsageError, match="prints a launch plan"):
         _check_report_options(RunArguments("a.yaml", report=tmp_path / "a.html"))
 
 

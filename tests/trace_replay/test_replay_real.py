@@ -383,7 +383,7 @@ def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--launcher", "fork"), "--launcher: for a run on torch.distributed only"),
+        (("--launcher", "fork"), "--launcher: only valid for a run on torch.distributed"),
         (("--backend", "auto"), "--backend auto: for a run"),
         (("--real", "--timeout", "soon"), "--timeout"),
         (("--real", "--trace", "nowhere/x.jsonl"), "the folder nowhere does not exist"),

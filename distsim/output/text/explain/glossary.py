@@ -120,8 +120,8 @@ _TERMS = (
     ),
     GlossaryTerm(
         "race",
-        "Verdict: the result depends on the order of events, for example on which message a "
-        "receive from any source takes.",
+        "Verdict: the result depends on the order of events. For example, a receive from any "
+        "source takes one of several messages, or a buffer is written while a request uses it.",
         ("verdict",),
     ),
     GlossaryTerm(

@@ -384,10 +384,10 @@ def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path)
     ("words", "said"),
     [
         (("--launcher", "fork"), "--launcher: only valid for a run on torch.distributed"),
-        (("--backend", "auto"), "--backend auto: for a run"),
+        (("--backend", "auto"), "--backend auto: only valid for a run"),
         (("--real", "--timeout", "soon"), "--timeout"),
         (("--real", "--trace", "nowhere/x.jsonl"), "the folder nowhere does not exist"),
-        (("--real", "--trace", "x.txt"), "no name for a trace"),
+        (("--real", "--trace", "x.txt"), "unknown file type for a trace"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -29,7 +29,10 @@ def cli() -> Cli:
     from tests.support import warm
 
     def run(
-        *args: object, env: dict[str, str] | None = None, cwd: Path = ROOT
+        *args: object,
+        env: dict[str, str] | None = None,
+        cwd: Path = ROOT,
+        input: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "COLUMNS": "80", "PYTHONPATH": str(ROOT), **(env or {})}
         words = [str(arg) for arg in args]
@@ -38,6 +41,7 @@ def cli() -> Cli:
             [*command, *words],
             capture_output=True,
             text=True,
+            input=input,
             env=environment,
             cwd=cwd,
             timeout=LIMIT_S,

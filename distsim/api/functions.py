@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.api.inputs import (
     is_trace,
+    is_yaml_text,
     known_backend,
     load_machines,
     load_scenario,
@@ -407,12 +408,28 @@ def shrink(
     )
 
 
-def fix(scenario: str | Path, *, backend: str | None = None) -> FixAnswer:
-    """Repairs of a failing scenario file (or YAML text); no file is changed."""
+def fix(scenario: str | Path, *, backend: str | None = None, write: bool = False) -> FixAnswer:
+    """Search for repairs of a failing scenario file (or YAML text).
+
+    ``write``: replace the file by the best repair, in one step. Without a repair that checks ok,
+    the file stays unchanged. Raises UsageError if the file is not writable, or changes during the
+    search.
+    """
     from distsim.repair.search import find_repairs
 
-    text, name = scenario_text(scenario)
-    return FixAnswer(find_repairs(text, name, backend=known_backend(backend)))
+    backend = known_backend(backend)
+    if is_yaml_text(scenario) or scenario == "-":
+        if write:
+            raise UsageError("only a file can be repaired in place", "name a scenario file")
+        text, name = scenario_text(scenario)
+        return FixAnswer(find_repairs(text, name, backend=backend))
+    from distsim.repair.apply_repair import open_for_repair, write_repaired
+
+    file = open_for_repair(Path(scenario), writable=write)
+    repairs = find_repairs(file.text, str(scenario), backend=backend)
+    if write and repairs:
+        write_repaired(file, repairs[0].text)
+    return FixAnswer(repairs, written=write and bool(repairs))
 
 
 def render(

@@ -8,7 +8,6 @@ fields are not part of the public interface.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -493,6 +492,15 @@ class FixAnswer(Answer):
 
     raw: tuple[ScenarioRepair, ...]
 
+    def __init__(self, raw: tuple[ScenarioRepair, ...], *, written: bool = False) -> None:
+        super().__init__(raw)
+        self._written = written
+
+    @property
+    def written(self) -> bool:
+        """Whether the file was replaced by the best repair."""
+        return self._written
+
     @property
     def patches(self) -> tuple[str, ...]:
         """Unified diffs."""
@@ -600,8 +608,10 @@ class HtmlReport:
         return f"<HtmlReport: {len(self.html):,} characters>"
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         # An iframe keeps the page's style and script apart from the notebook's.
-        source = html.escape(self.html, quote=True)
+        source = escape(self.html, quote=True)
         return f'<iframe srcdoc="{source}" width="100%" height="600"></iframe>'
 
 

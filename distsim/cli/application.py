@@ -43,7 +43,7 @@ COMMANDS = (
 COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
-    "Run on torch.distributed": ("run", "replay", "compare", "bench", "calibrate"),
+    "Real runs": ("run", "replay", "compare", "bench", "calibrate"),
     "Diagnose": ("capture", "doctor", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
     "Learn and look up": ("demo", "learn", "explain", "clusters"),

@@ -79,6 +79,14 @@ def schema_text() -> str:
     return json.dumps(json_schema(), ensure_ascii=False) + "\n"
 
 
+def glossary_manual() -> str:
+    """docs/reference/glossary.md: the terms of reports and documentation."""
+    from distsim.output.text.explain.glossary import glossary_page
+
+    title, *rest = glossary_page()
+    return "\n\n".join((title, GENERATED_NOTICE, *rest)) + "\n"
+
+
 def python_page() -> str:
     """docs/reference/python.md: the public functions and their results."""
     from distsim.api.reference import python_reference
@@ -93,6 +101,7 @@ def all_pages() -> dict[str, str]:
         "reference/backends.md": backends_manual(),
         "reference/cli.md": cli_page(),
         "reference/findings.md": findings_page(),
+        "reference/glossary.md": glossary_manual(),
         "reference/python.md": python_page(),
         **scenario_pages(),
         **operation_pages(),

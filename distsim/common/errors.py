@@ -172,14 +172,14 @@ def resource_error(error: BaseException, where: str) -> UsageError:
     if isinstance(error, RecursionError):
         return UsageError(
             f"{place}the input is nested too deeply",
-            "write it flatter, with fewer levels of steps or brackets",
+            "use fewer levels of steps or brackets",
         )
     if isinstance(error, MemoryError):
         smaller = (
             "take fewer ranks, iterations or repeats; "
             "`simulate --no-verdict --no-values` needs less"
         )
-        return UsageError(f"{place}it takes more memory than is free", smaller)
+        return UsageError(f"{place}not enough free memory", smaller)
     return UsageError(
         f"{place}times or sizes add up to more than 64 bits can count (292 years in ns)",
         "make them smaller",

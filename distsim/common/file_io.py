@@ -106,13 +106,13 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | 
         if error.errno in _DISK_ERRORS:
             raise EnvironmentFault(
                 f"can't write {shown}: {error.strerror}",
-                "make room there, or write to another disk",
+                "free some space, or write to another disk",
             ) from None
         raise UsageError(f"can't write {shown}: {error.strerror}", _write_remedy(error)) from None
     except ValueError as error:  # a NUL in the name
         raise UsageError(
             f"can't write {shown}: {error}",
-            "name a file in a folder that exists and may be written",
+            "name a file in a writable folder",
         ) from None
 
 
@@ -130,8 +130,8 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 def _write_remedy(error: OSError) -> str:
     if error.errno == errno.EPIPE:
-        return "whoever reads this pipe has gone; name a file"
-    return "name a file in a folder that exists and may be written"
+        return "the reader of this pipe has closed it; name a file"
+    return "name a file in a writable folder"
 
 
 def _as_pieces(data: str | bytes | Iterable[str | bytes]) -> Iterable[str | bytes]:

@@ -235,15 +235,13 @@ class _UnitChecker:
         if isinstance(node.op, ast.Mult):
             if left and right:
                 raise self.wrong(
-                    f"{left} times {right} is no quantity that there is; multiply by a number", node
+                    f"{left} times {right} is not a quantity; multiply by a number", node
                 )
             return left or right
         if isinstance(node.op, ast.Mod):
             return self.equal([node.left, node.right], "divided", node)
         if right and left != right:  # 7 // 3 ms
-            raise self.wrong(
-                f"{_kind_text(left)} divided by {right} is no quantity that there is", node
-            )
+            raise self.wrong(f"{_kind_text(left)} divided by {right} is not a quantity", node)
         return None if right else left
 
     def wrong(self, message: str, node: ast.expr) -> ExpressionError:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from distsim.scenario.format.models.expectations import DurationBounds, Expectations
     from distsim.simulation.simulate_scenario import Simulation
 
+#: The path that stands for standard input.
+STANDARD_INPUT = Path("-")
+
 
 class UnmetExpectation(NamedTuple):
     """One difference between the expectations and the simulation, in words."""
@@ -55,14 +58,16 @@ def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
     """
     found: dict[Path, None] = {}
     for path in paths:
-        if path.is_dir():
+        if path == STANDARD_INPUT:
+            found[path] = None
+        elif path.is_dir():
             candidates = [each for each in path.rglob("*") if each.suffix in (".yaml", ".yml")]
             found |= dict.fromkeys(sorted(each for each in candidates if each.is_file()))
         elif path.exists():
             found[path] = None
         else:
             raise UsageError(
-                f"{path} is not there", "name scenario files, or folders that hold some"
+                f"{path} does not exist", "name scenario files, or folders with scenarios"
             )
     if not found:
         raise UsageError(
@@ -76,11 +81,11 @@ def check_expectations(path: Path) -> ScenarioTestResult:
 
     A file that cannot be read gives a result with an error, not an exception.
     """
-    from distsim.scenario import load
+    from distsim.scenario import load, load_stdin
     from distsim.simulation.simulate_scenario import simulate
 
     try:
-        simulation = simulate(load(str(path)))
+        simulation = simulate(load_stdin() if path == STANDARD_INPUT else load(str(path)))
         return ScenarioTestResult(str(path), simulation, unmet_expectations(simulation))
     except (ScenarioErrors, UsageError) as error:
         return ScenarioTestResult(str(path), None, (), error)

@@ -364,7 +364,7 @@ def test_many_files_are_checked_past_the_bad_ones(tmp_path: Path, cli: Cli) -> N
 
 
 def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: Cli) -> None:
-    """A receive from rank -1 names nobody; it is none from any source."""
+    """Rank -1 does not exist; a receive from it is not a receive from any source."""
     file = tmp_path / "minus.yaml"
     file.write_text(
         "world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram:\n  - recv: {tensor: x, src: -1}\n    ranks: 1\n"

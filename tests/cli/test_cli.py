@@ -106,8 +106,8 @@ def test_help_lists_exactly_the_commands_that_exist(cli):
     assert re.findall(r"^(\w[\w ]+):$", found.stdout, re.MULTILINE)[-6:] == [
         "Predict",
         "Plan",
-        "Run for real",
-        "Find the cause",
+        "Real runs",
+        "Diagnose",
         "Write scenarios",
         "Learn and look up",
     ]
@@ -251,7 +251,7 @@ def test_a_fault_of_distsim_ends_with_3_and_shows_the_traceback_only_under_debug
     )
 
     assert (plain.returncode, debug.returncode) == (3, 3)
-    assert "not your fault: ZeroDivisionError" in plain.stderr
+    assert "internal error of distsim: ZeroDivisionError" in plain.stderr
     assert "Traceback" not in plain.stderr
     assert "Traceback" in debug.stderr
 

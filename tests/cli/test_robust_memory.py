@@ -55,7 +55,7 @@ def test_a_program_that_takes_more_memory_than_there_is_is_refused(
 
     assert found.returncode == 2
     assert "completes" not in found.stdout
-    assert found.stderr.splitlines()[0] == f"{file}: it takes more memory than is free"
+    assert found.stderr.splitlines()[0] == f"{file}: not enough free memory"
     assert found.stderr.splitlines()[1].startswith("  help: take fewer ranks")
 
 

@@ -90,7 +90,7 @@ def test_a_pipe_with_a_name_is_written_into_and_stays_one(tmp_path: Path):
 
 
 def test_a_device_is_written_into_and_stays_one():
-    write_file("/dev/null", "nobody reads this")
+    write_file("/dev/null", "discarded")
 
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
     with pytest.raises(EnvironmentFault, match="can't write /dev/full: No space left"):
@@ -287,3 +287,31 @@ def sent(found: subprocess.CompletedProcess[str]) -> str:
     ]
     assert "##[" not in said
     return said
+
+
+@pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
+@pytest.mark.parametrize("format", ["svg", "png"])
+def test_a_picture_is_not_printed_to_a_terminal(format: str) -> None:
+    leader, follower = os.openpty()
+    words = ["render", "--view", "op", "--op", "all_gather", "--format", format]
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim", *words],
+        stdout=follower,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    os.close(follower)
+    os.close(leader)
+
+    assert done.returncode == 2
+    assert f"the terminal cannot show {format.upper()} pictures" in done.stderr
+    assert f"`-o picture.{format}`" in done.stderr
+
+
+def test_a_picture_is_printed_to_a_pipe(cli: Cli) -> None:
+    done = cli("render", "--view", "op", "--op", "all_gather")
+
+    assert done.returncode == 0
+    assert "<svg" in done.stdout

@@ -43,8 +43,8 @@ def _plain_width() -> Iterator[None]:
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
 def test_no_line_of_a_report_is_wider_than_the_page(columns: int, runs: list[Simulation]) -> None:
-    """But for what nobody could copy in halves: a single word that is wider than the page, as a
-    path, and a step or a call of torch.
+    """Exceptions are texts to copy in one piece: a single word that is wider than the page, such
+    as a path, and a step or a call of torch.
     """
     set_page_width(columns)
     for text in [

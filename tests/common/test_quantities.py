@@ -43,7 +43,7 @@ def test_quantities_count_in_base_units(text: str, kind: str, value: float) -> N
     [
         ("3 ms + 1", "a duration and a plain number can't be added"),
         ("3 ms + 4 MiB", "a duration and a size can't be added"),
-        ("3 ms * 2 ms", "a duration times a duration is no quantity"),
+        ("3 ms * 2 ms", "a duration times a duration is not a quantity"),
         ("4 B * 2", "expected a duration, as `3 ms`, but 4 B * 2 is a size"),
         ("3 ms > 2", "can't be compared"),
         ("3 // 1 ms", "divided by a duration"),
@@ -190,13 +190,13 @@ def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
     ("old", "new", "message"),
     [
         ("lanes * 25", "rank * 25", "rank is no number that is the same on every rank"),
-        ("step // 1000", "step // 1 GiB", "a duration divided by a size is no quantity"),
+        ("step // 1000", "step // 1 GiB", "a duration divided by a size is not a quantity"),
         (
             "forward: step",
             "forward: step * rank",
             "rank is no number that is the same on every rank",
         ),
-        ("forward: step", "forward: step * step", "a duration times a duration is no quantity"),
+        ("forward: step", "forward: step * step", "a duration times a duration is not a quantity"),
         ("m * 1 KiB", "m * 1 ms", "expected a size, as `4 MiB`, but m * 1 ms is a duration"),
         ("micro_batches: 2 * m", "micro_batches: step", "step is no number"),
     ],

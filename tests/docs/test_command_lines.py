@@ -54,7 +54,7 @@ ASIDE = {
 }
 #: Lines that start processes, or take longer than a second or two.
 SLOW = re.compile(
-    r"--real|capture|bench\b|benchmarks/|capture --|scenarios/ |scenarios/$|shrink|--fix|llama3|doctor_does"
+    r"--real|capture|bench\b|benchmarks/|capture --|scenarios/ |scenarios/$|shrink|--fix|--diff|llama3|doctor_does"
 )
 LINES = frames()
 RUN = [line for line in LINES if not any(re.search(pattern, line.text) for pattern in ASIDE)]

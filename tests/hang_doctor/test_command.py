@@ -162,7 +162,7 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
 
     assert run(behind, "-o", out).exit_code == 1
     assert out.read_text().startswith("# Written by distsim doctor")
-    with pytest.raises(UsageError, match="what is to be written there"):
+    with pytest.raises(UsageError, match="unknown file type"):
         CliRunner().invoke(
             application(),
             ["doctor", str(behind), "-o", str(tmp_path / "x.txt")],
@@ -173,7 +173,7 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ((), "nothing was named"),
+        ((), "no input was given"),
         (("nowhere",), "nowhere does not exist"),
         (("--pid", "999999999"), "process 999999999 does not exist"),
         (("--torchrun", "999999999"), "process 999999999 does not exist"),

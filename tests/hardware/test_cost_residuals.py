@@ -70,7 +70,7 @@ def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("arguments", "cause"),
     [
-        (("all_reduce.log",), "nothing to be laid beside"),
+        (("all_reduce.log",), "only one run was given"),
         (("a.yaml", "--cluster", "dgx-h100"), "has no measured times"),
     ],
 )

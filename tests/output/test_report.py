@@ -323,11 +323,11 @@ def test_a_trace_is_reported_and_compared(tmp_path: Path, cli: Cli):
 
 
 def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(tmp_path: Path):
-    with pytest.raises(UsageError, match="ends in"):
+    with pytest.raises(UsageError, match="must end in"):
         check_report_path(tmp_path / "a.pdf")
-    with pytest.raises(UsageError, match="there is no folder"):
+    with pytest.raises(UsageError, match="does not exist"):
         check_report_path(tmp_path / "no" / "a.html")
-    with pytest.raises(UsageError, match="this is the plan of one"):
+    with pytest.raises(UsageError, match="prints a launch plan"):
         _check_report_options(RunArguments("a.yaml", report=tmp_path / "a.html"))
 
 

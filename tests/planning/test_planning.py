@@ -39,7 +39,7 @@ from distsim.simulation.simulate_scenario import simulate
 from distsim.simulation.training_metrics import training_metrics
 from tests.support.harness import Cli, draws
 
-#: Machines on which nothing slows anything else down: a plan prices each transfer alone.
+#: Nodes on which transfers and kernels do not slow each other down, as a plan assumes.
 ALONE = {
     "preset": "dgx-h100",
     "shared_links": False,
@@ -108,8 +108,8 @@ def test_a_layout_takes_as_long_as_its_scenario_simulated_call_by_call(name: str
 def test_where_transfers_and_kernels_slow_each_other_down_a_plan_is_a_little_short_and_tells_what_simulate_does(
     gpus: int, layout: ParallelLayout
 ) -> None:
-    """By less than five in a hundred: it prices them alone. What it shows in the end is the
-    simulation's, to the nanosecond.
+    """The difference is below 5 %, because a plan predicts each cost separately. The times that it
+    finally shows are those of the simulation, to the nanosecond.
     """
     asked = PlanRequest(SMALL, gpus, 16, preset("dgx-h100"))
     found = simulate(
@@ -403,7 +403,7 @@ class TestCommand:
         done = cli("plan", "llama3-8b", *self.WORDS[2:], "--gpus", "12")
 
         assert (done.returncode, done.stdout) == (2, "")
-        assert "no whole machines of 8 GPUs" in done.stderr
+        assert "does not fill whole nodes of 8 GPUs" in done.stderr
         assert "--gpus 8 or 16, or --ranks-per-node 6" in done.stderr
 
     def test_values_that_no_layout_has_are_refused(self, cli: Cli) -> None:
@@ -450,7 +450,7 @@ class TestCommand:
         [
             (("llama3-7b",), "did you mean"),
             (("llama3-8b", "--restrict", "dp=2"), "--restrict dp=2"),
-            (("llama3-8b", "-o", "x.txt"), "end it in"),
+            (("llama3-8b", "-o", "x.txt"), "unknown file type"),
             (("llama3-8b", "--set", "zero=1"), "--restrict zero=1"),
             (("llama3-8b", "--set", "lanch=0"), "did you mean launch"),
             (("{layers: 2}",), "expected hidden"),

@@ -109,7 +109,7 @@ def test_a_file_that_is_broken_off_by_ctrl_c_leaves_nothing_beside_it(tmp_path: 
 
 
 def test_a_folder_that_takes_no_files_is_named_before_the_run():
-    with pytest.raises(UsageError, match="can't write into /proc"):
+    with pytest.raises(UsageError, match="cannot write into /proc"):
         check_trace_path(Path("/proc/t.jsonl"))
 
 
@@ -126,7 +126,7 @@ def test_a_full_disk_behind_standard_output_is_the_surroundings_fault():
         )
 
     assert done.returncode == 4
-    assert "can't write standard output" in done.stderr
+    assert "cannot write standard output" in done.stderr
 
 
 # --- ranks that do not answer, or die under another launcher ---

@@ -1,4 +1,4 @@
-"""`distsim check --fix`: what it proposes checks ok, and its patch changes nothing else of the
+"""`distsim check --diff`: what it proposes checks ok, and its patch changes nothing else of the
 file.
 """
 
@@ -133,7 +133,7 @@ def test_the_patch_that_is_printed_applies(cli: Any, root: Path, tmp_path: Path)
     text = (root / "scenarios/zoo/z02_both_send_first.yaml").read_text()
     (tmp_path / "a.yaml").write_text(text)
 
-    found = cli("check", "a.yaml", "--fix", cwd=tmp_path)
+    found = cli("check", "a.yaml", "--diff", cwd=tmp_path)
 
     assert found.returncode == 1
     assert "batch_isend_irecv" in found.stdout

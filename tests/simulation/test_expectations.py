@@ -108,7 +108,7 @@ def test_folders_are_searched_and_a_path_that_is_not_there_is_refused(tmp_path):
     (deep / "x.yaml").write_text(SUM, encoding="utf-8")
 
     assert scenario_files([tmp_path, deep / "x.yaml"]) == (deep / "x.yaml",)
-    with pytest.raises(UsageError, match="is not there"):
+    with pytest.raises(UsageError, match="does not exist"):
         scenario_files([tmp_path / "no"])
     with pytest.raises(UsageError, match="no scenario"):
         scenario_files([empty])

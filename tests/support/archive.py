@@ -62,7 +62,7 @@ PER_FOURTH_SCENARIO = (
     ("simulate", "FILE", "--what-if"),
     ("check", "FILE", "--format", "sarif"),
     ("check", "FILE", "--format", "github"),
-    ("check", "FILE", "--fix"),
+    ("check", "FILE", "--diff"),
     ("expand", "FILE"),
     ("run", "FILE"),
     ("shrink", "FILE"),

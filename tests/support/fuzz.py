@@ -276,7 +276,7 @@ def answer(arguments: list[str], folder: Path) -> str | None:
         return f"status {status}: {said[-600:]}"
     if "Traceback" in said or any(c < " " and c not in "\n\t" for c in said + printed):
         return f"a traceback or a control character: {said[-300:]}"
-    if "takes more memory" in said + printed:
+    if "not enough free memory" in said + printed:
         return "more memory than it may take"
     return _refusal(said or printed, arguments) if status == 2 else None
 

@@ -72,7 +72,15 @@ def takes_long(command: str) -> bool:
     """Whether a command starts processes that import torch, or tries many scenarios."""
     return any(
         word in command
-        for word in (" shrink ", " --fix", " --seeds ", " --real", " capture ", " sweep ", " plan ")
+        for word in (
+            " shrink ",
+            " --diff",
+            " --seeds ",
+            " --real",
+            " capture ",
+            " sweep ",
+            " plan ",
+        )
     )
 
 

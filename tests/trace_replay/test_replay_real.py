@@ -383,11 +383,11 @@ def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--launcher", "fork"), "--launcher: for a run on torch.distributed only"),
-        (("--backend", "auto"), "--backend auto: for a run"),
+        (("--launcher", "fork"), "--launcher: only valid for a run on torch.distributed"),
+        (("--backend", "auto"), "--backend auto: only valid for a run"),
         (("--real", "--timeout", "soon"), "--timeout"),
-        (("--real", "--trace", "nowhere/x.jsonl"), "there is no folder nowhere"),
-        (("--real", "--trace", "x.txt"), "no name for a trace"),
+        (("--real", "--trace", "nowhere/x.jsonl"), "the folder nowhere does not exist"),
+        (("--real", "--trace", "x.txt"), "unknown file type for a trace"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

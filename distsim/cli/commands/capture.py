@@ -17,12 +17,12 @@ import typer
 
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
-    BackendOption,
-    ClusterOption,
     ReportOption,
     TraceOutputs,
+    choice_option,
     command_with_arguments,
 )
+from distsim.cli.shared.backend_names import BackendName
 from distsim.cli.shared.findings_output import FindingsFormat, FindingsFormatOption
 from distsim.cli.shared.html_report import check_report_path, write_simulation_report
 from distsim.cli.shared.scenario_output import check_scenario_suffix
@@ -52,6 +52,19 @@ CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="-- COMMAND", help="Command to run: python train.py …, or torchrun … train.py."
+    ),
+]
+ScriptBackendOption = Annotated[
+    BackendName | None,
+    choice_option(BackendName, "--backend", help="Backend semantics; overrides the script."),
+]
+ScriptClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Hardware model (preset or file) for predicted times. "
+        "[default: a preset for the backend]",
     ),
 ]
 NprocOption = Annotated[
@@ -84,6 +97,7 @@ CudaOption = Annotated[
 ScenarioOption = Annotated[
     Path | None,
     typer.Option(
+        "--output",
         "-o",
         metavar="S.yaml",
         help="Write the calls as a compact scenario.",
@@ -114,8 +128,8 @@ class CaptureArguments:
     words: CommandArgument = None
     nproc: NprocOption = None
     nnodes: NnodesOption = None
-    backend: BackendOption = None
-    cluster: ClusterOption = None
+    backend: ScriptBackendOption = None
+    cluster: ScriptClusterOption = None
     trace: TraceOutputs = None
     report: ReportOption = None
     format: FindingsFormatOption = FindingsFormat.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,6 +20,7 @@ from distsim.cli.shared.arguments import (
     StrictOption,
     command_with_arguments,
     read_input,
+    read_scenario,
 )
 from distsim.cli.shared.findings_output import (
     FindingsFormat,
@@ -28,11 +30,19 @@ from distsim.cli.shared.findings_output import (
 from distsim.cli.shared.html_report import check_report_path, write_check_report
 
 if TYPE_CHECKING:
+    from distsim.scenario import Scenario
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
 
+#: The file name that stands for standard input.
+STANDARD_INPUT = "-"
+
 PathsArgument = Annotated[
-    list[str], typer.Argument(metavar="FILE…", help="Scenario files, or folders with scenarios.")
+    list[str],
+    typer.Argument(
+        metavar="FILE…",
+        help="Scenario files, traces, or folders with scenarios; - reads standard input.",
+    ),
 ]
 MaxStatesOption = Annotated[
     int | None,
@@ -45,10 +55,17 @@ MaxStatesOption = Annotated[
 ]
 FixOption = Annotated[
     bool,
-    typer.Option("--fix", help="Propose repairs, each checked again and priced; prints a patch."),
+    typer.Option(
+        "--fix",
+        help="Repair each failing scenario file in place, if a repair that checks ok is found.",
+    ),
+]
+DiffOption = Annotated[
+    bool, typer.Option("--diff", help="Print repairs as patches; change no scenario file.")
 ]
 PatchOption = Annotated[
-    Path | None, typer.Option("-o", metavar="F.patch", help="With --fix: write the patches there.")
+    Path | None,
+    typer.Option("--output", "-o", metavar="F.patch", help="With --diff: write the patches."),
 ]
 
 
@@ -65,6 +82,7 @@ class CheckArguments:
     all_ranks: AllRanksOption = False
     sets: SetOption = None
     fix: FixOption = False
+    diff: DiffOption = False
     patch: PatchOption = None
     report: ReportOption = None
 
@@ -83,7 +101,7 @@ def command(arguments: CheckArguments) -> None:
     \b
     Example: distsim check scenarios/ring_of_four.yaml
     Example: distsim check scenarios/ --format sarif > findings.sarif
-    Example: distsim check scenarios/ring_of_four.yaml --fix
+    Example: distsim check scenarios/ring_of_four.yaml --diff
     """
     from distsim.cli.shared.progress import with_progress_bar
 
@@ -100,14 +118,23 @@ def command(arguments: CheckArguments) -> None:
 
 
 def _check_fix_options(arguments: CheckArguments) -> None:
-    """Raises UsageError for options that do not go together with ``--fix``."""
+    """Raises UsageError for options that do not go together with ``--fix`` and ``--diff``."""
     from distsim.common.errors import UsageError
 
-    if arguments.fix and (arguments.format is not FindingsFormat.text or arguments.sets):
-        raise UsageError("--fix changes the file and prints text", "leave out --format and --set")
-    if arguments.patch is not None and not arguments.fix:
+    if arguments.patch is not None and not arguments.diff:
+        raise UsageError(f"-o {arguments.patch} writes the patches of --diff", "add --diff")
+    if not arguments.fix and not arguments.diff:
+        return
+    option = "--fix" if arguments.fix else "--diff"
+    if arguments.fix and arguments.diff:
+        raise UsageError("--fix writes files and --diff writes none", "use one of --fix and --diff")
+    if arguments.format is not FindingsFormat.text:
+        raise UsageError(f"{option} prints text only", "omit --format")
+    if arguments.sets:
+        raise UsageError(f"{option} repairs the file as written", "omit --set")
+    if STANDARD_INPUT in arguments.files:
         raise UsageError(
-            f"-o {arguments.patch} is for the patches of --fix", "add --fix, or leave it out"
+            f"{option} needs a file, and standard input is none", "name a scenario file"
         )
 
 
@@ -143,6 +170,18 @@ def expand_folders(paths: list[str]) -> list[str]:
 # --- checking ---
 
 
+@lru_cache(maxsize=1)
+def _standard_input(sets: tuple[str, ...]) -> Scenario:
+    """The scenario on standard input, which can be read only once."""
+    return read_scenario(STANDARD_INPUT, list(sets))
+
+
+def _input_of(path: str, arguments: CheckArguments) -> Scenario | str:
+    if path == STANDARD_INPUT:
+        return _standard_input(tuple(arguments.sets or ()))
+    return read_input(path, arguments.sets)
+
+
 def _check_file(path: str, arguments: CheckArguments) -> CheckResult:
     """Check one file. A file that cannot be read, or exceeds memory or recursion, gives problems.
 
@@ -154,7 +193,7 @@ def _check_file(path: str, arguments: CheckArguments) -> CheckResult:
 
     try:
         answer = check(
-            read_input(path, arguments.sets),
+            _input_of(path, arguments),
             backend=arguments.backend,
             strict=arguments.strict,
             max_states=arguments.max_states,
@@ -180,7 +219,7 @@ def _simulate_for_report(arguments: CheckArguments) -> Simulation | None:
     (file,) = expand_folders(arguments.files)
     try:
         return simulate(
-            read_input(file, arguments.sets),
+            _input_of(file, arguments),
             backend=arguments.backend,
             verdict=False,
             max_calls=arguments.max_calls,
@@ -201,10 +240,22 @@ def _print_results(results: list[CheckResult], arguments: CheckArguments) -> int
     if text:
         console.out(text, commands=arguments.format is FindingsFormat.github)
     if arguments.fix:
+        return _status_after_repairs(results, arguments)
+    if arguments.diff:
         from distsim.cli.shared.repair_report import print_repairs
 
-        print_repairs(results, arguments.backend and str(arguments.backend), arguments.patch)
+        print_repairs(results, arguments.backend, arguments.patch)
     return max((result.status() for result in results), default=0)
+
+
+def _status_after_repairs(results: list[CheckResult], arguments: CheckArguments) -> int:
+    """Repair the failing files in place; return the exit status of the files as they are now."""
+    from distsim.cli.shared.repair_report import failing_results, write_repairs
+
+    repairable = {result.file for result in failing_results(results)}
+    still_failing = write_repairs(results, arguments.backend)
+    others = [result for result in results if result.file not in repairable]
+    return max((result.status() for result in (*others, *still_failing)), default=0)
 
 
 def _stream_json(results: Iterable[CheckResult], arguments: CheckArguments, count: int) -> int:

@@ -174,11 +174,12 @@ def explain_page(name: str) -> str:
     from distsim.findings.codes import CODES, explain_code
     from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
     from distsim.output.text.explain.format_pages import expressions_page, key_page, scenario_page
+    from distsim.output.text.explain.glossary import find_term, term_page
     from distsim.output.text.explain.operation_pages import (
         backends_page,
         operation_page,
-        strategy_page,
     )
+    from distsim.output.text.explain.strategy_page import strategy_page
     from distsim.output.text_layout import page_width
     from distsim.scenario.format.schema.key_reference import find_key
     from distsim.scenario.strategies import STRATEGIES
@@ -197,6 +198,10 @@ def explain_page(name: str) -> str:
     operation = OPERATIONS.get(OPERATION_ALIASES.get(name, name))
     if operation is not None:
         return operation_page(operation)
+    # Terms come before keys: `verdict` is also short for `expect.verdict`.
+    term = find_term(name)
+    if term is not None:
+        return term_page(term)
     key = find_key(name)
     if key is not None:
         return key_page(key)
@@ -208,6 +213,7 @@ def _raise_unknown_name(name: str) -> NoReturn:
     from distsim.common.message_text import did_you_mean
     from distsim.findings.codes import CODES
     from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS
+    from distsim.output.text.explain.glossary import GLOSSARY
     from distsim.scenario.format.schema.key_reference import format_keys
     from distsim.scenario.strategies import STRATEGIES
 
@@ -216,6 +222,7 @@ def _raise_unknown_name(name: str) -> NoReturn:
         *OPERATION_ALIASES,
         *STRATEGIES,
         *CODES,
+        *GLOSSARY,
         "backends",
         "scenario",
         "expressions",

@@ -103,6 +103,8 @@ MeasuredOption = Annotated[
 ]
 
 
+#: Formats that a terminal shows.
+_TEXT_FORMATS = ("dot", "mermaid")
 _SUFFIX_FORMATS = {"": "svg", "mmd": "mermaid", "gv": "dot"}
 
 
@@ -165,18 +167,21 @@ def _format_from_suffix(output: Path | None) -> str:
 
 
 def _write_picture(picture: str | bytes, output: Path | None, format: str) -> None:
-    """Write to the file, else to standard output; binary formats are refused on a terminal."""
+    """Write to the file, else to standard output; a terminal gets only text formats."""
     from distsim.common.errors import UsageError
 
     if output is not None:
         console.write_file(output, picture)
         console.note(f"wrote {output}")
+    elif sys.stdout.isatty() and format not in _TEXT_FORMATS:
+        raise UsageError(
+            f"the terminal cannot show {format.upper()} pictures",
+            f"write a file with `-o picture.{format}`, or pipe the output",
+        )
     elif isinstance(picture, str) and sys.stdout.isatty():
         console.out(picture.rstrip("\n"))
     elif isinstance(picture, str):
         # Bytes, because `out` would escape control characters and lines that CI systems obey.
         console.out_bytes(f"{picture.rstrip()}\n".encode())
-    elif sys.stdout.isatty():
-        raise UsageError(f"a {format} is no text for a terminal", f"add `-o picture.{format}`")
     else:
         console.out_bytes(picture)

@@ -68,6 +68,7 @@ TraceOption = Annotated[
 ScenarioOption = Annotated[
     Path | None,
     typer.Option(
+        "--output",
         "-o",
         metavar="S.yaml",
         help="Write the calls as a compact scenario.",

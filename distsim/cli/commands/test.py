@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from distsim.simulation.expectations import ScenarioTestResult
 
 PathsArgument = Annotated[
-    list[Path], typer.Argument(metavar="PATHS", help="Scenario files, or folders with scenarios.")
+    list[Path],
+    typer.Argument(
+        metavar="PATH…", help="Scenario files, or folders with scenarios; - reads standard input."
+    ),
 ]
 
 

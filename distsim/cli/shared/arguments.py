@@ -25,10 +25,10 @@ def choice_option(choices: type[StrEnum], name: str, help: str) -> Any:
     """An option that takes one member of an enumeration; a misspelt value gets a suggestion."""
 
     def parse(text: str) -> StrEnum:
-        from distsim.common.message_text import did_you_mean
-
         names = [choice.value for choice in choices]
         if text not in names:
+            from distsim.common.message_text import did_you_mean
+
             expected = ", ".join(names)
             hint = did_you_mean(text, names)
             raise typer.BadParameter(f"unknown value '{text}'{hint} (expected one of {expected})")

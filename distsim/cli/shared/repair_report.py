@@ -1,4 +1,4 @@
-"""`distsim check --fix`: repairs of the files that fail, printed as patches."""
+"""Repairs of the files that fail: written by `distsim check --fix`, printed by `--diff`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,39 @@ if TYPE_CHECKING:
     from distsim.simulation.check_scenario import CheckResult
 
 #: By `ScenarioRepair.kind`.
-_REPAIR_KINDS = ("order", "arguments", "calls added", "a call left out: look whether it is needed")
+_REPAIR_KINDS = ("order", "arguments", "calls added", "a call removed: check that it is not needed")
+
+
+def failing_results(results: list[CheckResult]) -> list[CheckResult]:
+    """The results that a repair may improve: files that can be read and fail."""
+    return [result for result in results if result.verdict is not None and result.status() != 0]
+
+
+def write_repairs(results: list[CheckResult], backend: str | None) -> list[CheckResult]:
+    """Repair the failing files in place, and print what was changed.
+
+    Returns the results of the files that still fail. The calls of a trace come from a script, which
+    distsim never changes: its patch is printed.
+    """
+    from distsim.api.functions import fix
+
+    still_failing = []
+    for result in failing_results(results):
+        if is_trace(result.file):
+            console.out(_repairs_of_trace(result.file, backend).rstrip("\n"))
+            console.note(f"{result.file}: recorded from a script, so no file was changed")
+            still_failing.append(result)
+            continue
+        answer = fix(result.file, backend=backend, write=True)
+        if not answer.written:
+            console.out(f"\n{result.file}: no repair found that checks ok; the file is unchanged")
+            still_failing.append(result)
+            continue
+        best = answer.raw[0]
+        lines = [f"\n{result.file}: repaired, verdict ok", *_repair_lines(1, best)]
+        console.out("\n".join(lines))
+        console.note(f"wrote {result.file}")
+    return still_failing
 
 
 def print_repairs(results: list[CheckResult], backend: str | None, patch_file: Path | None) -> None:
@@ -27,17 +59,11 @@ def print_repairs(results: list[CheckResult], backend: str | None, patch_file: P
         Path(result.file).resolve().is_relative_to(Path.cwd()) for result in results
     )
     patches = []
-    for result in results:
-        if result.verdict is None or result.status() == 0:
-            continue
+    for result in failing_results(results):
         if is_trace(result.file):
             console.out(_repairs_of_trace(result.file, backend).rstrip("\n"))
             continue
-        path = Path(result.file)
-        if result.file == "-" or not path.is_file():
-            console.note(f"{result.file}: no file to repair")
-            continue
-        repairs = _repairs_with_patches(path, result.file, backend, all_below_here)
+        repairs = _repairs_with_patches(result.file, backend, all_below_here)
         patches += [repair.patch for repair in repairs[:1]]
         console.out(_repairs_text(result.file, repairs).rstrip("\n"))
     if patch_file is None or not patches:
@@ -47,21 +73,22 @@ def print_repairs(results: list[CheckResult], backend: str | None, patch_file: P
         command = f"`patch -p1 < {patch_file}` or `git apply`"
     else:
         command = f"`patch -p1 -d / < {patch_file}`"
-    console.note(f"wrote {patch_file}; now {command}")
+    console.note(f"wrote {patch_file}; apply it: {command}")
 
 
 def _repairs_with_patches(
-    path: Path, file: str, backend: str | None, below_here: bool
+    file: str, backend: str | None, below_here: bool
 ) -> tuple[ScenarioRepair, ...]:
     """The repairs of a scenario file, each with its patch."""
-    from distsim.repair.search import find_repairs
+    from distsim.api.functions import fix
+    from distsim.repair.apply_repair import open_for_repair
     from distsim.repair.text_patch import unified_diff
 
-    text = path.read_text(encoding="utf-8")
-    absolute = path.resolve()
+    text = open_for_repair(Path(file), writable=False).text
+    absolute = Path(file).resolve()
     base = Path.cwd() if below_here else absolute.anchor
     name = str(absolute.relative_to(base))
-    repairs = find_repairs(text, file, backend=backend)
+    repairs = fix(file, backend=backend).raw
     return tuple(repair._replace(patch=unified_diff(text, repair.text, name)) for repair in repairs)
 
 
@@ -86,24 +113,31 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
         return _repairs_text(
             file,
             repairs,
-            "\nIts calls as a scenario, and what changes; the comments name the script's lines:\n",
+            "\nA patch of its calls as a scenario; the comments name the lines of the script:\n",
         )
     return (
         f"\n{file}: no other order and no other arguments of these calls check ok; "
-        "which calls were still to come is not known"
+        "the calls after the end of the trace are unknown"
     )
 
 
 def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: str = "") -> str:
     """The list of repairs, and the patch of the first one."""
-    from distsim.common.units import show_ns
-
     if not repairs:
         return f"\n{file}: no repair found that checks ok"
     noun_and_verb = "repair checks" if len(repairs) == 1 else "repairs check"
     lines = [f"\n{file}: {len(repairs)} {noun_and_verb} ok under every reading"]
     for number, repair in enumerate(repairs, 1):
-        lines.append(f"  {number}. {'; then '.join(repair.words)} ({_REPAIR_KINDS[repair.kind]})")
-        backends = ", ".join(repair.completes)
-        lines.append(f"     completes on {backends}; {show_ns(repair.makespan_ns)} simulated")
+        lines += _repair_lines(number, repair)
     return "\n".join([*lines, before_patch, repairs[0].patch])
+
+
+def _repair_lines(number: int, repair: ScenarioRepair) -> list[str]:
+    """The changes of one repair, and what they lead to."""
+    from distsim.common.units import show_ns
+
+    backends = ", ".join(repair.completes)
+    return [
+        f"  {number}. {'; then '.join(repair.words)} ({_REPAIR_KINDS[repair.kind]})",
+        f"     completes on {backends}; predicted time {show_ns(repair.makespan_ns)}",
+    ]

@@ -68,8 +68,8 @@ StragglersOption = Annotated[
     typer.Option(
         "--stragglers",
         metavar="SHARExFACTOR",
-        help="With --seeds: slow random ranks down. 1%x1.3 makes 1 % of the ranks 1.3 "
-        "times slower.",
+        help="With --seeds: slow random ranks down; 1%x1.3 slows 1 % of the ranks "
+        "by a factor of 1.3.",
     ),
 ]
 

@@ -128,6 +128,6 @@ def _distribution_text(
         causes.append(f"jitter up to {100 * scenario.jitter:g} %")
     if stragglers is not None:
         causes.append(
-            f"{100 * stragglers.share:g} % of the ranks {stragglers.factor:g} times slower"
+            f"{100 * stragglers.share:g} % of the ranks slowed by a factor of {stragglers.factor:g}"
         )
     return spread_text(makespan_distribution(makespans), f" ({', '.join(causes)})")

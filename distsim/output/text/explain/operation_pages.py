@@ -15,8 +15,9 @@ from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import DTYPE_BYTES, REDUCE_OPS
 from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATIONS
+from distsim.output.text.explain.buffer_table import buffer_legend, buffer_lines
+from distsim.output.text.explain.glossary import GLOSSARY
 from distsim.output.text_layout import page_width, table_lines, truncated, wrapped_lines
-from distsim.scenario.strategies.base import Strategy
 
 #: Group sizes that a page shows the bus bandwidth factor and the rounds for.
 GROUP_SIZES = (2, 4, 8, 64)
@@ -31,6 +32,9 @@ def operation_page(operation: type[Operation]) -> str:
     lines.append(
         fill(words.signature, page_width(), initial_indent="  ", subsequent_indent="      ")
     )
+    if operation.kind == "collective":
+        table = buffer_lines(operation)
+        lines += ["", "Buffers", *table, *wrapped_lines(buffer_legend(operation, table), "  ")]
     paragraphs = [("Before", words.before), ("After", words.after), ("Waits", words.waits)]
     if operation.kind == "collective":
         paragraphs.append(("Bytes", _bandwidth_sentence(operation)))
@@ -60,31 +64,6 @@ def _torch_argument_names(operation: type[Operation]) -> str:
         if field and name in words_of_signature
     ]
     return f"{', '.join(pairs)} in a scenario." if pairs else ""
-
-
-def strategy_page(row: type[Strategy]) -> str:
-    """The page of `distsim explain NAME` about a training strategy, and its fields."""
-    required: list[str] = []
-    optional: list[str] = []
-    for key, info in row.model_fields.items():
-        (required if info.is_required() else optional).append(info.alias or key)
-    lines = [
-        f"{row.name}  (a training strategy: it expands into plain operations)",
-        _wrapped_text(row.about),
-        "",
-        "Fields",
-    ]
-    if required:
-        lines.append(_wrapped_text(f"required: {', '.join(required)}"))
-    if optional:
-        lines.append(_wrapped_text(f"optional: {', '.join(optional)}"))
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "See docs/reference/strategies.md. `distsim expand FILE` prints the resulting operations.",
-        ]
-    )
 
 
 def _wrapped_text(text: str) -> str:
@@ -158,6 +137,15 @@ def index_page() -> str:
         ("expressions", "expressions in numbers, quantities and conditions"),
     )
     keys = ["", "The scenario file", *table_lines(("", ""), pages, left=(0, 1))[1:]]
+    terms = table_lines(
+        ("", ""),
+        [
+            (name.replace(" ", "-"), truncated(term.definition, max(20, page_width() - 26)))
+            for name, term in GLOSSARY.items()
+        ],
+        left=(0, 1),
+    )
+    keys += ["", "Terms", *terms[1:]]
     return "\n".join([*known, "Findings", *findings[1:], "", "Backends", *more[1:], *keys])
 
 

@@ -1,0 +1,125 @@
+"""`check --fix` writes repaired scenario files, whole or not at all; `check --diff` writes none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+import distsim
+from distsim.repair import apply_repair
+from tests.support.harness import ROOT, Cli
+
+HEAD_TO_HEAD = ROOT / "scenarios" / "head_to_head_sends.yaml"
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Path:
+    """A scenario that hangs, with a comment on a line that no repair changes."""
+    file = tmp_path / "a.yaml"
+    text = HEAD_TO_HEAD.read_text(encoding="utf-8")
+    file.write_text(f"# a comment of the user\n{text}", encoding="utf-8")
+    return file
+
+
+def test_fix_writes_a_file_that_checks_ok(cli: Cli, failing: Path) -> None:
+    done = cli("check", failing, "--fix")
+
+    assert done.returncode == 0, done.stderr
+    assert f"wrote {failing}" in done.stderr
+    assert distsim.check(failing).verdict == "ok"
+
+
+def test_fix_keeps_comments_and_unchanged_lines(cli: Cli, failing: Path) -> None:
+    before = failing.read_text(encoding="utf-8").splitlines()
+    cli("check", failing, "--fix")
+    after = failing.read_text(encoding="utf-8").splitlines()
+
+    assert after[0] == "# a comment of the user"
+    assert [line for line in before if line not in after] == [
+        "  - send: {tensor: mine, dst: 1 - rank}",
+        "  - recv: {tensor: theirs, src: 1 - rank}",
+    ]
+
+
+def test_fix_keeps_the_line_ends_of_windows(cli: Cli, failing: Path) -> None:
+    failing.write_bytes(failing.read_bytes().replace(b"\n", b"\r\n"))
+    cli("check", failing, "--fix")
+    content = failing.read_bytes()
+
+    assert b"batch_isend_irecv" in content
+    assert content.count(b"\n") == content.count(b"\r\n")
+
+
+def test_diff_prints_the_patch_and_writes_no_file(cli: Cli, failing: Path) -> None:
+    before = failing.read_bytes()
+    done = cli("check", failing, "--diff")
+
+    assert done.returncode == 1
+    assert "+  - batch_isend_irecv:" in done.stdout
+    assert failing.read_bytes() == before
+
+
+def test_fix_leaves_a_correct_file_alone(cli: Cli) -> None:
+    correct = ROOT / "scenarios" / "hybrid.yaml"
+    before = (correct.read_bytes(), correct.stat().st_mtime_ns)
+    done = cli("check", correct, "--fix")
+
+    assert done.returncode == 0
+    assert (correct.read_bytes(), correct.stat().st_mtime_ns) == before
+
+
+def test_fix_leaves_a_file_without_a_repair_alone(
+    failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distsim.repair.search.find_repairs", lambda *_, **__: ())
+    before = failing.read_bytes()
+    answer = distsim.fix(failing, write=True)
+
+    assert not answer.written
+    assert failing.read_bytes() == before
+
+
+def test_a_file_that_is_not_writable_is_an_error_of_the_user(
+    failing: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write every file, so the permission itself would prove nothing there.
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(distsim.UsageError, match="not writable"):
+        distsim.fix(failing, write=True)
+
+
+def test_a_file_that_changes_during_the_search_is_not_written(failing: Path) -> None:
+    file = apply_repair.open_for_repair(failing, writable=True)
+    failing.write_text("changed by an editor", encoding="utf-8")
+    with pytest.raises(distsim.UsageError, match="changed during the search"):
+        apply_repair.write_repaired(file, "repaired")
+
+    assert failing.read_text(encoding="utf-8") == "changed by an editor"
+
+
+@pytest.mark.parametrize("option", ["--fix", "--diff"])
+def test_standard_input_cannot_be_repaired(cli: Cli, option: str) -> None:
+    done = cli("check", "-", option)
+
+    assert done.returncode == 2
+    assert f"{option} needs a file" in done.stderr
+
+
+def test_yaml_text_cannot_be_repaired_in_place(failing: Path) -> None:
+    with pytest.raises(distsim.UsageError, match="only a file"):
+        distsim.fix(failing.read_text(encoding="utf-8"), write=True)
+
+
+def test_fix_of_a_trace_prints_a_patch_and_changes_no_file(
+    cli: Cli, failing: Path, tmp_path: Path
+) -> None:
+    trace = tmp_path / "run.jsonl"
+    cli("simulate", failing, "--trace", trace)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    done = cli("check", trace, "--fix")
+
+    assert done.returncode == 1
+    assert "batch_isend_irecv" in done.stdout
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

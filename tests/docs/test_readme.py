@@ -54,6 +54,27 @@ def test_the_readme_shows_what_commands_print():
     assert README.read_text(encoding="utf-8").count("```console") >= 1
 
 
+def test_the_hand_written_pages_stay_within_their_word_budget():
+    prose = [
+        re.sub(
+            r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        )
+        for path in (README, *sorted((ROOT / "docs").rglob("*.md")))
+        if not is_generated(path)
+    ]
+    words = [word for text in prose for word in text.split() if re.search(r"\w", word)]
+
+    assert len(words) <= 25_000
+
+
+def is_generated(path: Path) -> bool:
+    return "Written by `python" in path.read_text(encoding="utf-8")[:400] or path.stem in (
+        "glossary",
+        "same_calls",
+        "zoo",
+    )
+
+
 def test_the_readme_is_short_and_shows_a_picture_near_the_top():
     lines = README.read_text(encoding="utf-8").splitlines()
 

@@ -376,9 +376,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> list[str]:
 
 def test_the_page_on_clusters_has_every_key_and_no_other() -> None:
     page = (ROOT / "docs" / "reference" / "clusters.md").read_text(encoding="utf-8")
-    told_keys = set(
-        re.findall(r"^\| `([a-z_.]+)` \| [^|]*\| ", page, re.MULTILINE)
-    )
+    told_keys = set(re.findall(r"^\| `([a-z_.]+)` \| [^|]*\| ", page, re.MULTILINE))
     wanted = {key for key in keys(Cluster) if key == "source" or not key.endswith(".source")}
 
     assert told_keys == wanted

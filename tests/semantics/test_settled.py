@@ -109,9 +109,9 @@ def test_a_rank_is_blocked_since_it_waits_for_what_is_missing() -> None:
 
 
 def test_every_settled_scenario_is_in_the_table() -> None:
-    text = (Path(__file__).resolve().parents[2] / "docs" / "explanation" / "semantics.md").read_text(
-        encoding="utf-8"
-    )
+    text = (
+        Path(__file__).resolve().parents[2] / "docs" / "explanation" / "semantics.md"
+    ).read_text(encoding="utf-8")
 
     assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
 

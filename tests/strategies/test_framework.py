@@ -154,7 +154,9 @@ def test_the_manual_names_every_strategy_and_each_of_its_fields():
         for part in text.split("\n## ")
         if part.partition("\n")[0] in STRATEGIES
     }
-    parts["transformer"] = (ROOT / "docs" / "reference" / "transformer.md").read_text(encoding="utf-8")
+    parts["transformer"] = (ROOT / "docs" / "reference" / "transformer.md").read_text(
+        encoding="utf-8"
+    )
     missing = [
         (name, info.alias or key)
         for name, row in STRATEGIES.items()

@@ -132,3 +132,14 @@ def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(
 
 def test_the_lessons_have_python_to_run():
     assert len(FRAMES) >= 5
+
+
+def test_every_page_that_the_code_mentions_exists():
+    mentioned = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for folder in ("distsim", "tests/support", "benchmarks", "viz")
+        for path in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+
+    assert [(path, page) for path, page in sorted(mentioned) if not (ROOT / page).exists()] == []

@@ -56,9 +56,9 @@ def main() -> None:
         good.append(as_good)
         largest = max(largest, calls)
     told = (
-        f"\n{len(rows)} cases: in all of them the first finding names what was planted. {sum(good)} have a repair at least as good as the "
-        f"people's, or one where the report has none; for {len(KNOWN['nothing to repair'])} there is nothing to repair. "
-        f"None shrinks to more than {largest} calls.\n\nNothing to find: "
+        f"\n{len(rows)} cases. In all of them, the first finding names the fault. In {sum(good)}, `check --fix` finds a repair that is at "
+        f"least as good as the one in the report, or one where the report has none. In {len(KNOWN['nothing to repair'])}, there is nothing "
+        f"to repair. All shrink to at most {largest} calls.\n\nNo finding: "
     )
     told += "; ".join(f"`{stem}` ({why})" for stem, why in KNOWN["nothing to find"].items()) + ".\n"
     if not only:

@@ -54,6 +54,27 @@ def test_the_readme_shows_what_commands_print():
     assert README.read_text(encoding="utf-8").count("```console") >= 1
 
 
+def test_the_hand_written_pages_stay_within_their_word_budget():
+    prose = [
+        re.sub(
+            r"^```.*?^```$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+        )
+        for path in (README, *sorted((ROOT / "docs").rglob("*.md")))
+        if not is_generated(path)
+    ]
+    words = [word for text in prose for word in text.split() if re.search(r"\w", word)]
+
+    assert len(words) <= 25_000
+
+
+def is_generated(path: Path) -> bool:
+    head = path.read_text(encoding="utf-8")[:400]
+    return re.search(r"(Written|Generated) by `", head) is not None or path.stem in (
+        "glossary",
+        "same_calls",
+    )
+
+
 def test_the_readme_is_short_and_shows_a_picture_near_the_top():
     lines = README.read_text(encoding="utf-8").splitlines()
 
@@ -111,3 +132,14 @@ def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(
 
 def test_the_lessons_have_python_to_run():
     assert len(FRAMES) >= 5
+
+
+def test_every_page_that_the_code_mentions_exists():
+    mentioned = {
+        (path.relative_to(ROOT).as_posix(), page)
+        for folder in ("distsim", "tests/support", "benchmarks", "viz")
+        for path in (ROOT / folder).rglob("*.py")
+        for page in re.findall(r"(?<![\w/])docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))
+    }
+
+    assert [(path, page) for path, page in sorted(mentioned) if not (ROOT / page).exists()] == []

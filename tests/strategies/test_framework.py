@@ -147,25 +147,13 @@ def test_the_word_iteration_counts_iterations_and_is_taken():
     )
 
 
-def test_the_manual_names_every_strategy_and_each_of_its_fields():
-    text = (ROOT / "docs" / "reference" / "strategies.md").read_text(encoding="utf-8")
-    parts = dict.fromkeys(STRATEGIES, text) | {
-        part.partition("\n")[0]: part
-        for part in text.split("\n## ")
-        if part.partition("\n")[0] in STRATEGIES
-    }
-    parts["transformer"] = (ROOT / "docs" / "reference" / "transformer.md").read_text(
-        encoding="utf-8"
-    )
-    missing = [
-        (name, info.alias or key)
-        for name, row in STRATEGIES.items()
-        for key, info in row.model_fields.items()
-        if not re.search(rf"\b{info.alias or key}\b", parts[name])
-    ]
+def test_the_manual_names_every_strategy():
+    """Their fields are on the pages that `distsim.cli.generate_docs` writes."""
+    page = ROOT / "docs" / "reference" / "strategies.md"
+    headings = re.findall(r"^## (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    named = {name for heading in headings for name in heading.split(", ")}
 
-    assert missing == []
-    assert [name for name in STRATEGIES if f"{name}" not in text] == []
+    assert set(STRATEGIES) - named == set()
 
 
 JUNK = [

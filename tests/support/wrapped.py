@@ -36,22 +36,22 @@ FAMILIES = {
     "tp": "Tensor parallelism (DTensor)",
     "pipeline": "Pipelines",
     "dualpipe": "DualPipe, in both directions",
-    "service": "Averages, checkpoints, weights for a rollout, attention over heads",
+    "service": "Averaging, checkpoints, weight transfer, Ulysses attention",
     "deepspeed": "DeepSpeed's ZeRO",
     "megatron": "Megatron-Core's DistributedDataParallel",
-    "serving": "Written after the sources, for what asks for GPUs or groups of its own",
+    "serving": "Written after the sources",
 }
 #: What is said above a family's table.
 NOTES = {
     "dualpipe": """\
-The package's own `step` (1.0.0, github deepseek-ai/DualPipe, commit 3da1bbe); to sum both copies' gradients is left to its caller.""",
+The package's own `step` (1.0.0, github deepseek-ai/DualPipe, commit 3da1bbe); its caller sums the gradients of both copies.""",
     "megatron": """\
-`megatron-core` 0.16.1. Its optimizer asks for CUDA tensors: the norm's all_reduce is left out on both sides. What is called inside its
-coalescing manager is recorded as its one tensor's call.""",
+`megatron-core` 0.16.1. Its optimizer requires CUDA tensors, so both sides skip the all_reduce of the norm. Calls inside its coalescing
+manager are recorded as one call of its tensor.""",
     "serving": """\
-Not recorded from the frameworks: vLLM's parallel layers and its messages between prefill and decode run on CUDA groups of its own, DeepEP's
-kernels are no calls of torch.distributed, torchft's groups are its own classes with a server for quorums. `put`, `get` and signals of
-symmetric memory are on GPUs alone and have no row.""",
+These frameworks cannot be recorded on a CPU. vLLM's parallel layers and its messages between prefill and decode use its own CUDA groups.
+DeepEP's kernels are not calls of torch.distributed. torchft has its own group classes and a server for quorums. `put`, `get` and signals of
+symmetric memory exist on GPUs only and have no row.""",
 }
 #: The package that recording a family takes beside torch; without it, `python -m
 #: tests.support.wrapped` leaves the family out.

@@ -156,7 +156,11 @@ CASES: dict[str, Case] = {
     "plain": Case("DDP, buckets of 16 KiB", 2, replicated(), twin(), SOFT),
     "plain_4": Case("the same on 4 ranks, 5 iterations", 4, replicated(5), twin(5), SOFT),
     "default_cap": Case(
-        "bucket_cap_mb left out", 2, replicated(bucket_cap_mb=None), twin(bucket_cap_mb=None), SOFT
+        "bucket_cap_mb by default",
+        2,
+        replicated(bucket_cap_mb=None),
+        twin(bucket_cap_mb=None),
+        SOFT,
     ),
     "one_bucket": Case(
         "a bucket for all", 2, replicated(bucket_cap_mb=100), twin(bucket_cap_mb=100), SOFT
@@ -259,7 +263,7 @@ CASES: dict[str, Case] = {
         "static_graph", 2, replicated(4, static_graph=True), twin(4, static_graph=True), SOFT
     ),
     "static_default": Case(
-        "static_graph, bucket_cap_mb left out",
+        "static_graph, bucket_cap_mb by default",
         2,
         replicated(4, static_graph=True, bucket_cap_mb=None),
         twin(4, static_graph=True, bucket_cap_mb=None),
@@ -280,7 +284,7 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "unused_skips": Case(
-        "find_unused_parameters, rank 1 leaves out a layer",
+        "find_unused_parameters, rank 1 skips a layer",
         2,
         replicated(find_unused_parameters=True, unused={1: (2,)}),
         twin(find_unused_parameters=True, unused={1: [2]}),

@@ -117,7 +117,9 @@ HSDP = {"dp_replicate": 2, "dp": 2}
 LAST = {"params": [[32, 48], [32]], **PRICE}
 
 CASES: dict[str, Case] = {
-    "auto": Case("every layer and the root, reshard_after_forward left out", 4, sharded(), twin()),
+    "auto": Case(
+        "every layer and the root, reshard_after_forward by default", 4, sharded(), twin()
+    ),
     "keep_all": Case(
         "reshard_after_forward=False everywhere",
         4,

@@ -21,7 +21,7 @@ def piped(
     static: bool = False,
     forward_only: bool = False,
 ) -> Any:
-    """``static``: shapes told beforehand; ``forward_only``: no loss function."""
+    """``static``: shapes given beforehand; ``forward_only``: no loss function."""
 
     def body(rank: int, size: int, log: list[dict[str, Any]]) -> None:
         import torch
@@ -114,7 +114,7 @@ CASES: dict[str, Case] = {
         twin(2, "looped_bfs", 2, evaluate=True),
     ),
     "eval_static": Case(
-        "GPipe, eval(), shapes told",
+        "GPipe, eval(), shapes given",
         2,
         piped("GPipe", evaluate=True, static=True),
         twin(2, "gpipe", evaluate=True, shapes_exchange="vote"),
@@ -174,7 +174,7 @@ CASES: dict[str, Case] = {
         twin(4, "1f1b", micro_batches=8),
     ),
     "gpipe_static": Case(
-        "GPipe, shapes told",
+        "GPipe, shapes given",
         4,
         piped("GPipe", static=True),
         twin(4, "gpipe", shapes_exchange="vote"),

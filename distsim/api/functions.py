@@ -451,8 +451,9 @@ def render(
 
     ``view``: dataflow, timeline, wait-for, groups, …; ``format``: svg, png, pdf, dot or mermaid.
     ``op``, ``algorithm``: the operation that the views ``operation`` and ``algorithm`` draw;
-    they need no scenario. ``ranks`` (``"0-7,12"``), ``steps``, ``time`` (``"1 ms..2 ms"``) and ``group`` choose
-    a part of the run. ``measured``: measured times that the view ``bandwidth`` adds.
+    they need no scenario. ``ranks`` (``"0-7,12"``), ``steps``, ``time`` (``"1 ms..2 ms"``) and
+    ``group`` choose a part of the run. ``measured``: measured times that the view ``bandwidth``
+    adds.
     """
     from distsim.api.picture_input import PictureRequest, missing_rank_notes, picture_input
     from distsim.output.pictures.render import load_view, render_picture

@@ -1,8 +1,8 @@
 """The blocking rules of Gloo, as torch 2.13 uses it.
 
-Tags such as G1 name the rules in docs/explanation/semantics.md. They were found by running torch on CPUs, case
-by case; "run" marks such a fact, "read" one from the sources of gloo. Identifiers such as
-`p2p.out_of_range.*` are cases of those runs.
+Tags such as G1 name the rules in docs/explanation/semantics.md. They were found by running torch on
+CPUs, case by case; "run" marks such a fact, "read" one from the sources of gloo. Identifiers such
+as `p2p.out_of_range.*` are cases of those runs.
 
 The key idea: gloo matches collectives by operation and number, and then only moves bytes. It
 compares neither dtypes nor roots, so most mismatches end in wrong data, in an abort of a receiver

@@ -1,7 +1,7 @@
 """The blocking rules of NCCL, as torch uses it.
 
-Tags such as N1 name the rules in docs/explanation/semantics.md, which were read in sources. "Run" marks those
-that were also run, on ranks that shared an H100 (`benchmarks/nccl_truth.py`, docs/explanation/semantics.md).
+Tags such as N1 name the rules in docs/explanation/semantics.md, which were read in sources. "Run"
+marks those that were also run, on ranks that shared an H100 (`benchmarks/nccl_truth.py`).
 
 This module does not decide which communicator and stream a call uses, nor what the host waits for:
 see `distsim.semantics.form.device_compiler`.

@@ -12,9 +12,9 @@ The supported features are those of torch 2.9 to 2.13. Facts about one operation
 operations (`Operation.bindings`); facts about all operations are in the module of the backend. This
 module combines both, for the profiles (`BackendProfile.refuse`) and for `distsim explain backends`.
 
-In the docstrings of this package, tags such as G5 and N10 name rules of docs/explanation/semantics.md, and
-numbers such as 2.3 name sections of the evidence behind them. "Run" marks a fact that was observed
-in a real run, "read" a fact from the sources.
+In the docstrings of this package, tags such as G5 and N10 name rules of
+docs/explanation/semantics.md, and numbers such as 2.3 name sections of the evidence behind them.
+"Run" marks a fact that was observed in a real run, "read" a fact from the sources.
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@ import re
 
 import pytest
 import yaml
+from distsim.output.pictures.views.op import op_picture
 
 from distsim.cli.commands.explain import explain_page
 from distsim.operations.registry import OPERATIONS
-from distsim.output.pictures.views.op import op_picture
 from distsim.output.text.explain.glossary import GLOSSARY
 from distsim.output.text.explain.strategy_page import example_lines, required_fields
 from distsim.scenario.strategies import STRATEGIES

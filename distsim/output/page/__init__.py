@@ -1,4 +1,6 @@
-"""The HTML report of one or two runs: a self-contained file for a browser (docs/how-to/share-a-report.md)."""
+"""The HTML report of one or two runs: a self-contained file for a browser
+(docs/how-to/share-a-report.md).
+"""
 
 from distsim.output.page.html_document import report_html
 from distsim.output.page.report_run import (

@@ -6,10 +6,10 @@ import re
 
 import pytest
 import yaml
-from distsim.output.pictures.views.op import op_picture
 
 from distsim.cli.commands.explain import explain_page
 from distsim.operations.registry import OPERATIONS
+from distsim.output.pictures.views.operation import operation_diagram
 from distsim.output.text.explain.glossary import GLOSSARY
 from distsim.output.text.explain.strategy_page import example_lines, required_fields
 from distsim.scenario.strategies import STRATEGIES
@@ -65,7 +65,7 @@ def test_the_page_of_a_collective_draws_what_its_picture_shows(name: str) -> Non
     page = explain_page(name)
     table = page.partition("\nBuffers\n")[2].partition("\n\n")[0]
     ranks = len(set(re.findall(r"rank \d", table)))
-    picture = op_picture(OPERATIONS[name], ranks)
+    picture = operation_diagram(OPERATIONS[name], ranks)
     shown = [
         "+".join(part.text for part in cell.parts) or cell.text
         for node in picture.nodes

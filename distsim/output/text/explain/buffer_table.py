@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from distsim.operations.core.operation_base import Operation
 from distsim.output.pictures.drawing.box_diagram import BoxDiagram, DiagramNode, TableCell
-from distsim.output.pictures.views.op import op_picture
+from distsim.output.pictures.views.operation import operation_diagram
 from distsim.output.text_layout import page_width
 
 _INDENT = "  "
@@ -22,7 +22,7 @@ def buffer_lines(row: type[Operation]) -> list[str]:
     """A table with one column per rank: for as many ranks as fit on a line, at most four."""
     lines: list[str] = []
     for count in _RANK_COUNTS:
-        lines = _table_of(op_picture(row, count))
+        lines = _table_of(operation_diagram(row, count))
         if max(map(len, lines)) <= page_width():
             break
     return lines

@@ -173,7 +173,7 @@ def test_another_outcome_is_a_difference() -> None:
     found = compare_runs(ends, hangs, tolerance=100.0)
 
     assert not found.same
-    assert "hangs" in compare_text(found, NAMES)
+    assert "it hung" in compare_text(found, NAMES)
     assert [p.kind for p in found.divergences] == ["call", "met", "time"] or {
         p.kind for p in found.divergences
     } >= {"call"}
@@ -210,7 +210,7 @@ def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_
         == "A stopped in iteration 15: rank 0 in step, line 5; then ranks 1 and 2 in all_reduce, line 6, iteration 15"
     )
     assert "are not listed: they follow from the stop of A" in " ".join(told.split())
-    assert "partial: it hangs, after" in told
+    assert "partial: it hung, after" in told
     assert {p.a for p in found.told} <= set(np.flatnonzero(columns["finished_ns"] >= 0).tolist())
     given = compare_json(compare_runs(good, bad), NAMES)["stopped"]
     assert isinstance(given, dict)

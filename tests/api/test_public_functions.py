@@ -145,8 +145,8 @@ def test_doctor_without_files_is_refused_as_by_the_command(cli: Cli) -> None:
 
 
 def test_render_draws_an_operation_as_the_command_does(cli: Cli) -> None:
-    words = ("--view", "op", "--op", "all_gather", "--format", "dot")
-    picture = distsim.render(view="op", op="all_gather", format="dot")
+    words = ("--view", "operation", "--op", "all_gather", "--format", "dot")
+    picture = distsim.render(view="operation", op="all_gather", format="dot")
 
     assert str(picture.content).strip() == cli("render", *words).stdout.strip()
 

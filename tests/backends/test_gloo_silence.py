@@ -119,5 +119,5 @@ def test_the_finding_says_which_request_was_dropped() -> None:
     """)
     ).findings
     circle = next(f for f in found if f.code == "DS301")
-    assert circle.help[0].startswith("rank 0 drops its request for a message with rank 1, ")
-    assert "nothing passes between them since: keep it" in circle.help[0]
+    assert circle.help[0].startswith("on rank 0, keep the request")
+    assert "since then no message between ranks 0 and 1 completes" in circle.help[0]

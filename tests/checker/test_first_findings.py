@@ -341,7 +341,7 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "A call has an invalid argument, but gloo completes anyway: let the group's ranks alone",
+            "A call has an invalid argument, but gloo completes anyway: make the call only on ranks of the group",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",

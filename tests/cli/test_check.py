@@ -349,7 +349,7 @@ def test_a_group_may_be_called_all_beside_a_wait_for_all(where: str) -> None:
 
     assert found.verdict is not None
     assert (found.verdict.verdict, found.status()) == ("ok", 0)
-    with pytest.raises(ScenarioErrors, match="`all` is no handle"):
+    with pytest.raises(ScenarioErrors, match="`all` cannot be the name of a handle"):
         loads(text.replace("as: h", "as: all"))
 
 

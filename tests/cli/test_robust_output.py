@@ -293,7 +293,7 @@ def sent(found: subprocess.CompletedProcess[str]) -> str:
 @pytest.mark.parametrize("format", ["svg", "png"])
 def test_a_picture_is_not_printed_to_a_terminal(format: str) -> None:
     leader, follower = os.openpty()
-    words = ["render", "--view", "op", "--op", "all_gather", "--format", format]
+    words = ["render", "--view", "operation", "--op", "all_gather", "--format", format]
     done = subprocess.run(
         [sys.executable, "-m", "distsim", *words],
         stdout=follower,
@@ -311,7 +311,7 @@ def test_a_picture_is_not_printed_to_a_terminal(format: str) -> None:
 
 
 def test_a_picture_is_printed_to_a_pipe(cli: Cli) -> None:
-    done = cli("render", "--view", "op", "--op", "all_gather")
+    done = cli("render", "--view", "operation", "--op", "all_gather")
 
     assert done.returncode == 0
     assert "<svg" in done.stdout

@@ -198,7 +198,7 @@ def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
         ),
         ("forward: step", "forward: step * step", "a duration times a duration is not a quantity"),
         ("m * 1 KiB", "m * 1 ms", "expected a size, as `4 MiB`, but m * 1 ms is a duration"),
-        ("micro_batches: 2 * m", "micro_batches: step", "step is no number"),
+        ("micro_batches: 2 * m", "micro_batches: step", "step is not a number"),
     ],
 )
 def test_what_can_not_be_there_is_refused_at_its_place(old: str, new: str, message: str) -> None:

@@ -170,8 +170,8 @@ def test_a_file_with_streams_is_written_and_read_again() -> None:
     ("step", "words"),
     [
         ("all_reduce: {tensor: x, on: host}", "expected a stream's name"),
-        ("wait_stream: {stream: copy, on: copy}", "expected two streams"),
-        ("wait_stream: current", "expected two streams"),
+        ("wait_stream: {stream: copy, on: copy}", "expected two different streams"),
+        ("wait_stream: current", "expected two different streams"),
     ],
 )
 def test_what_is_no_stream_is_refused(step: str, words: str) -> None:

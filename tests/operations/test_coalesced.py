@@ -310,7 +310,7 @@ def test_lists_of_unlike_length_are_a_mismatch_that_names_the_parts() -> None:
     assert (verdict.verdict.verdict, finding.code) == ("mismatch", "DS202")
     assert "all_reduce_coalesced(a, b, c, 36 B)" in finding.message
     assert "rank 0 coalesces 3 parts, rank 1 2: b is missing" in finding.message
-    assert "coalesce the same tensors in one order" in finding.help[0]
+    assert "coalesce the same tensors in the same order" in finding.help[0]
 
 
 def test_parts_of_unlike_size_in_another_order_are_a_mismatch() -> None:
@@ -347,7 +347,7 @@ def test_equal_parts_in_another_order_are_wrong_data_and_a_warning() -> None:
 
     assert (ran.verdict.verdict, ran.outcome) == ("ok", "wrong-data")
     assert (
-        "a of rank 0 meets b of rank 1: one launch on world has its parts in another order"
+        "a of rank 0 is combined with b of rank 1: the ranks coalesce their tensors on world"
         in warning.message
     )
     assert [ran.values.text(rank, "a") for rank in (0, 1)] == ["[11.0, 11.0]", "[11.0, 11.0]"]

@@ -75,7 +75,7 @@ def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(
 ):
     """Else the first store into its pages would be a SIGBUS."""
     monkeypatch.setattr(Path, "write_bytes", no_room)
-    with pytest.raises(EnvironmentFault, match=r"can't write .*board-0: No space left"):
+    with pytest.raises(EnvironmentFault, match=r"cannot write .*board-0: No space left"):
         ProgressFile(tmp_path / "board-0", create=True)
 
 
@@ -326,7 +326,7 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
     first = serve_store(door, "127.0.0.1", port)
     second = StoreCoordinator(connect_store("127.0.0.1", port, 5), 1, 2, 1)
     del first
-    with pytest.raises(EnvironmentFault, match="machine 0 is gone"):
+    with pytest.raises(EnvironmentFault, match="launcher of node 0 has exited"):
         until(lambda: second.decide(""))
 
 
@@ -347,15 +347,15 @@ def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_faul
     for wish, said in (
         (
             RealRunOptions(init="tcp://no-such-host.invalid:29511"),
-            "the host no-such-host.invalid is not known here",
+            "the host no-such-host.invalid is unknown here",
         ),
         (
             RealRunOptions(master_addr="no-such-host.invalid"),
-            "the host no-such-host.invalid is not known here",
+            "the host no-such-host.invalid is unknown here",
         ),
         (
             RealRunOptions(master_addr="192.0.2.1"),
-            "192.0.2.1 is no address of this machine",
+            "192.0.2.1 is not an address of this node",
         ),  # TEST-NET-1, RFC 5737
         (
             RealRunOptions(init="tcp://192.0.2.1:29511", timeout_ns=500_000_000),
@@ -562,4 +562,4 @@ def test_a_cut_that_does_not_fit_is_refused_in_the_plan_too(cli: Cli):
     done = cli("run", "scenarios/hybrid.yaml", "--nnodes", "3")
 
     assert done.returncode == 2
-    assert "can't be cut into --nnodes 3" in done.stderr
+    assert "cannot be divided by --nnodes 3" in done.stderr

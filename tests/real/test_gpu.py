@@ -51,9 +51,9 @@ def test_nccl_takes_gpus_and_everything_else_the_cpu_unless_asked_otherwise():
     assert choose_devices("auto", "nccl", 4, 4) == RankDevices("cuda", 4, False)
     assert choose_devices("auto", "gloo", 4, 4).kind == "cpu"
     assert choose_devices("cuda", "gloo", 1, 2) == RankDevices("cuda", 1, True)
-    with pytest.raises(UsageError, match="nccl works on GPUs only"):
+    with pytest.raises(UsageError, match="nccl supports only GPUs"):
         choose_devices("cpu", "nccl", 4, 4)
-    with pytest.raises(EnvironmentFault, match="torch sees none"):
+    with pytest.raises(EnvironmentFault, match="torch finds none"):
         choose_devices("cuda", "gloo", 0, 2)
 
 
@@ -405,7 +405,7 @@ def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_
     blocked = left.final_state.blocked[0]
     assert (blocked.rank, blocked.position, blocked.device) == (0, 4, True)
     assert [need.position for need in blocked.needs] == [2]
-    assert "its device is at recv" in left.final_state.ends[0].message
+    assert "its device is in recv" in left.final_state.ends[0].message
 
 
 def test_a_device_at_work_shows_as_progress_and_one_at_rest_does_not(tmp_path: Path):

@@ -134,7 +134,7 @@ def test_a_broken_variable_is_the_surroundings_fault_and_named():
 
 def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_processes(cli: Cli):
     file = "scenarios/strategies/data_parallel.yaml"
-    said = "data_parallel: a rank stands for a device of the one process of torch.nn.DataParallel"
+    said = "stands for one device of the single process of torch.nn.DataParallel"
 
     assert said in " ".join(cli("run", file).stdout.split())
     assert any(

@@ -233,7 +233,7 @@ def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
 
     assert done.outcome == "completes"
     assert [note for note in real_run_json(done)["notes"] if note.startswith("data_parallel")]
-    assert "a rank stands for a device" in " ".join(real_run_text(done).split())
+    assert "stands for one device" in " ".join(real_run_text(done).split())
 
 
 def test_groups_of_one_membership_made_in_another_order_are_those_that_torch_connects() -> None:

@@ -88,4 +88,4 @@ def test_the_command_writes_values_for_real_and_simulated_and_compares_them(
         {"equal": 4, "close": 0, "differ": 0, "one_sided": 0, "lacking": ""},
     )
     assert one.returncode == 0
-    assert "values are not compared: B has none recorded" in one.stdout
+    assert "values are not compared: B did not record them" in one.stdout

@@ -305,7 +305,7 @@ def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
         "-m", "distsim", "capture", "--nproc", "2", "--no-cuda", "--", "python", str(script)
     )
 
-    assert "`--cuda` gives each rank one" in " ".join(done.stdout.split()), (
+    assert "the option emulates one per rank" in " ".join(done.stdout.split()), (
         done.stdout + done.stderr[-2000:]
     )
 
@@ -393,7 +393,7 @@ def test_a_kernel_in_triton_gives_its_numbers_on_cuda_tensors(tmp_path: Path) ->
 def test_without_a_compiler_cuda_is_spelled_cpu_and_a_training_script_runs(tmp_path: Path) -> None:
     done = in_a_process("-c", TRAINS, str(ROOT), str(tmp_path))
 
-    assert done.stdout.startswith("trained there is no C++ compiler"), done.stderr[-2000:]
+    assert done.stdout.startswith("trained no C++ compiler"), done.stderr[-2000:]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -445,7 +445,7 @@ def test_torch_that_was_imported_before_keeps_the_devices_it_found(
     monkeypatch.setattr(emulation, "_loaded", [])
     monkeypatch.setitem(sys.modules, "torch", sys)
 
-    assert emulation.select_emulation().reason.startswith("torch was imported before")
+    assert emulation.select_emulation().reason.startswith("torch was imported earlier")
 
 
 def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told(
@@ -458,7 +458,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told
     broken.chmod(0o755)
     cache = tmp_path / "cache"
 
-    with pytest.raises(ExtensionUnavailable, match=r"could not build it: .*no such thing"):
+    with pytest.raises(ExtensionUnavailable, match=r"could not build the extension: .*no such thing"):
         build_extension._compile_extension(
             str(broken), build_extension.find_torch(), cache / "device.so"
         )
@@ -474,7 +474,7 @@ def test_what_was_built_but_does_not_load_is_not_kept(tmp_path: Path) -> None:
     broken.chmod(0o755)
     cache = tmp_path / "cache"
 
-    with pytest.raises(ExtensionUnavailable, match="what was built does not run"):
+    with pytest.raises(ExtensionUnavailable, match="the extension does not run"):
         build_extension._compile_extension(
             str(broken), build_extension.find_torch(), cache / "device.so"
         )
@@ -508,7 +508,7 @@ def test_a_built_extension_is_taken_from_the_cache(tmp_path: Path) -> None:
 
 
 def test_a_compiler_that_is_named_and_not_there_is_said() -> None:
-    with pytest.raises(ExtensionUnavailable, match="CXX names nothing-of-this-name"):
+    with pytest.raises(ExtensionUnavailable, match="CXX is nothing-of-this-name"):
         build_extension.find_compiler({"CXX": "nothing-of-this-name"})
 
 

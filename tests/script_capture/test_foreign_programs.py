@@ -131,7 +131,7 @@ UNSEEN = {
     ),
     makes_a_group_by_hand: (
         "dist.ProcessGroupGloo(",
-        "does not support a ProcessGroupGloo made by hand",
+        "does not support a ProcessGroupGloo created directly",
     ),
 }
 
@@ -326,7 +326,7 @@ def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(
 
     said = judged.simulation.findings[0].message
     assert judged.outcome == "raises"
-    assert f"does not know torch {torch.__version__}: try torch 2.13, and report: " in said
+    assert f"does not support torch {torch.__version__}: use torch 2.13, and report" in said
     assert "has no attribute" in said
 
 

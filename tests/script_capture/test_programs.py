@@ -289,7 +289,7 @@ def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(
 
 REPAIRED = {
     "circle": ("batch_isend_irecv", "dist.recv("),
-    "wrong tag": ("the tag of its other side", "tag="),
+    "wrong tag": ("the tag of the other side", "tag="),
     "another dtype": ("the same tensor as the other call", "dist.all_reduce("),
 }
 

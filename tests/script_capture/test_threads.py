@@ -299,7 +299,7 @@ def test_a_rank_that_the_script_starts_and_a_signal_ends_is_named_with_the_signa
 
     assert {s.rank: (s.state, s.what) for s in judged.stands}[1] == ("killed", "SIGSEGV")
     assert [f.code for f in judged.simulation.findings] == ["DS303", "DS801"]
-    assert "rank 1 was killed; ranks 0 and 2 wait for it" in judged.simulation.findings[0].message
+    assert "ranks 0 and 2 are blocked in barrier" in judged.simulation.findings[0].message
 
 
 FORKS = """\

@@ -198,7 +198,7 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
             {"experts": 2**40, "top_k": 2**20},
             "at most 65536 experts, found 1099511627776",
         ),
-        ({"pieces": 20001, "tokens": 2**30}, "pieces comes to 20001; at most 20000"),
+        ({"pieces": 20001, "tokens": 2**30}, "pieces is 20001; the limit is 20000"),
         (
             {"pieces": 65},
             "each piece needs at least one token: expected at most 64 pieces, found 65",

@@ -109,7 +109,7 @@ def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
     assert problems("  - dpd: {}\n") == ["3:5: unknown step 'dpd'; did you mean ddp?"]
     assert problems("  - ddp: 3\n")[0] == "3:10: expected the fields of ddp as a mapping, found 3"
     assert problems(f"  - batch_isend_irecv:\n      ops:\n      {DDP}")[0].endswith(
-        "a batch holds isend and irecv only, found ddp"
+        "a batch may contain only isend and irecv, found ddp"
     )
     assert problems("  - ddp: {layers: {params: rank, forward: 1 ms, backward: 1 ms}}\n") == [
         "3:28: rank is not a number with one value for all ranks; available names: world_size"
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
 def test_a_second_operation_beside_a_strategy_is_a_missing_dash():
     found = problems(DDP + "    barrier: {}\n")
 
-    assert found == ["4:5: two operations in one entry, ddp and barrier: put a dash before barrier"]
+    assert found == ["4:5: this entry has two operations, ddp and barrier: put a dash before barrier"]
 
 
 def test_a_broken_world_is_the_only_problem_of_a_file_with_strategies():
@@ -142,7 +142,7 @@ def test_the_word_iteration_counts_iterations_and_is_taken():
     ]
     assert [c.root for c in calls_of(scenario)[0] if c.op == "broadcast"] == [0, 1, 0]
     assert (
-        "iteration is already a word of expressions"
+        "iteration is already a built-in name of expressions"
         in problems("  - barrier\n", "world: 2\nvars: {iteration: 1}\n")[0]
     )
 

@@ -159,7 +159,7 @@ def test_an_entry_that_selects_nobody_is_told():
     found = done(stated("last: {ranks: rank == 4, parameters: 1 GiB}"))
 
     assert [(f.code, f.message) for f in found.findings] == [
-        ("DS901", "the selector of the memory last selects no rank")
+        ("DS901", "the selector of memory entry `last` selects no rank")
     ]
     assert table_of(found) == []
 

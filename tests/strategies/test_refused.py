@@ -192,7 +192,7 @@ CASES = [
         "{dp: 4, tp: 4}",
         LLAMA + "zero: 1}",
         "{dp",
-        "the mesh does not give the world: it has 4 * 4 = 16 ranks, the world 8",
+        "the mesh has 4 * 4 = 16 ranks, but the world has 8",
     ),
     (
         16,
@@ -325,7 +325,7 @@ def test_a_part_of_memory_without_the_name_of_an_entry_is_told_with_how_to_write
         )
     [problem] = caught.value.problems
 
-    assert "expected what ranks hold, as `{parameters: 4 GiB}`" in problem.message
+    assert "expected the memory of ranks, such as `{parameters: 4 GiB}`" in problem.message
     assert "memory: {rank: {parameters: '4 GiB'}}" in problem.hint
 
 

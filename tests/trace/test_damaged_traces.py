@@ -186,6 +186,6 @@ def test_of_a_trace_that_was_cut_before_its_first_call_nothing_is_judged(
     done = cli(command, cut)
 
     assert done.returncode == 2
-    assert "the trace stops before its first call" in done.stderr
+    assert "the trace ends before its first call" in done.stderr
     assert "replay" in done.stderr
     assert "Not covered" not in done.stdout

@@ -509,7 +509,7 @@ def test_waiting_is_a_slice_of_its_own_and_a_call_that_never_returns_stays_open_
         "wait",
         "terrible",
     )
-    assert (end["ph"], end["s"], end["ts"], end["name"]) == ("i", "g", 2.0, "partial: it hangs")
+    assert (end["ph"], end["s"], end["ts"], end["name"]) == ("i", "g", 2.0, "partial: it hung")
 
 
 def test_slices_carry_bytes_group_match_and_bandwidth() -> None:

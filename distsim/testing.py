@@ -92,6 +92,7 @@ def outputs_by_rank(judged: CaptureResult) -> dict[int, str]:
 
 # --- the plugin ---
 def pytest_configure(config: Any) -> None:
+    """Register the marker `ranks`."""
     config.addinivalue_line("markers", _MARKER)
 
 

@@ -57,6 +57,7 @@ def scenario_text(source: str | Path) -> tuple[str, str]:
 
 
 def load_trace(source: Trace | str | Path) -> Trace:
+    """The trace in a file; a trace unchanged. Raises UserError for a file that is not a trace."""
     from distsim.trace.jsonl import read_trace
 
     return read_trace(source) if isinstance(source, str | Path) else source

@@ -159,6 +159,7 @@ def single_errors(error: ValueError) -> tuple[ValueError, ...]:
 
 
 def expected_error(expected: str, value: object) -> ValueError:
+    """The error for a value of the wrong kind: what was expected, and what was found."""
     return ValueError(f"expected {expected}, found {value_text(value)}")
 
 
@@ -268,6 +269,7 @@ def one_of(words: Iterable[str]) -> FieldParser[str]:
 
 
 def expression_field(value: object) -> Expression:
+    """The expression in a field: a number or a text. Raises ValueError."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, (bool, int, float, str)):

@@ -146,6 +146,7 @@ def check_json(results: Sequence[CheckResult]) -> dict[str, object]:
 
 
 def check_file_json(result: CheckResult) -> dict[str, object]:
+    """One file of `check --format json`: its verdict and findings, or the errors of the file."""
     verdict = result.verdict
     if verdict is None:
         return {

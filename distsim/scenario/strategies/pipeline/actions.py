@@ -213,6 +213,7 @@ def _with_new_kind(action: PipelineAction) -> PipelineAction:
 
 
 def has_messages(rows: ScheduleRows) -> bool:
+    """Whether the schedule contains sends and receives, as torch's CSV files may."""
     return any(action.kind in MESSAGE_KINDS for row in rows for action in row)
 
 

@@ -58,6 +58,7 @@ def canonical_name(name: str) -> str | None:
 
 
 def chunk_bounds(schedule: str) -> ChunkBounds:
+    """How many stages a rank may have under a schedule."""
     return _CHUNK_BOUNDS.get(schedule, _ANY_CHUNKS)
 
 

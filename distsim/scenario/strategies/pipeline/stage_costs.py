@@ -54,6 +54,7 @@ StageCostsField = Annotated[
 
 
 def cost_of_stage(costs: StageCosts, stage: int) -> CostOrEntries:
+    """The cost of one stage: its own, or that of all stages without their own (`else`)."""
     return costs[stage] if stage in costs else costs["else"]
 
 

@@ -282,7 +282,7 @@ def collective_totals(trace: Trace) -> tuple[CollectiveTotals, ...]:
 def times_of_collective(
     trace: Trace, op: int, group: int, nbytes: int, count: int, total_ns: int, parties: int
 ) -> CollectiveTimes:
-    """The times of one operation on one group with one size, and its two bandwidths in bytes per ns."""
+    """The times of one operation on one group with one size, and its bandwidths in bytes per ns."""
     groups = trace.header.get("groups", ())
     n = len(groups[group][1]) if 0 <= group < len(groups) else parties
     name = trace.tables["op"][op]

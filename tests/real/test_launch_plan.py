@@ -138,8 +138,7 @@ def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_pro
 
     assert said in " ".join(cli("run", file).stdout.split())
     assert any(
-        said in note
-        for note in json.loads(cli("run", file, "--format", "json").stdout)["notes"]
+        said in note for note in json.loads(cli("run", file, "--format", "json").stdout)["notes"]
     )
     assert launch_plan(scenario("hybrid"), TWO, "gloo").notes == ()
 

@@ -12,8 +12,22 @@ DISTRIBUTION = "torch-distsim"
 
 
 def install_command(extra: str) -> str:
-    """The command that installs an extra: from the checkout if this is one, else from the index."""
-    checkout = Path(__file__).parents[2]
-    if (checkout / "pyproject.toml").is_file():
+    """The command that installs an extra: in the clone if distsim comes from one, else by name."""
+    if _is_checkout() or _was_installed_from_a_folder():
         return f"pip install -e '.[{extra}]'"
     return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _is_checkout() -> bool:
+    return (Path(__file__).parents[2] / "pyproject.toml").is_file()
+
+
+def _was_installed_from_a_folder() -> bool:
+    """Whether `pip install .` installed distsim; pip records that (PEP 610, `direct_url.json`)."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        origin = distribution(DISTRIBUTION).read_text("direct_url.json")
+    except PackageNotFoundError:
+        return False
+    return origin is not None and "dir_info" in origin

@@ -15,7 +15,7 @@ from distsim.scenario.format.source.construct import construct
 from distsim.scenario.format.source.document import YamlDocument, compose
 from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.scenario.model import Scenario, build_scenario
-from distsim.scenario.packaged import packaged_scenario
+from distsim.scenario.packaged import packaged_names, packaged_scenario
 
 _STDIN = "<stdin>"
 _STDIN_DESCRIPTOR = 0
@@ -180,6 +180,10 @@ def _decode(data: bytes, file: str) -> str:
 def _similar_file_hint(file: str) -> str:
     from distsim.common.message_text import closest_name
 
+    if not os.path.splitext(file)[1]:
+        installed = closest_name(file, packaged_names())
+        if installed:
+            return f"did you mean {installed}, a scenario that is installed with distsim?"
     folder, name = os.path.split(file)
     try:
         entries = os.listdir(folder or ".")

@@ -15,9 +15,23 @@ def packaged_scenario(name: str) -> Path | None:
     parts = Path(name).parts
     if not parts or ".." in parts or Path(name).is_absolute():
         return None
-    package = Path(__file__).parents[1]
-    for folder in (package / "scenarios", package.parent / "scenarios"):
+    for folder in _folders():
         path = folder / f"{name}.yaml"
         if path.is_file():
             return path
     return None
+
+
+def packaged_names() -> list[str]:
+    """The names of all installed scenarios."""
+    for folder in _folders():
+        if folder.is_dir():
+            paths = folder.rglob("*.yaml")
+            return sorted(path.relative_to(folder).with_suffix("").as_posix() for path in paths)
+    return []
+
+
+def _folders() -> tuple[Path, Path]:
+    """Where a wheel, and where a checkout has the scenarios."""
+    package = Path(__file__).parents[1]
+    return package / "scenarios", package.parent / "scenarios"

@@ -99,6 +99,13 @@ def test_installed_scenarios_are_found_by_name(run_installed, command):
     assert "hybrid" in run_installed(command, "hybrid")
 
 
+def test_a_misspelt_name_of_an_installed_scenario_is_corrected(cli):
+    found = cli("simulate", "hybird")
+
+    assert found.returncode == 2
+    assert "did you mean hybrid" in found.stderr
+
+
 def test_lessons_and_explanations_need_no_checkout(run_installed):
     assert "# Ranks" in run_installed("learn", "ranks")
     assert "DS301" in run_installed("explain", "DS301")

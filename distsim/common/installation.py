@@ -23,7 +23,7 @@ def _is_checkout() -> bool:
 
 
 def _was_installed_from_a_folder() -> bool:
-    """Whether pip installed this package from a folder, which it records (PEP 610, direct_url.json)."""
+    """Whether pip installed this package from a folder, as PEP 610 (direct_url.json) records."""
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:

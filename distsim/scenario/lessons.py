@@ -86,7 +86,7 @@ LESSONS = (
     ),
     Lesson(
         "data_parallel",
-        "DataParallel's nine moves",
+        "The nine steps of DataParallel",
         "explain why it does not scale beyond a few GPUs",
         ("strategies/data_parallel",),
     ),

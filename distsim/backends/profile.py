@@ -20,7 +20,7 @@ docs/explanation/semantics.md, and numbers such as 2.3 name sections of the evid
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Any, Literal, NamedTuple
 
 from distsim.common.records import dataclass
@@ -96,6 +96,21 @@ class BackendSupport:
     any_source: str | None = None
     #: Operations that the backend supports although their entry in the table does not name it.
     bindings: Mapping[str, BackendBinding] = field(default_factory=dict)
+
+    def copied(self, backend: str, without: frozenset[str] = frozenset()) -> BackendSupport:
+        """The support of a backend that resembles this one, without some dtypes.
+
+        The table of operations names only this backend, so the copy carries all bindings itself.
+        """
+        bindings = {op: self.binding(op) for op in COMMUNICATION_OPS}
+        return replace(
+            self,
+            backend=backend,
+            messages=self.messages - without,
+            moved=self.moved - without,
+            reduced={op: dtypes - without for op, dtypes in self.reduced.items()},
+            bindings={op: binding for op, binding in bindings.items() if binding is not None},
+        )
 
     def binding(self, op: str) -> BackendBinding | None:
         """How the backend implements an operation; None if it does not know the operation."""

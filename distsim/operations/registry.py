@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import pairwise
 from pkgutil import iter_modules
 from typing import get_args
 
@@ -28,7 +29,10 @@ def _sorted_by_kind(rows: Iterator[type[Operation]]) -> dict[str, type[Operation
     """By kind, and in it by name: the order of every list of operations."""
     kinds = get_args(OperationKind)
     every = sorted(set(rows), key=lambda row: (kinds.index(row.kind), row.op, row.__module__))
-    assert len({row.op for row in every}) == len(every), "two rows have one name"
+    for row, following in pairwise(every):
+        assert row.op != following.op, (
+            f"{row.__module__} and {following.__module__} both define the operation {row.op}"
+        )
     return {row.op: row for row in every}
 
 

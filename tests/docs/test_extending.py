@@ -68,6 +68,7 @@ def test_the_page_has_a_file_for_each_and_no_file_of_the_package_knows_them() ->
     assert list(BLOCKS) == [
         "distsim/operations/scan.py",
         "distsim/backends/ucc.py",
+        "distsim/backends/xgloo.py",
         "distsim/operations/core/algorithms.py",
         "distsim/output/pictures/views/headcount.py",
     ]
@@ -120,11 +121,35 @@ def test_a_back_end_is_one_file(copy: Path) -> None:
     )
     assert "Backend ucc does not support all_to_all" in json.dumps(refused["findings"])
     (copy / "s.yaml").write_text(HEAD + "backend: gloo\nprogram:\n  - barrier\n", encoding="utf-8")
-    assert "completes on gloo, nccl, ucc, mpi" in done(copy, "check", "s.yaml").stdout
+    assert "completes on gloo, nccl, ucc, mpi, xgloo" in done(copy, "check", "s.yaml").stdout
     assert done(copy, "simulate", "s.yaml", "--backend", "ucc").returncode == 0
     assert done(copy, "check", "s.yaml", "--backend", "ucc").returncode == 0
     assert '"ucc"' in done(copy, "schema").stdout
     assert "ucc CPU" in done(copy, "explain", "backends").stdout
+
+
+def test_a_copy_of_a_back_end_keeps_its_operations_but_not_the_dtypes_that_it_lacks(
+    copy: Path,
+) -> None:
+    text = "backend: xgloo\nprogram:\n  - all_reduce: {tensor: x}\n"
+    assert simulated(copy, text)["outcome"] == "completes"
+    refused = simulated(copy, text, "--set", "tensors.x.dtype=bfloat16")
+    assert refused["outcome"] == "raises"
+    assert "xgloo: all_reduce does not support bfloat16" in json.dumps(refused["findings"])
+    page = done(copy, "explain", "backends").stdout
+    assert "xgloo CPU" in page
+    assert "u ucc, m mpi, x xgloo" in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_two_back_ends_of_one_name_are_refused_with_the_module(copy: Path) -> None:
+    place = copy / "distsim" / "backends" / "xgloo.py"
+    text = place.read_text(encoding="utf-8")
+    place.write_text(text.replace('    name="xgloo",\n', ""), encoding="utf-8")
+    assert (
+        "distsim.backends.xgloo defines a second backend gloo"
+        in done(copy, code="import distsim.backends").stderr
+    )
 
 
 def add_copy_of_nccl(copy: Path) -> None:

@@ -70,7 +70,8 @@ def test_the_random_scenarios_are_worth_it() -> None:
     ended = Counter(case.run.outcome for case in cases)
     answered = Counter(name for case in cases[:60] for name, ask in EXECUTORS.items() if ask(case))
 
-    assert 0.35 <= ended["completes"] / len(cases) <= 0.7
+    by_backend = Counter((case.program.backend, case.run.outcome) for case in cases)
+    assert 0.35 <= ended["completes"] / len(cases) <= 0.7, by_backend
     assert set(ended) >= {"completes", "hangs", "raises", "crashes", "wrong-data", "undefined"}
     assert {case.program.backend for case in cases} == set(BACKENDS)
     assert {case.verdict.verdict for case in cases} >= {

@@ -71,7 +71,7 @@ def _roots(op: str, group: RankGroup) -> tuple[int | None, ...]:
 
 def _reductions(world: RankGroup) -> Iterator[Case]:
     for op, row in OPERATIONS.items():
-        for dtype, reduce_op in REDUCTIONS if row.reduces else ():
+        for dtype, reduce_op in REDUCTIONS if row.reduces and row.torch_name else ():
             yield (coalesced if row.coalesces else collective)(
                 op, dtype, world, reduce_op=reduce_op, root=_roots(op, world)[-1]
             )
@@ -79,7 +79,9 @@ def _reductions(world: RankGroup) -> Iterator[Case]:
 
 def _moves(world: RankGroup) -> Iterator[Case]:
     for op, row in OPERATIONS.items():
-        if row.kind == "collective" and row.gives != "none" and not row.reduces:
+        if row.kind != "collective" or row.torch_name is None:
+            continue
+        if row.gives != "none" and not row.reduces:
             for dtype in MOVED:
                 yield (coalesced if row.coalesces else collective)(
                     op, dtype, world, root=_roots(op, world)[0]

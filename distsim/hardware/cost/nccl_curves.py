@@ -166,7 +166,7 @@ def lower_bound_us(kind: NcclOperation, at: NcclContext, nbytes: Array | float) 
 
 def switch_reduces(at: NcclContext) -> bool:
     """Whether the switch inside a node reduces (NVLS)."""
-    has_nvls = at.architecture in ("hopper", "blackwell") and at.link == "nvlink"
+    has_nvls = at.architecture in nccl_tuning.NVLS_EFFICIENCY and at.link == "nvlink"
     return has_nvls and at.switch and at.per_node > 2
 
 

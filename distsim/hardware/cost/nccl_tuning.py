@@ -62,7 +62,10 @@ _LL_MAX_ACROSS: Final = {
 _TREE_128: Final = {"volta": 20.0, "ampere": 20.0, "hopper": 36.7, "blackwell": 55.6, "cdna3": 36.7}
 #: Channels of a ring. NCCL's search doubles the paths that it finds: 12 over NVLink, 2 over PCIe.
 _CHANNELS: Final = {"volta": 12, "ampere": 24, "hopper": 24, "blackwell": 32, "cdna3": 32}
-_NVLS_EFFICIENCY: Final = {"hopper": 0.85, "blackwell": 0.74}
+#: Share of the bandwidth that NVLS reaches. An architecture without an entry has no NVLS.
+NVLS_EFFICIENCY: Final = {"hopper": 0.85, "blackwell": 0.74}
+#: Blocks that start together (NCCL_CGA_CLUSTER_SIZE); 1 by default.
+_BLOCK_CLUSTER_SIZE: Final = {"hopper": 4, "blackwell": 4}
 #: Correction of a tree's bandwidth by floor(log2(bytes / 64)).
 _TREE_BY_SIZE: Final = {
     "LL": (
@@ -272,8 +275,7 @@ def _channel_starts(
     """
     threads, each = _THREADS[protocol]
     wanted = nbytes / (threads * each * (times if protocol == "LL" else 1))
-    # Blocks of a thread block cluster start together (NCCL_CGA_CLUSTER_SIZE).
-    cluster_size = 4 if at.architecture in ("hopper", "blackwell") else 1
+    cluster_size = _BLOCK_CLUSTER_SIZE.get(at.architecture, 1)
     count = np.clip(wanted, 1.0, float(ring_channels(at))) / cluster_size
     yield LatencyTerm("channel", count, "a block for each channel")
 
@@ -434,7 +436,7 @@ def _all_pairs_forms(at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
 
 def _nvls_forms(kind: NcclOperation, at: NcclContext, nbytes: Array) -> Iterator[NcclForm]:
     """NVLS: the switch reduces and multicasts; between nodes a tree connects the switches."""
-    efficiency = _NVLS_EFFICIENCY.get(at.architecture)
+    efficiency = NVLS_EFFICIENCY.get(at.architecture)
     if efficiency is None or at.transport in _GOOGLE_TRANSPORTS:
         return  # Google's settings for TCPX and TCPXO: NCCL_NVLS_ENABLE=0
     if not at.switch or at.link != "nvlink" or at.per_node < 3:

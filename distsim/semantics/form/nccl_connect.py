@@ -1,5 +1,9 @@
 """N9: launches of two ranks that connect different directions of an nccl communicator.
 
+This module only looks for such mismatches. `DeviceCompiler.connect_messages` and
+`connect_collective` (`distsim.semantics.form.device_compiler`) decide where a call waits for a
+connection.
+
 Key idea: the first message in a direction between two ranks creates a connection, on the hosts of
 both. So the k-th launch of one rank that connects anything to the other must mirror the k-th launch
 of the other. All this is fixed by the program, and no run is needed.

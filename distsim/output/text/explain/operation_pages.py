@@ -5,10 +5,10 @@ names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from textwrap import fill, indent
 
-from distsim.backends import SUPPORT_BY_BACKEND, reduction_support
+from distsim.backends import BACKEND_LETTERS, SUPPORT_BY_BACKEND, reduction_support
 from distsim.backends.profile import BackendSupport, DeviceType, complex_reduction_error
 from distsim.findings.codes import CODES
 from distsim.operations.core.operation_base import Operation
@@ -21,6 +21,8 @@ from distsim.output.text_layout import page_width, table_lines, truncated, wrapp
 
 #: Group sizes that a page shows the bus bandwidth factor and the rounds for.
 GROUP_SIZES = (2, 4, 8, 64)
+#: Backends side by side in one table.
+_BACKENDS_PER_TABLE = 3
 
 
 def operation_page(operation: type[Operation]) -> str:
@@ -242,7 +244,8 @@ def _backend_lines() -> Iterator[str]:
     yield from ("", "Which one to choose", *_term_lines(_BACKEND_ADVICE))
     yield from ("", "Operations, by the device of the tensors", *_operation_table())
     yield from ("", "Dtypes (p2p: send, recv and similar; coll: collectives)", *_dtype_table())
-    yield from ("", "Reductions by backend: g gloo, n nccl, m mpi (4)", *_reduction_table())
+    letters = ", ".join(f"{letter} {name}" for name, letter in BACKEND_LETTERS.items())
+    yield from ("", f"Reductions by backend: {letters} (4)", *_reduction_table())
     yield from ("", "Notes", *_term_lines(_NOTES))
     yield from ("", "Error messages of the backends", *_refusal_lines())
 
@@ -254,7 +257,20 @@ def _term_lines(terms: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 def _operation_table() -> list[str]:
     """One row per operation that communicates, one column per backend and device."""
-    columns = [(support, device) for support in SUPPORT_BY_BACKEND.values() for device in _DEVICES]
+    return _lines_of_tables(_operation_table_of)
+
+
+def _lines_of_tables(table: Callable[[Sequence[BackendSupport]], list[str]]) -> list[str]:
+    """A table for every few backends, so that no line exceeds 80 columns."""
+    supports = list(SUPPORT_BY_BACKEND.values())
+    lines = table(supports[:_BACKENDS_PER_TABLE])
+    for first in range(_BACKENDS_PER_TABLE, len(supports), _BACKENDS_PER_TABLE):
+        lines += ["", *table(supports[first : first + _BACKENDS_PER_TABLE])]
+    return lines
+
+
+def _operation_table_of(supports: Sequence[BackendSupport]) -> list[str]:
+    columns = [(support, device) for support in supports for device in _DEVICES]
     header = [f"{support.backend} CPU" if device == "cpu" else "GPU" for support, device in columns]
     rows = []
     for op, operation in OPERATIONS.items():
@@ -266,15 +282,19 @@ def _operation_table() -> list[str]:
 
 def _dtype_table() -> list[str]:
     """One row per dtype, two columns per backend: messages and collectives."""
+    return _lines_of_tables(_dtype_table_of)
+
+
+def _dtype_table_of(supports: Sequence[BackendSupport]) -> list[str]:
     rows = []
     for dtype in DTYPE_BYTES:
         cells = []
-        for support in SUPPORT_BY_BACKEND.values():
+        for support in supports:
             cells.append(_message_mark(support, dtype))
             cells.append(_collective_mark(support, dtype))
         rows.append((dtype, *cells))
     header = [""]
-    for support in SUPPORT_BY_BACKEND.values():
+    for support in supports:
         header += [f"{support.backend} p2p", "coll"]
     return table_lines(header, rows)
 
@@ -317,4 +337,4 @@ def _refusal_lines() -> Iterator[str]:
 
 
 def _quoted_refusal(backend: str, text: str) -> list[str]:
-    return wrapped_lines(f"{backend:<5}{text}", "  ", " " * 9)
+    return wrapped_lines(f"{backend:<4} {text}", "  ", " " * 9)

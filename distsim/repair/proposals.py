@@ -11,6 +11,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
 from distsim.repair.fix_arguments import batch_requests, unify_shapes, use_group_ranks
 from distsim.repair.fix_counts import pad_rows, transpose_splits, unify_counts
 from distsim.repair.fix_messages import add_counterparts, align_with_counterparts, change_peers
@@ -75,13 +76,14 @@ class FailureHints(NamedTuple):
 
     ``lines``: the line of each call, by its path. ``places``: the lines that the findings name.
     ``odd``: outlier ranks. ``mismatch``: calls have wrong or different arguments, so arguments are
-    changed before the order of calls.
+    changed before the order of calls. ``program``: the lowered scenario.
     """
 
     lines: dict[DataPath, int]
     places: frozenset[int]
     odd: frozenset[int] = frozenset()
     mismatch: bool = False
+    program: Program | None = None
 
 
 class _Calls(NamedTuple):
@@ -123,8 +125,7 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
     ):
         yield from _of_kind(ADDS_CALLS, islice(additions, _MAX_CHANGES))
     for path in calls.named:
-        where = f"line {hints.lines[path]}" if path in hints.lines else "of the batch"
-        words = f"remove {op_of(value_at(data, path))}, {where}"
+        words = f"remove {op_of(value_at(data, path))}"
         yield RepairProposal(REMOVES_CALLS, words, with_steps_replaced(data, path, []))
 
 

@@ -22,9 +22,10 @@ def with_place(
 ) -> str:
     """The words of a proposal, with the line, the ranks and the group of the changed call."""
     path = _first_changed_step(before, after)
-    if path is None:
+    if path is None or before["program"] == after["program"]:
         return words
-    place = f", line {lines[path]}" if lines.get(path) else ""
+    is_placed = ", line " in words or not lines.get(path)
+    place = "" if is_placed else f", line {lines[path]}"
     ranks = _ranks_text(before, path)
     group = _group_of(value_at(before, path))
     return f"{words}{place}, {ranks}{group}"
@@ -35,6 +36,9 @@ def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath |
 
     If a call is only added, this is the call that was at its place, or the last call of the list.
     """
+    for path in step_paths(before):
+        if _times_of(value_at(before, path)) != _times_of(_value_or_none(after, path)):
+            return path
     own = [path for path in step_paths(before) if not _is_block(value_at(before, path))]
     for path in own:
         if _value_or_none(after, path) != value_at(before, path):
@@ -44,6 +48,11 @@ def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath |
 
 def _is_block(entry: object) -> bool:
     return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
+
+
+def _times_of(entry: object) -> object:
+    repeat = entry.get("repeat") if isinstance(entry, dict) else None
+    return repeat.get("times") if isinstance(repeat, dict) else None
 
 
 def _value_or_none(data: Any, path: DataPath) -> Any:

@@ -185,10 +185,11 @@ class _Original:
 
 
 def _positions_before_failure(first: _RepairCandidate) -> dict[int, int]:
-    """By rank, the position of the first call that failed or that an error finding names."""
+    """By rank, the position of the call that it was in, or of the first call with a fault."""
     program, state = first.program, first.verdict.final_state
     ends = {} if state is None else {end.rank: end.position for end in state.ends}
-    lines = _named_lines(first)
+    # Ranks that only wait for each other have no faulty call before the one they are in.
+    lines = frozenset() if first.verdict.verdict == "deadlock" else _named_lines(first)
     positions = {}
     for rank in program.present:
         made = [position for position, _ in program.calls_of(rank)]

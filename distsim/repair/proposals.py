@@ -12,7 +12,12 @@ from typing import Any, Final, NamedTuple
 
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
-from distsim.repair.fix_arguments import batch_requests, unify_shapes, use_group_ranks
+from distsim.repair.fix_arguments import (
+    batch_requests,
+    copy_of_composite_calls,
+    unify_shapes,
+    use_group_ranks,
+)
 from distsim.repair.fix_counts import pad_rows, transpose_splits, unify_counts
 from distsim.repair.fix_groups import (
     call_on_members_only,
@@ -207,6 +212,7 @@ def _group_changes(
         equal_iterations(data, program, lines),
         roots_as_numbers(data, program, calls.named_steps),
         splits_as_numbers(data, program, calls.named_steps, lines),
+        copy_of_composite_calls(data),
         list_members_once(data, program),
         call_on_members_only(data, program, calls.named_steps),
     )

@@ -256,8 +256,11 @@ class _RepairSearch:
 
 
 def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
+    # Local work (a compute, a sleep) is no contribution, so its removal loses none.
+    removes_local_work = fix.kind >= REMOVES_CALLS and sum(fix.loss) == fix.loss.changed_ranks
     return (
         fix.loss.lost,
+        removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,
         fix.loss.lost_by_outliers,

@@ -92,9 +92,7 @@ def create_on_all_ranks(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]
         yield words, {**changed, "program": steps + changed["program"]}
 
 
-def list_members_once(
-    data: ScenarioData, program: Program
-) -> Iterator[tuple[str, ScenarioData]]:
+def list_members_once(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
     """A new group lists each rank of the world once."""
     for path in _paths_of(data, "new_group"):
         fields = fields_of(value_at(data, path))

@@ -34,6 +34,7 @@ from distsim.repair.proposals import (
 )
 from distsim.repair.scenario_data import DataPath, ScenarioData, batch_part_paths, step_paths
 from distsim.repair.text_patch import patched_text, unified_diff
+from distsim.repair.update_expectations import updated_expectations
 from distsim.scenario import loads
 from distsim.scenario.format.source.construct import construct
 from distsim.scenario.format.source.document import YamlDocument, compose
@@ -84,13 +85,14 @@ class ScenarioRepair(NamedTuple):
 class _RepairCandidate(NamedTuple):
     """A checked file.
 
-    ``result`` is None if the verdict alone shows that the file is not repaired.
+    ``result`` is None if the verdict alone shows that the file is not repaired. ``program`` is None
+    while the file waits for the next step: hundreds of programs would fill the memory.
     """
 
     text: str
     verdict: Verdict
     result: CheckResult | None
-    program: Program
+    program: Program | None
     words: tuple[str, ...] = ()
     kind: int = 0
     loss: DataLoss = DataLoss(0, 0, 0)
@@ -134,7 +136,7 @@ def find_repairs(
     first = _checked_candidate(text, file, backend)
     if first is None or first.is_repaired:
         return ()
-    affordable = max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(first.program.call_count, 1))
+    affordable = max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(_program_of(first).call_count, 1))
     search = _RepairSearch(file, backend, min(most, affordable), kinds, {text}, _Original(first))
     candidates = [first]
     for _ in range(_MAX_REPAIR_STEPS):
@@ -166,7 +168,7 @@ class _Original:
     """What a repair must keep of the file that it repairs."""
 
     def __init__(self, first: _RepairCandidate) -> None:
-        program, verdict = first.program, first.verdict
+        program, verdict = _program_of(first), first.verdict
         self.data = ExchangedData(program)
         outliers = set(verdict.culprits) | outlier_ranks(program)
         if verdict.verdict == "invalid" and 2 * len(verdict.ranks) < program.world_size:
@@ -184,9 +186,13 @@ class _Original:
         return self.data.loss_in(changed, self.outliers)
 
 
+def _program_of(state: _RepairCandidate, file: str = "") -> Program:
+    return state.program or lower(loads(state.text, file))
+
+
 def _positions_before_failure(first: _RepairCandidate) -> dict[int, int]:
     """By rank, the position of the call that it was in, or of the first call with a fault."""
-    program, state = first.program, first.verdict.final_state
+    program, state = _program_of(first), first.verdict.final_state
     ends = {} if state is None else {end.rank: end.position for end in state.ends}
     # Ranks that only wait for each other have no faulty call before the one they are in.
     lines = frozenset() if first.verdict.verdict == "deadlock" else _named_lines(first)
@@ -243,12 +249,12 @@ class _RepairSearch:
                 words=(*candidate.words, proposal.words), kind=max(candidate.kind, proposal.kind)
             )
             if not changed.is_repaired:
-                unrepaired.append(changed)
+                unrepaired.append(changed._replace(program=None))
                 continue
-            loss = self.original.loss_in(changed.program)
+            loss = self.original.loss_in(_program_of(changed))
             if loss is None:
                 continue
-            self.repaired.append(changed._replace(loss=loss))
+            self.repaired.append(changed._replace(program=None, loss=loss))
             is_best = not loss.lost and not loss.changed_ranks
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)
@@ -289,7 +295,7 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
         _named_lines(state),
         frozenset(state.verdict.culprits),
         state.verdict.verdict in ("mismatch", "invalid"),
-        state.program,
+        _program_of(state, file),
     )
     before = _plain_data(root)
     for proposal in propose_repairs(before, hints):
@@ -339,6 +345,7 @@ def _finished_repair(
     state: _RepairCandidate, before: str, file: str, backend: str | None
 ) -> ScenarioRepair:
     assert state.result is not None
+    updated, words = _with_true_expectations(state.text, before, file)
     simulation = simulate(
         loads(state.text, file), backend=backend, with_verdict=False, with_values=False
     )
@@ -347,13 +354,28 @@ def _finished_repair(
     )
     return ScenarioRepair(
         state.kind,
-        state.words,
+        (*state.words, *words),
         completes,
         simulation.makespan_ns,
-        state.text,
-        unified_diff(before, state.text, file),
+        updated,
+        unified_diff(before, updated, file),
         state.loss,
     )
+
+
+def _with_true_expectations(text: str, before: str, file: str) -> tuple[str, tuple[str, ...]]:
+    """The repaired text, with the expectations that the repair made false updated or removed."""
+    document = _parse_document(text, file)
+    data = _plain_data(document.root)
+    if not isinstance(data.get("expect"), dict):
+        return text, ()
+    changed = updated_expectations(data["expect"], before, text, file)
+    if not changed.words:
+        return text, ()
+    rest = {key: value for key, value in data.items() if key != "expect"}
+    if changed.expect is not None:
+        rest["expect"] = changed.expect
+    return patched_text(document, rest), changed.words
 
 
 __all__ = ["MAX_REPAIR_TRIALS", "ScenarioRepair", "find_repairs"]

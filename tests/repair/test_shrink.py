@@ -11,6 +11,7 @@ from distsim.common.errors import UsageError
 from distsim.program.lower import lower
 from distsim.repair.remove_rank import without_rank
 from distsim.repair.shrink import failure_of, shrink, shrink_scenario
+from distsim.repair.shrink_candidates import smaller_scenarios
 from distsim.scenario import load, loads
 from distsim.simulation.check_scenario import check_scenario
 

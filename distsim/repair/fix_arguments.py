@@ -19,6 +19,7 @@ from distsim.repair.scenario_data import (
     op_of,
     paths_by_list,
     ranks_of,
+    step_paths,
     value_at,
     with_steps_replaced,
 )
@@ -134,3 +135,28 @@ def _batchable_ranges(steps: list[Any], positions: list[int]) -> Iterator[tuple[
 def _awaited_handles(entry: object) -> set[str]:
     handles = fields_of(entry).get("handles")
     return {str(handle) for handle in (handles if isinstance(handles, list) else [handles])}
+
+
+def copy_of_composite_calls(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A call that expands into several operations gets the arguments of its like elsewhere.
+
+    For example `broadcast_object_list`, which broadcasts the lengths and then the objects.
+    """
+    composite = [path for path in step_paths(data) if _composite_name(value_at(data, path))]
+    for path in composite:
+        entry = value_at(data, path)
+        name = _composite_name(entry)
+        for other in composite:
+            other_entry = value_at(data, other)
+            if _composite_name(other_entry) == name and other_entry[name] != entry[name]:
+                copied = {**entry, name: other_entry[name]}
+                words = f"{name}: use the same arguments as the other call"
+                yield words, with_steps_replaced(data, path, [copied])
+
+
+def _composite_name(entry: object) -> str:
+    """The name of a call that is no single operation; empty for all other entries."""
+    if not isinstance(entry, dict) or op_of(entry):
+        return ""
+    names = [key for key in entry if key not in ("ranks", "steps", "repeat")]
+    return names[0] if len(names) == 1 else ""

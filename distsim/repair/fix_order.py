@@ -132,6 +132,41 @@ def move_waits_last(
         yield "wait for the requests at the end", changed
 
 
+def wait_before_writes(
+    data: ScenarioData, paths: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A request is waited for before the next step of its list that names the same tensor."""
+    for path in paths:
+        fields = fields_of(value_at(data, path))
+        handle, tensor = fields.get("as"), fields.get("tensor")
+        if handle is None or not isinstance(tensor, str):
+            continue
+        steps, start = value_at(data, path[:-1]), int(path[-1])
+        users = (k for k in range(start + 1, len(steps)) if _uses(steps[k], tensor))
+        waits = (k for k in range(start + 1, len(steps)) if _is_only_wait_for(steps[k], handle))
+        user, wait = next(users, None), next(waits, None)
+        if user is None or wait is None or wait < user:
+            continue
+        changed = copy.deepcopy(data)
+        changed_steps = value_at(changed, path[:-1])
+        changed_steps.insert(user, changed_steps.pop(wait))
+        yield f"wait for {handle} before {op_of(steps[user])} uses {tensor}", changed
+
+
+def _uses(entry: object, tensor: str) -> bool:
+    """Whether a step names a tensor, alone or in a list."""
+    if not op_of(entry) or op_of(entry) == "wait":
+        return False
+    for value in fields_of(entry).values():
+        if value == tensor or (isinstance(value, list) and tensor in value):
+            return True
+    return False
+
+
+def _is_only_wait_for(entry: object, handle: object) -> bool:
+    return op_of(entry) == "wait" and fields_of(entry).get("handles") in (handle, [handle])
+
+
 # --- moves ---
 def move_steps(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
     """A step moves to another place of its list; near places first."""

@@ -11,15 +11,35 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from distsim.operations.registry import OPERATIONS
-from distsim.repair.fix_arguments import batch_requests, unify_shapes, use_group_ranks
+from distsim.program.model import Program
+from distsim.repair.fix_arguments import (
+    batch_requests,
+    copy_of_composite_calls,
+    unify_shapes,
+    use_group_ranks,
+)
 from distsim.repair.fix_counts import pad_rows, transpose_splits, unify_counts
+from distsim.repair.fix_groups import (
+    call_on_members_only,
+    create_on_all_ranks,
+    destroy_later,
+    initialise_eagerly,
+    list_members_once,
+)
 from distsim.repair.fix_messages import add_counterparts, align_with_counterparts, change_peers
 from distsim.repair.fix_missing import (
     complete_early_exits,
     copy_to_other_ranks,
     extend_to_all_ranks,
 )
-from distsim.repair.fix_order import batch_messages, make_nonblocking, move_steps, move_waits_last
+from distsim.repair.fix_numbers import equal_iterations, roots_as_numbers, splits_as_numbers
+from distsim.repair.fix_order import (
+    batch_messages,
+    make_nonblocking,
+    move_steps,
+    move_waits_last,
+    wait_before_writes,
+)
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -46,6 +66,7 @@ _SHARED_FIELDS: Final = (
     "tensor",
     "input",
     "output",
+    "objects",
 )
 #: Kinds of proposals, from the least to the most intrusive. No repair removes calls twice.
 CHANGES_ORDER: Final = 0
@@ -75,13 +96,14 @@ class FailureHints(NamedTuple):
 
     ``lines``: the line of each call, by its path. ``places``: the lines that the findings name.
     ``odd``: outlier ranks. ``mismatch``: calls have wrong or different arguments, so arguments are
-    changed before the order of calls.
+    changed before the order of calls. ``program``: the lowered scenario.
     """
 
     lines: dict[DataPath, int]
     places: frozenset[int]
     odd: frozenset[int] = frozenset()
     mismatch: bool = False
+    program: Program | None = None
 
 
 class _Calls(NamedTuple):
@@ -100,6 +122,7 @@ class _Calls(NamedTuple):
 def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairProposal]:
     """The changes to try, in this order."""
     calls = _calls_to_change(data, hints)
+    yield from _group_changes(data, hints, calls)
     if hints.mismatch:
         yield from _argument_changes(data, calls)
         yield from _order_changes(data, calls)
@@ -123,8 +146,7 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
     ):
         yield from _of_kind(ADDS_CALLS, islice(additions, _MAX_CHANGES))
     for path in calls.named:
-        where = f"line {hints.lines[path]}" if path in hints.lines else "of the batch"
-        words = f"remove {op_of(value_at(data, path))}, {where}"
+        words = f"remove {op_of(value_at(data, path))}"
         yield RepairProposal(REMOVES_CALLS, words, with_steps_replaced(data, path, []))
 
 
@@ -174,6 +196,31 @@ def _calls_awaited_by(
 
 def _handle_of(data: ScenarioData, path: DataPath) -> str:
     return str(fields_of(value_at(data, path)).get("as", ""))
+
+
+# --- groups and numbers ---
+def _group_changes(
+    data: ScenarioData, hints: FailureHints, calls: _Calls
+) -> Iterator[RepairProposal]:
+    """Changes that apply to few programs, and repair most of those in one step."""
+    program = hints.program
+    if program is None:
+        return
+    lines = hints.lines
+    yield from _of_kind(CHANGES_ORDER, wait_before_writes(data, calls.steps))
+    arguments = chain(
+        equal_iterations(data, program, lines),
+        roots_as_numbers(data, program, calls.named_steps),
+        splits_as_numbers(data, program, calls.named_steps, lines),
+        copy_of_composite_calls(data),
+        list_members_once(data, program),
+        call_on_members_only(data, program, calls.named_steps),
+    )
+    yield from _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_CHANGES))
+    yield from _of_kind(CHANGES_ORDER, destroy_later(data))
+    yield from _of_kind(ADDS_CALLS, create_on_all_ranks(data))
+    if program.backend == "nccl":
+        yield from _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))
 
 
 # --- order ---

@@ -17,6 +17,14 @@ from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import RESOURCE_ERRORS, DistsimError
 from distsim.findings.finding_types import Finding
 from distsim.program.lower import lower
+from distsim.program.model import Program
+from distsim.repair.exchanged_data import (
+    DataLoss,
+    ExchangedData,
+    completed_contributions,
+    outlier_ranks,
+)
+from distsim.repair.name_places import with_place
 from distsim.repair.proposals import (
     CHANGES_ARGUMENTS,
     REMOVES_CALLS,
@@ -26,6 +34,7 @@ from distsim.repair.proposals import (
 )
 from distsim.repair.scenario_data import DataPath, ScenarioData, batch_part_paths, step_paths
 from distsim.repair.text_patch import patched_text, unified_diff
+from distsim.repair.update_expectations import updated_expectations
 from distsim.scenario import loads
 from distsim.scenario.format.source.construct import construct
 from distsim.scenario.format.source.document import YamlDocument, compose
@@ -38,8 +47,12 @@ from distsim.simulation.simulate_scenario import simulate
 MAX_REPAIR_TRIALS: Final = 1000
 _MAX_CHECKED_CALLS: Final = 150_000
 _MIN_TRIALS: Final = 60
-#: Files that are checked after the first repair that removes no call.
-_TRIALS_AFTER_FIRST: Final = 25
+#: Files that are checked after the first repair: if it keeps all data and the calls of all correct
+#: ranks, and otherwise.
+_TRIALS_AFTER_BEST: Final = 25
+_TRIALS_AFTER_FIRST: Final = 150
+#: Repairs among which the search chooses.
+_MAX_REPAIRED: Final = 16
 #: Proposals of one repair, and files with which each step continues.
 _MAX_REPAIR_STEPS: Final = 3
 _KEPT_CANDIDATES: Final = 3
@@ -57,6 +70,7 @@ class ScenarioRepair(NamedTuple):
     ``kind`` is that of the most intrusive of its steps (see `proposals`). ``words``: what is
     changed, one entry per step. ``completes``: backends on which it completes. ``makespan_ns``: the
     simulated makespan under its own backend. ``text``: the file; ``patch``: its unified diff.
+    ``loss``: the data that no longer arrive, and the correct ranks whose calls differ.
     """
 
     kind: int
@@ -65,21 +79,23 @@ class ScenarioRepair(NamedTuple):
     makespan_ns: int
     text: str
     patch: str
+    loss: DataLoss
 
 
 class _RepairCandidate(NamedTuple):
     """A checked file.
 
-    ``result`` is None if the verdict alone shows that the file is not repaired. ``calls`` counts
-    the calls of all ranks.
+    ``result`` is None if the verdict alone shows that the file is not repaired. ``program`` is None
+    while the file waits for the next step: hundreds of programs would fill the memory.
     """
 
     text: str
     verdict: Verdict
     result: CheckResult | None
-    calls: int
+    program: Program | None
     words: tuple[str, ...] = ()
     kind: int = 0
+    loss: DataLoss = DataLoss(0, 0, 0)
 
     @property
     def is_repaired(self) -> bool:
@@ -111,15 +127,17 @@ def find_repairs(
 ) -> tuple[ScenarioRepair, ...]:
     """Repairs with the verdict `ok` that complete under the file's backend (or ``backend``).
 
-    The best come first: those that complete on more backends, are less intrusive, finish sooner.
+    The best come first: those that keep the data of the correct ranks, complete on more backends,
+    keep the calls of the majority of ranks, and change the fewest lines. A repair that removes data
+    which correct ranks exchanged before the failure, or a reduction on all ranks, is none.
     ``most``: files to check at most. ``kinds``: the most intrusive kind of proposal to try. Empty
     if none was found, nothing fails, or the file cannot be read.
     """
     first = _checked_candidate(text, file, backend)
     if first is None or first.is_repaired:
         return ()
-    affordable = max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(first.calls, 1))
-    search = _RepairSearch(file, backend, min(most, affordable), kinds, {text})
+    affordable = max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(_program_of(first).call_count, 1))
+    search = _RepairSearch(file, backend, min(most, affordable), kinds, {text}, _Original(first))
     candidates = [first]
     for _ in range(_MAX_REPAIR_STEPS):
         changed: list[_RepairCandidate] = []
@@ -146,12 +164,64 @@ def _best_candidates(candidates: list[_RepairCandidate]) -> list[_RepairCandidat
     return list(by_text.values())[:_KEPT_CANDIDATES]
 
 
+class _Original:
+    """What a repair must keep of the file that it repairs."""
+
+    def __init__(self, first: _RepairCandidate) -> None:
+        program, verdict = _program_of(first), first.verdict
+        self.data = ExchangedData(program)
+        outliers = set(verdict.culprits) | outlier_ranks(program)
+        if verdict.verdict == "invalid" and 2 * len(verdict.ranks) < program.world_size:
+            outliers.update(verdict.ranks)
+        self.outliers = frozenset(outliers)
+        self.completed = completed_contributions(program, _positions_before_failure(first))
+
+    def loss_in(self, program: Program) -> DataLoss | None:
+        """What a changed program loses; None if this makes it no repair."""
+        changed = ExchangedData(program)
+        if self.data.drops_reduction(changed):
+            return None
+        if self.data.lost_exchanges(changed, self.completed, self.outliers):
+            return None
+        return self.data.loss_in(changed, self.outliers)
+
+
+def _program_of(state: _RepairCandidate, file: str = "") -> Program:
+    return state.program or lower(loads(state.text, file))
+
+
+def _positions_before_failure(first: _RepairCandidate) -> dict[int, int]:
+    """By rank, the position of the call that it was in, or of the first call with a fault."""
+    program, state = _program_of(first), first.verdict.final_state
+    ends = {} if state is None else {end.rank: end.position for end in state.ends}
+    # Ranks that only wait for each other have no faulty call before the one they are in.
+    lines = frozenset() if first.verdict.verdict == "deadlock" else _named_lines(first)
+    positions = {}
+    for rank in program.present:
+        made = [position for position, _ in program.calls_of(rank)]
+        named = (k for k in made if program.place(rank, k).line in lines)
+        end = ends.get(rank, made[-1] + 1 if made else 0)
+        positions[rank] = min(end, next(named, end))
+    return positions
+
+
+def _named_lines(state: _RepairCandidate) -> frozenset[int]:
+    """The lines that errors and warnings name."""
+    named: set[int] = set()
+    for finding in state.findings:
+        if finding.severity != "note":
+            named.update(place.line for place in finding.places)
+            named.update(int(line) for line in _LINE_PATTERN.findall(finding.message))
+    return frozenset(named)
+
+
 @dataclass
 class _RepairSearch:
     """The state of a search.
 
     ``trials_left``: files that may still be checked. ``max_kind``: the most intrusive kind of
-    proposal. ``seen``: the texts that were checked. ``repaired``: the repairs found.
+    proposal. ``seen``: the texts that were checked. ``original``: the data to keep. ``repaired``:
+    the repairs found.
     """
 
     file: str
@@ -159,13 +229,14 @@ class _RepairSearch:
     trials_left: int
     max_kind: int
     seen: set[str]
+    original: _Original
     repaired: list[_RepairCandidate] = field(default_factory=list)
 
     def extend(self, candidate: _RepairCandidate) -> list[_RepairCandidate]:
         """Check the candidate with one more proposal; return those that are not repaired yet."""
         unrepaired: list[_RepairCandidate] = []
         for text, proposal in _proposed_texts(candidate, self.file):
-            if self.trials_left <= 0 or len(self.repaired) >= 3 * _MAX_SHOWN:
+            if self.trials_left <= 0 or len(self.repaired) >= _MAX_REPAIRED:
                 break
             if text in self.seen or proposal.kind > self.max_kind:
                 continue
@@ -178,16 +249,36 @@ class _RepairSearch:
                 words=(*candidate.words, proposal.words), kind=max(candidate.kind, proposal.kind)
             )
             if not changed.is_repaired:
-                unrepaired.append(changed)
+                unrepaired.append(changed._replace(program=None))
                 continue
-            self.repaired.append(changed)
-            if changed.kind < REMOVES_CALLS:
-                self.trials_left = min(self.trials_left, _TRIALS_AFTER_FIRST)
+            loss = self.original.loss_in(_program_of(changed))
+            if loss is None:
+                continue
+            self.repaired.append(changed._replace(program=None, loss=loss))
+            is_best = not loss.lost and not loss.changed_ranks
+            more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
+            self.trials_left = min(self.trials_left, more)
         return unrepaired
 
 
-def _preference(fix: ScenarioRepair) -> tuple[int, int, int, int]:
-    return fix.kind >= REMOVES_CALLS, -len(fix.completes), fix.kind, fix.makespan_ns
+def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
+    # Local work (a compute, a sleep) is no contribution, so its removal loses none.
+    removes_local_work = fix.kind >= REMOVES_CALLS and sum(fix.loss) == fix.loss.changed_ranks
+    return (
+        fix.loss.lost,
+        removes_local_work,
+        -len(fix.completes),
+        fix.loss.changed_ranks,
+        fix.loss.lost_by_outliers,
+        _edited_lines(fix.patch),
+        fix.kind,
+        fix.makespan_ns,
+    )
+
+
+def _edited_lines(patch: str) -> int:
+    lines = patch.splitlines()
+    return sum(line.startswith(("+", "-")) for line in lines)
 
 
 def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, RepairProposal]]:
@@ -199,22 +290,20 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
     for path in (*steps, *batch_part_paths(root, steps)):
         mark = document.mark(path)
         lines[path] = mark.line + 1 if mark is not None else 0
-    named_lines: set[int] = set()
-    for finding in state.findings:
-        if finding.severity != "note":
-            named_lines.update(place.line for place in finding.places)
-            named_lines.update(int(line) for line in _LINE_PATTERN.findall(finding.message))
     hints = FailureHints(
         lines,
-        frozenset(named_lines),
+        _named_lines(state),
         frozenset(state.verdict.culprits),
         state.verdict.verdict in ("mismatch", "invalid"),
+        _program_of(state, file),
     )
-    for proposal in propose_repairs(_plain_data(root), hints):
+    before = _plain_data(root)
+    for proposal in propose_repairs(before, hints):
         # A repair removes at most one call.
         removes_twice = proposal.kind == state.kind == REMOVES_CALLS
         if proposal.data["program"] and not removes_twice:
-            yield patched_text(document, proposal.data), proposal
+            words = with_place(proposal.words, before, proposal.data, lines)
+            yield patched_text(document, proposal.data), proposal._replace(words=words)
 
 
 def _plain_data(data: ScenarioData) -> ScenarioData:
@@ -249,13 +338,14 @@ def _checked_candidate(text: str, file: str, backend: str | None) -> _RepairCand
             result = check_scenario(scenario, backend=backend, max_states=_MAX_STATES)
     except (DistsimError, *RESOURCE_ERRORS):
         return None
-    return _RepairCandidate(text, verdict, result, program.call_count)
+    return _RepairCandidate(text, verdict, result, program)
 
 
 def _finished_repair(
     state: _RepairCandidate, before: str, file: str, backend: str | None
 ) -> ScenarioRepair:
     assert state.result is not None
+    updated, words = _with_true_expectations(state.text, before, file)
     simulation = simulate(
         loads(state.text, file), backend=backend, with_verdict=False, with_values=False
     )
@@ -264,12 +354,28 @@ def _finished_repair(
     )
     return ScenarioRepair(
         state.kind,
-        state.words,
+        (*state.words, *words),
         completes,
         simulation.makespan_ns,
-        state.text,
-        unified_diff(before, state.text, file),
+        updated,
+        unified_diff(before, updated, file),
+        state.loss,
     )
+
+
+def _with_true_expectations(text: str, before: str, file: str) -> tuple[str, tuple[str, ...]]:
+    """The repaired text, with the expectations that the repair made false updated or removed."""
+    document = _parse_document(text, file)
+    data = _plain_data(document.root)
+    if not isinstance(data.get("expect"), dict):
+        return text, ()
+    changed = updated_expectations(data["expect"], before, text, file)
+    if not changed.words:
+        return text, ()
+    rest = {key: value for key, value in data.items() if key != "expect"}
+    if changed.expect is not None:
+        rest["expect"] = changed.expect
+    return patched_text(document, rest), changed.words
 
 
 __all__ = ["MAX_REPAIR_TRIALS", "ScenarioRepair", "find_repairs"]

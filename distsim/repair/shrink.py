@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from distsim.checker.verdict import Verdict
 from distsim.common.errors import RESOURCE_ERRORS, DistsimError, UsageError
+from distsim.operations.registry import OPERATIONS
 from distsim.program.lower import lower
+from distsim.program.model import Program
 from distsim.repair.shrink_candidates import ScenarioData, smaller_scenarios
 from distsim.scenario import Scenario, loads
 from distsim.scenario.format.source.yaml_nodes import dump_yaml
@@ -21,16 +24,34 @@ MAX_SHRINK_TRIALS: Final = 3000
 _MAX_STATES: Final = 20_000
 
 
+class WaitEdge(NamedTuple):
+    """Why a rank of the core is blocked: operations and group, but no rank numbers.
+
+    Ranks are renumbered when others are removed. ``awaited``: for each rank that it waits for, the
+    operation that this rank is blocked in (or how it ended), and whether this rank would make a
+    call of the same kind on the group later. So a wrong order stays a wrong order.
+    """
+
+    op: str
+    group: str
+    any: bool
+    awaited: tuple[tuple[str, bool], ...]
+
+
 class FailureSignature(NamedTuple):
     """What a smaller scenario must preserve.
 
-    These are the verdict, the code of the first finding ("" if there is none) and the outcome on
-    the backend.
+    These are the verdict, the code of the first finding ("" if there is none), the outcome on the
+    backend, what the verdict depends on, the number of ranks in the core (the wait-for cycle, or
+    the ranks that wait directly for one that has ended), and the waits of these ranks.
     """
 
     verdict: str
     cause: str
     outcome: str
+    depends_on: str | None = None
+    core_size: int = 0
+    edges: tuple[WaitEdge, ...] = ()
 
     def __str__(self) -> str:
         cause = f", {self.cause} first" if self.cause else ""
@@ -104,13 +125,12 @@ class _ShrinkSearch:
             return False
 
 
-def failure_of(result: CheckResult) -> FailureSignature:
+def failure_of(result: CheckResult, program: Program) -> FailureSignature:
     """How a checked scenario fails.
 
     Raises UsageError if it does not fail on its backend.
     """
     assert result.verdict is not None
-    own = result.profiles[result.backend].outcome
     if result.status() == 0:
         others = [name for name, o in result.profiles.items() if o.outcome != "completes"]
         hint = (
@@ -121,8 +141,67 @@ def failure_of(result: CheckResult) -> FailureSignature:
         fail = "fail" if len(others) > 1 else "fails"
         worse = f" (but {' and '.join(others)} {fail})" if others else ""
         raise UsageError(f"{result.file} does not fail on {result.backend}{worse}", hint)
+    return _signature(result, program)
+
+
+def _signature(result: CheckResult, program: Program) -> FailureSignature:
+    verdict = result.verdict
+    assert verdict is not None
     cause = result.findings[0].code if result.findings else ""
-    return FailureSignature(result.verdict.verdict, cause, own)
+    own = result.profiles[result.backend].outcome
+    return FailureSignature(
+        verdict.verdict,
+        cause,
+        own,
+        verdict.depends_on,
+        len(verdict.core),
+        _core_waits(verdict, program),
+    )
+
+
+def _core_waits(verdict: Verdict, program: Program) -> tuple[WaitEdge, ...]:
+    """The waits of the core in the example execution; ranks with equal waits count each."""
+    state = verdict.final_state
+    if state is None:
+        return ()
+    # By rank, the operation that it is blocked in, or how it ended; and the position.
+    status: dict[int, str] = {end.rank: end.status for end in state.ends}
+    positions = {end.rank: end.position for end in state.ends}
+    for blocked in state.blocked:
+        status[blocked.rank] = _call_at(program, blocked.rank, blocked.position)[0]
+    edges = []
+    for blocked in state.blocked:
+        if blocked.rank not in verdict.core:
+            continue
+        for need in blocked.needs:
+            op, group = _call_at(program, blocked.rank, need.position)
+            awaited = []
+            for rank in need.ranks:
+                calls_later = _calls_later(program, rank, positions.get(rank, 0), op, group)
+                awaited.append((status.get(rank, ""), calls_later))
+            edges.append(WaitEdge(op, group, need.any, tuple(sorted(awaited))))
+    return tuple(sorted(edges))
+
+
+def _calls_later(program: Program, rank: int, after: int, op: str, group: str) -> bool:
+    """Whether a rank has a call after a position that the operation on the group may meet."""
+    if op not in OPERATIONS:
+        return False
+    is_collective = OPERATIONS[op].kind == "collective"
+    for position, call in program.calls_of(rank):
+        kind = OPERATIONS[call.op].kind
+        meets = call.op == op if is_collective else kind in ("p2p", "batch")
+        if position > after and meets and call.group.name == group:
+            return True
+    return False
+
+
+def _call_at(program: Program, rank: int, position: int) -> tuple[str, str]:
+    """The operation and the group of a call; empty after the last call."""
+    if position >= len(program.code(rank).calls):
+        return "", ""
+    call = program.call(rank, position)
+    return call.op, call.group.name
 
 
 def shrink_scenario(
@@ -132,7 +211,7 @@ def shrink_scenario(
     most: int = MAX_SHRINK_TRIALS,
     max_states: int = MAX_STATES,
 ) -> ShrinkResult:
-    """The smallest scenario found with the same verdict, first finding and outcome.
+    """The smallest scenario found that fails in the same way (`FailureSignature`).
 
     The outcome is that on its backend (or ``backend``). Steps, ranks, loops, declarations, fields
     and sizes are removed or reduced one after the other; each smaller scenario is checked. Raises
@@ -141,7 +220,7 @@ def shrink_scenario(
     if backend is not None and backend != scenario.backend:
         scenario = scenario.model_copy(update={"backend": str(backend)})
     program = lower(scenario)
-    wanted = failure_of(check_scenario(scenario, max_states=max_states))
+    wanted = failure_of(check_scenario(scenario, max_states=max_states), program)
     bound = min(max_states, _MAX_STATES)
 
     def shows(data: ScenarioData) -> bool:
@@ -161,16 +240,7 @@ def shrink_scenario(
 
 def _fails_with(scenario: Scenario, wanted: FailureSignature, max_states: int) -> bool:
     result = check_scenario(scenario, max_states=max_states)
-    found = result.findings[0].code if result.findings else ""
-    assert result.verdict is not None
-    return (
-        result.status() != 0
-        and (result.verdict.verdict, found, result.profiles[result.backend].outcome) == wanted
-    )
-
-
-def _call_count(data: ScenarioData) -> int:
-    return lower(loads(dump_yaml(data))).call_count
+    return result.status() != 0 and _signature(result, lower(scenario)) == wanted
 
 
 def _scenario_text(data: ScenarioData, scenario: Scenario, wanted: FailureSignature) -> str:
@@ -181,6 +251,8 @@ def _scenario_text(data: ScenarioData, scenario: Scenario, wanted: FailureSignat
     }
     if wanted.cause:
         expect["findings"] = [wanted.cause]
+    if wanted.depends_on is not None:
+        expect["depends_on"] = wanted.depends_on
     rest = {key: value for key, value in data.items() if key not in ("name", "expect", "about")}
     return "# Written by distsim shrink: the fewest calls that fail in the same way.\n" + dump_yaml(
         {"name": f"{scenario.name}_small", **rest, "expect": expect}

@@ -29,14 +29,14 @@ _OPTIONAL_KEYS: Final = (
     "tensors",
     "groups",
 )
-#: Fields of a call that may be omitted; ``async`` is omitted together with the handle's name.
+#: Fields of a call that may be omitted; ``async`` is omitted together with the handle's name. A
+#: ``group`` is never omitted: the call would become one on the default group.
 _OPTIONAL_FIELDS: Final = (
     "on",
     "tag",
     "timeout",
     "async",
     "as",
-    "group",
     "op",
     "assume_src",
     "use_local_synchronization",

@@ -25,7 +25,8 @@ class _LineSplice(NamedTuple):
 def patched_text(document: YamlDocument, data: object) -> str:
     """The document's text with ``data`` in place of its root."""
     lines = list(document.lines)
-    for splice in sorted(_line_splices(document, document.root, data), reverse=True):
+    splices = [*_key_splices(document, data), *_line_splices(document, document.root, data)]
+    for splice in sorted(splices, reverse=True):
         lines[splice.start : splice.stop] = splice.lines
     return "\n".join(lines)
 
@@ -39,11 +40,29 @@ def unified_diff(before: str, after: str, file: str) -> str:
     )
 
 
+def _key_splices(document: YamlDocument, new: Any) -> Iterator[_LineSplice]:
+    """Keys of the root that are added (before the program) or removed."""
+    old = document.root
+    if not isinstance(old, PositionedMap) or not isinstance(new, dict):
+        return
+    pairs = {key.value: (key, value) for key, value in old.node.value}
+    for key, (at, node) in pairs.items():
+        if key not in new:
+            yield _LineSplice(at.start_mark.line, _last_line(node) + 1, [])
+    added = {key: value for key, value in new.items() if key not in old}
+    if added:
+        start = pairs["program"][0].start_mark.line
+        lines: list[str] = []
+        for key, value in added.items():
+            lines += _mapping_entry_lines(key, value)
+        yield _LineSplice(start, start, lines)
+
+
 def _line_splices(document: YamlDocument, old: Any, new: Any) -> Iterator[_LineSplice]:
     if isinstance(old, PositionedMap):
         pairs = {key.value: (key, value) for key, value in old.node.value}
         for key, value in new.items():
-            if old[key] == value:
+            if key not in old or old[key] == value:
                 continue
             if _both_in_block_style(old[key], value):
                 yield from _line_splices(document, old[key], value)

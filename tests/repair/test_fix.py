@@ -10,6 +10,13 @@ from typing import Any
 
 import pytest
 
+from distsim.checker.verdict import verdict_of
+from distsim.program.lower import lower
+from distsim.repair.exchanged_data import (
+    ExchangedData,
+    completed_contributions,
+    outlier_ranks,
+)
 from distsim.repair.search import find_repairs
 from distsim.repair.text_patch import patched_text
 from distsim.scenario import loads
@@ -17,6 +24,7 @@ from distsim.scenario.format.source.construct import construct
 from distsim.scenario.format.source.document import YamlDocument, compose
 from distsim.scenario.format.source.problems import ProblemCollector
 from distsim.simulation.check_scenario import check_scenario
+from distsim.simulation.expectations import check_expectations
 from tests.support.agreed import load_cases, scenario_of
 
 #: Faulty scenarios and the words that the first repair must hold.
@@ -140,3 +148,161 @@ def test_the_patch_that_is_printed_applies(cli: Any, root: Path, tmp_path: Path)
     (tmp_path / "a.patch").write_text("--- a/" + found.stdout.partition("--- a/")[2])
     subprocess.run(["git", "apply", "a.patch"], cwd=tmp_path, check=True)
     assert cli("check", "a.yaml", cwd=tmp_path).returncode == 0
+
+
+_OBSERVED: dict[str, tuple[str, str]] = {
+    # The rank that passes an empty tensor adapts to the majority.
+    "a07": (
+        "world: 3\nbackend: gloo\ntensors: {x: {shape: [4], value: rank + 1}, e: {shape: [0]}}\n"
+        "program:\n  - {all_reduce: {tensor: x}, ranks: [0, 2]}\n"
+        "  - {all_reduce: {tensor: e}, ranks: 1}\n  - barrier\n",
+        "use the same tensor as the other call, line 6, rank 1, group world",
+    ),
+    "a13": (
+        "world: 3\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "  - {all_reduce: {tensor: x}, ranks: 2}\n"
+        "  - repeat: {times: 3, steps: [{all_reduce: {tensor: x}}]}\n",
+        "remove all_reduce, line 5, rank 2, group world",
+    ),
+    "b03": (
+        "world: 2\nbackend: gloo\n"
+        "tensors: {x: {shape: [4], value: 1}, y: {shape: [4]}, z: {shape: [4]}}\nprogram:\n"
+        "  - ranks: 0\n    steps:\n      - isend: {tensor: x, dst: 1, as: h}\n"
+        "      - assign: {tensor: x, value: 100}\n      - isend: {tensor: x, dst: 1, as: k}\n"
+        "      - wait: h\n      - wait: k\n"
+        "  - ranks: 1\n    steps:\n      - recv: {tensor: y, src: 0}\n"
+        "      - recv: {tensor: z, src: 0}\n",
+        "wait for h before assign uses x",
+    ),
+    "c04": (
+        "world: 3\nbackend: gloo\nprogram:\n"
+        "  - ranks: 0\n    steps:\n"
+        "      - new_group: {name: ab, ranks: [0, 1], use_local_synchronization: true}\n"
+        "      - new_group: {name: ca, ranks: [0, 2], use_local_synchronization: true}\n"
+        "  - ranks: 1\n    steps:\n"
+        "      - new_group: {name: bc, ranks: [1, 2], use_local_synchronization: true}\n"
+        "      - new_group: {name: ab, ranks: [0, 1], use_local_synchronization: true}\n"
+        "  - ranks: 2\n    steps:\n"
+        "      - new_group: {name: ca, ranks: [0, 2], use_local_synchronization: true}\n"
+        "      - new_group: {name: bc, ranks: [1, 2], use_local_synchronization: true}\n",
+        "call new_group on all ranks, in the same order",
+    ),
+    "c06": (
+        "world: 2\nbackend: gloo\ngroups: {g: [0, 1]}\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "  - all_reduce: {tensor: x, group: g}\n"
+        "  - {destroy_process_group: {group: g}, ranks: 1}\n"
+        "  - {all_reduce: {tensor: x, group: g}, ranks: 0}\n  - barrier\n",
+        "move destroy_process_group after the last call",
+    ),
+    "c08": (
+        "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "  - new_group: {name: g, ranks: [0, 0, 1]}\n  - all_reduce: {tensor: x, group: g}\n",
+        "list each rank once: [0, 1], line 5",
+    ),
+    "c09": (
+        "world: 3\nbackend: gloo\ngroups: {g: [0, 1]}\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "  - all_reduce: {tensor: x, group: g}\n  - barrier\n",
+        "call it on the members of the group only, line 6",
+    ),
+    "f06": (
+        "world: 3\nbackend: gloo\nprogram:\n"
+        "  - {broadcast_object_list: {objects: [40 B], src: 0}, ranks: [0, 2]}\n"
+        "  - {broadcast_object_list: {objects: [40 B, 40 B], src: 0}, ranks: 1}\n  - barrier\n",
+        "use the same arguments as the other call, line 5, rank 1",
+    ),
+    "n4": (
+        "world: 3\nbackend: nccl\ntensors: {x: {shape: [4]}, y: {shape: [4]}}\nprogram:\n"
+        "  - ranks: [0, 1]\n    steps:\n    - batch_isend_irecv:\n        ops:\n"
+        "        - isend: {tensor: x, dst: 1 - rank}\n        - irecv: {tensor: y, src: 1 - rank}\n",
+        "set `init: eager`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _OBSERVED)
+def test_the_first_repair_keeps_data_and_follows_the_majority(name: str) -> None:
+    text, words = _OBSERVED[name]
+
+    best = find_repairs(text, "x.yaml")[0]
+
+    assert best.loss.lost == 0
+    assert words in best.words[0]
+    assert check_scenario(loads(best.text)).status() == 0
+
+
+_UNEVEN_BATCHES = (
+    "world: 4\nbackend: nccl\nvars: {batches: '6 if rank != 2 else 5'}\n"
+    "tensors: {x: {shape: [4]}}\nprogram:\n  - repeat:\n      times: batches\n      steps:\n"
+    "      - compute: {name: fwd, time: 1 ms}\n      - all_reduce: {tensor: x}\n  - synchronize\n"
+)
+
+
+def test_uneven_batches_become_equal_and_no_gradient_reduction_is_deleted() -> None:
+    repairs = find_repairs(_UNEVEN_BATCHES, "x.yaml")
+
+    assert "set `times: 6` on all ranks" in repairs[0].words[0]
+    assert "set `times: 5` on all ranks" in repairs[1].words[0]
+    for repair in repairs:
+        assert "all_reduce" in repair.text
+
+
+def test_a_repair_updates_the_expectations_that_it_makes_false_and_says_so(tmp_path: Path) -> None:
+    text = (
+        "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}, z: {shape: [4]}}\nprogram:\n"
+        "  - send: {tensor: x, dst: 1 - rank}\n  - recv: {tensor: z, src: 1 - rank}\n"
+        "expect:\n  verdict: deadlock\n  findings: [DS301]\n  outcome: {gloo: hangs}\n"
+    )
+
+    best = find_repairs(text, "x.yaml")[0]
+
+    (tmp_path / "x.yaml").write_text(best.text)
+    assert check_expectations(tmp_path / "x.yaml").status == "passed"
+    expect = loads(best.text).expect
+    assert expect is not None
+    assert (expect.verdict, expect.findings) == ("ok", None)
+    assert "made false: verdict, findings, outcome" in best.words[-1]
+    assert "-  verdict: deadlock" in best.patch
+
+
+def test_expectations_that_stay_true_are_kept() -> None:
+    text = (
+        "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}, z: {shape: [4]}}\nprogram:\n"
+        "  - send: {tensor: x, dst: 1 - rank}\n  - recv: {tensor: z, src: 1 - rank}\n"
+        "expect:\n  outcome: hangs\n  makespan: {at_most: 1 s} # generous\n"
+    )
+
+    best = find_repairs(text, "x.yaml")[0]
+
+    assert "at_most: 1 s" in best.text
+    assert "outcome: completes" in best.text
+
+
+def _faulty_scenarios() -> list[Path]:
+    root = Path(__file__).resolve().parents[2] / "scenarios"
+    files = [*sorted((root / "findings").glob("*.yaml")), *sorted((root / "zoo").glob("*.yaml"))]
+    return [file for file in files if "repaired" not in file.name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", _faulty_scenarios(), ids=lambda file: file.stem)
+def test_no_repair_removes_data_that_correct_ranks_exchange(file: Path) -> None:
+    """The first repair loses least, and none loses a reduction or an exchange that took place."""
+    text = file.read_text()
+
+    repairs = find_repairs(text, file.name, most=300)
+
+    if not repairs:
+        return
+    before = lower(loads(text, file.name))
+    data, outliers = ExchangedData(before), outlier_ranks(before)
+    losses = [repair.loss.lost for repair in repairs]
+    assert losses == sorted(losses)
+    state = verdict_of(before).final_state
+    ends = {} if state is None else {end.rank: end.position for end in state.ends}
+    hangs = verdict_of(before).verdict == "deadlock"
+    for repair in repairs:
+        after = ExchangedData(lower(loads(repair.text, file.name)))
+        assert not data.drops_reduction(after)
+        if hangs:
+            completed = completed_contributions(before, ends)
+            assert data.lost_exchanges(after, completed, outliers) == 0

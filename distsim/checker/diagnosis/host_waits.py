@@ -29,6 +29,8 @@ def with_host_waits(
     for blocked in final_state.blocked:
         if blocked.device:  # its host has moved on, perhaps to the end of the program
             continue
+        if blocked.position >= len(program.code(blocked.rank).calls):
+            continue  # blocked during the start-up of a program without calls
         call = program.code_call(blocked.rank, blocked.position)
         if _returns_at_once(call):
             op_of[blocked.rank] = call.op

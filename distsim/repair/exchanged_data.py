@@ -1,0 +1,178 @@
+"""Which data a program exchanges, and how far a changed program departs from it.
+
+Key idea: a *contribution* is a message or a rank's share of a collective, with the tensor that it
+carries and the number of times that the rank itself wrote this tensor before (its version in
+`distsim.values.lineage`, counted in program order). A changed program loses a contribution if it no
+longer makes it, or makes it with another version of the tensor. Tags and the group of a message are
+no part of a contribution, because a repair may change them without changing the data.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
+
+_SENDING_OP = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
+
+
+class Contribution(NamedTuple):
+    """A message or a share of a collective.
+
+    ``partners``: the peer, or the members of the group. ``tensors``: (name, elements, own writes
+    before the call) of each input; of a receive, (name, elements, 0) of each output.
+    """
+
+    rank: int
+    op: str
+    partners: tuple[int, ...]
+    root: int | None
+    reduce_op: str | None
+    tensors: tuple[tuple[str, int, int], ...]
+
+
+class DataLoss(NamedTuple):
+    """How far a changed program departs from the original one; less is better.
+
+    ``lost``: contributions of the correct ranks that no longer arrive. ``changed_ranks``: correct
+    ranks whose calls differ. ``lost_by_outliers``: lost contributions of the other ranks.
+    """
+
+    lost: int
+    changed_ranks: int
+    lost_by_outliers: int
+
+
+class ExchangedData:
+    """The contributions of all ranks of a program, in program order."""
+
+    def __init__(self, program: Program) -> None:
+        self.world_size = program.world_size
+        self.by_rank = {rank: list(_contributions(program, rank)) for rank in program.present}
+
+    def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
+        """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
+        lost = lost_by_outliers = changed_ranks = 0
+        for rank, before in self.by_rank.items():
+            after = changed.by_rank.get(rank, [])
+            missing = (Counter(before) - Counter(after)).total()
+            if rank in outliers:
+                lost_by_outliers += missing
+                continue
+            lost += missing
+            changed_ranks += before != after
+        return DataLoss(lost, changed_ranks, lost_by_outliers)
+
+    def lost_exchanges(
+        self, changed: ExchangedData, ended_at: dict[int, int], outliers: frozenset[int]
+    ) -> int:
+        """How many contributions are lost that the correct ranks made before the failure.
+
+        ``ended_at``: the number of contributions that each rank completed.
+        """
+        lost = 0
+        for rank, before in self.by_rank.items():
+            if rank not in outliers:
+                completed = Counter(before[: ended_at.get(rank, 0)])
+                lost += (completed - Counter(changed.by_rank.get(rank, []))).total()
+        return lost
+
+    def drops_reduction(self, changed: ExchangedData) -> bool:
+        """Whether a reduction of a tensor over several ranks disappears on all of them."""
+        return not self._shared_reductions() <= changed._reductions().keys()
+
+    def _shared_reductions(self) -> set[tuple[str, tuple[int, ...]]]:
+        return {key for key, ranks in self._reductions().items() if len(ranks) > 1}
+
+    def _reductions(self) -> dict[tuple[str, tuple[int, ...]], set[int]]:
+        found: dict[tuple[str, tuple[int, ...]], set[int]] = {}
+        for each in self._all():
+            if each.reduce_op is not None:
+                found.setdefault((each.op, each.partners), set()).add(each.rank)
+        return found
+
+    def _all(self) -> Iterator[Contribution]:
+        for contributions in self.by_rank.values():
+            yield from contributions
+
+
+def completed_contributions(program: Program, positions: dict[int, int]) -> dict[int, int]:
+    """By rank, the number of contributions of the calls before a position."""
+    found = {}
+    for rank, end in positions.items():
+        before = (call for position, call in program.calls_of(rank) if position < end)
+        found[rank] = sum(_count(call) for call in before)
+    return found
+
+
+def outlier_ranks(program: Program) -> frozenset[int]:
+    """The ranks whose collectives differ from those of most members, in some group.
+
+    A group without a majority (more than half of its members make the same calls) has no outliers.
+    """
+    sequences: dict[tuple[int, ...], dict[int, list[object]]] = {}
+    for rank in program.present:
+        for position, call in program.calls_of(rank):
+            if OPERATIONS[call.op].kind == "collective":
+                of_group = sequences.setdefault(call.group.ranks, {})
+                agreed = program.code_call(rank, position).signature
+                row = program.row_of[rank]
+                number = agreed if isinstance(agreed, int) else int(agreed[row])
+                of_group.setdefault(rank, []).append((call.op, number))
+    found: set[int] = set()
+    for members, by_rank in sequences.items():
+        found.update(_minority(members, by_rank))
+    return frozenset() if len(found) == program.world_size else frozenset(found)
+
+
+def _minority(members: Iterable[int], by_rank: dict[int, list[object]]) -> set[int]:
+    calls = {rank: tuple(by_rank.get(rank, ())) for rank in members}
+    common, count = Counter(calls.values()).most_common(1)[0]
+    if 2 * count <= len(calls):
+        return set()
+    return {rank for rank, made in calls.items() if made != common}
+
+
+def _contributions(program: Program, rank: int) -> Iterator[Contribution]:
+    own_writes: Counter[tuple[str, int]] = Counter()
+    for _, call in program.calls_of(rank):
+        for part in call.parts or (call,):
+            if _count(part):
+                yield _contribution(part, own_writes)
+        if OPERATIONS[call.op].kind not in ("collective", "p2p"):
+            written = (*call.outputs, *call.writes, *call.adds)
+            own_writes.update((buffer.name, buffer.index) for buffer in written)
+
+
+def _count(call: ResolvedCall) -> int:
+    """The number of contributions of a call."""
+    if call.parts:
+        return sum(_count(part) for part in call.parts)
+    is_message = call.op in _SENDING_OP
+    return int(is_message or OPERATIONS[call.op].kind == "collective")
+
+
+def _contribution(call: ResolvedCall, own_writes: Counter[tuple[str, int]]) -> Contribution:
+    partners = call.group.ranks
+    if call.op in _SENDING_OP:
+        partners = () if call.peer is None else (call.peer,)
+    carried = call.inputs or call.outputs
+    tensors = []
+    for buffer in carried:
+        version = own_writes[buffer.name, buffer.index] if call.inputs else 0
+        tensors.append((buffer.label, buffer.numel, version))
+    op = _SENDING_OP.get(call.op, call.op)
+    return Contribution(call.rank, op, partners, call.root, call.reduce_op, tuple(tensors))
+
+
+__all__ = [
+    "Contribution",
+    "DataLoss",
+    "ExchangedData",
+    "completed_contributions",
+    "outlier_ranks",
+]

@@ -1,0 +1,149 @@
+"""Repairs of process groups: who creates, uses and destroys them, and when.
+
+Each function yields (words, changed data).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Final
+
+from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
+from distsim.repair.scenario_data import (
+    DataPath,
+    ScenarioData,
+    fields_of,
+    make_step,
+    op_of,
+    owner_ranks,
+    ranks_of,
+    step_paths,
+    value_at,
+    with_steps_replaced,
+)
+
+_DESTROY: Final = "destroy_process_group"
+
+
+def destroy_later(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A destroy moves behind the last use of the group, or is dropped.
+
+    Calls after the destroy that only some members make are made by all.
+    """
+    for path in _paths_of(data, _DESTROY):
+        entry = value_at(data, path)
+        group = fields_of(entry).get("group")
+        uses = [
+            other
+            for other in step_paths(data)
+            if _is_use(value_at(data, other), group) and other[:-1] == path[:-1]
+        ]
+        later = [other for other in uses if int(other[-1]) > int(path[-1])]
+        if later:
+            yield "move destroy_process_group after the last call", _moved(data, path, later, False)
+            yield (
+                "move destroy_process_group after the last call, and make the calls before it "
+                "on all ranks",
+                _moved(data, path, later, True),
+            )
+        yield "drop destroy_process_group", with_steps_replaced(data, path, [])
+
+
+def _moved(
+    data: ScenarioData, path: DataPath, later: list[DataPath], on_all_ranks: bool
+) -> ScenarioData:
+    changed = copy.deepcopy(data)
+    if on_all_ranks:
+        for other in later:
+            value_at(changed, other).pop("ranks", None)
+    steps = value_at(changed, path[:-1])
+    destroy = steps.pop(int(path[-1]))
+    # The list is one item shorter, so the position of the last use is now that behind it.
+    steps.insert(int(later[-1][-1]), destroy)
+    return changed
+
+
+def _is_use(entry: Any, group: object) -> bool:
+    op = op_of(entry)
+    if not op or op == _DESTROY or not isinstance(entry, dict):
+        return False
+    if OPERATIONS[op].kind not in ("collective", "p2p", "batch"):
+        return False
+    return group is None or fields_of(entry).get("group") == group
+
+
+def create_on_all_ranks(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """All ranks create all groups first, in one order."""
+    paths = _paths_of(data, "new_group")
+    if not paths or any("repeat" in path for path in paths):
+        return
+    created: dict[str, ScenarioData] = {}
+    changed = data
+    for path in reversed(paths):
+        fields = fields_of(value_at(data, path))
+        kept = {key: value for key, value in fields.items() if key != "use_local_synchronization"}
+        created[str(fields.get("name"))] = make_step("new_group", kept, None)
+        changed = with_steps_replaced(changed, path, [])
+    steps = [created[name] for name in sorted(created)]
+    if steps + changed["program"] != data["program"]:
+        words = "call new_group on all ranks, in the same order, before all other calls"
+        yield words, {**changed, "program": steps + changed["program"]}
+
+
+def list_members_once(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A new group lists each rank of the world once."""
+    for path in _paths_of(data, "new_group"):
+        fields = fields_of(value_at(data, path))
+        ranks = fields.get("ranks")
+        if not isinstance(ranks, list) or not all(isinstance(rank, int) for rank in ranks):
+            continue
+        members = sorted({rank for rank in ranks if 0 <= rank < program.world_size})
+        if members and members != sorted(ranks):
+            step = make_step(
+                "new_group", {**fields, "ranks": members}, ranks_of(value_at(data, path))
+            )
+            words = f"new_group: list each rank once: {members}"
+            yield words, with_steps_replaced(data, path, [step])
+
+
+def call_on_members_only(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A collective on a group is made by its members only."""
+    members = {group.name: group.ranks for group in program.groups}
+    for path in named:
+        entry = value_at(data, path)
+        ranks = members.get(str(fields_of(entry).get("group")))
+        if ranks is None:
+            continue
+        owners = owner_ranks(data, path) or tuple(program.present)
+        callers = [rank for rank in owners if rank in ranks]
+        if callers and len(callers) < len(owners):
+            step = make_step(op_of(entry), fields_of(entry), callers)
+            yield (
+                f"{op_of(entry)}: call it on the members of the group only",
+                with_steps_replaced(data, path, [step]),
+            )
+
+
+def initialise_eagerly(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """NCCL creates the communicators before the first call, as with `device_id`."""
+    options = data.get("options") or {}
+    if options.get("init") != "eager":
+        words = "set `init: eager`: pass device_id to init_process_group on all ranks"
+        yield words, {**data, "options": {**options, "init": "eager"}}
+
+
+def _paths_of(data: ScenarioData, op: str) -> list[DataPath]:
+    return [path for path in step_paths(data) if op_of(value_at(data, path)) == op]
+
+
+__all__ = [
+    "call_on_members_only",
+    "create_on_all_ranks",
+    "destroy_later",
+    "initialise_eagerly",
+    "list_members_once",
+]

@@ -1,0 +1,162 @@
+"""Repairs that write numbers in place of values that differ by rank.
+
+Iterations of loops, roots of collectives, splits of exchanges. Each function yields (words, changed
+data).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from distsim.common.expressions import ExpressionError, parse_expression
+from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
+from distsim.repair.scenario_data import (
+    DataPath,
+    ScenarioData,
+    fields_of,
+    make_step,
+    op_of,
+    ranks_of,
+    step_paths,
+    value_at,
+    with_steps_replaced,
+)
+
+_ROOT_FIELDS: Final = ("src", "dst", "group_src", "group_dst")
+
+
+def equal_iterations(
+    data: ScenarioData, program: Program, lines: Mapping[DataPath, int]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop runs equally often on all ranks, or as often as another loop."""
+    loops = [path for path in step_paths(data) if _times_of(value_at(data, path)) is not None]
+    numbers = {path: _value_by_rank(program, _times_of(value_at(data, path))) for path in loops}
+    used = {number for values in numbers.values() for number in values}
+    for path in loops:
+        values = numbers[path]
+        if not values:
+            continue
+        for number in sorted(used, reverse=True):
+            if number > 0 and set(values) != {number}:
+                changed = copy.deepcopy(data)
+                value_at(changed, path)["repeat"]["times"] = number
+                yield _iterations_words(number, values, lines.get(path, 0)), changed
+
+
+def _iterations_words(number: int, values: list[int], line: int) -> str:
+    words = f"set `times: {number}` on all ranks, line {line}"
+    if number == min(values):
+        return f"{words}: drop the extra iterations (drop_last=True)"
+    if number == max(values):
+        return f"{words}: ranks with fewer batches use Join, or repeat samples (drop_last=False)"
+    return words
+
+
+def _times_of(entry: object) -> object:
+    repeat = entry.get("repeat") if isinstance(entry, dict) else None
+    return repeat.get("times") if isinstance(repeat, dict) else None
+
+
+def _value_by_rank(program: Program, value: object) -> list[int]:
+    """The value of an expression on each rank; empty if it depends on more than the rank."""
+    if isinstance(value, dict):
+        return [each for each in value.values() if isinstance(each, int)]
+    try:
+        expression = parse_expression(value)
+        found = [expression.evaluate(program.names_of(rank)) for rank in program.present]
+        return [int(number) for number in found]
+    except (ExpressionError, TypeError, ValueError):
+        return []
+
+
+def roots_as_numbers(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A root that differs by rank becomes one number, the most common one first."""
+    for path in named:
+        entry = value_at(data, path)
+        op, fields = op_of(entry), fields_of(entry)
+        if not OPERATIONS[op].root_field:
+            continue
+        for key in _ROOT_FIELDS:
+            if not isinstance(fields.get(key), str | dict):
+                continue
+            for number, _ in Counter(_value_by_rank(program, fields[key])).most_common():
+                step = make_step(op, {**fields, key: number}, ranks_of(entry))
+                words = f"{op}: use one root on all ranks: set {key} to {number}"
+                yield words, with_steps_replaced(data, path, [step])
+
+
+def splits_as_numbers(
+    data: ScenarioData, program: Program, named: list[DataPath], lines: Mapping[DataPath, int]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The output splits of an exchange become the rows that the other ranks send."""
+    exchanges = _exchanges_by_group(program)
+    for path in named:
+        entry = value_at(data, path)
+        fields = fields_of(entry)
+        if "output_splits" not in fields:
+            continue
+        received = _received_rows(exchanges, lines.get(path, 0))
+        if not received:
+            continue
+        by_rank: object = received
+        if len(received) == 1:
+            by_rank = next(iter(received.values()))
+        step = make_step(op_of(entry), {**fields, "output_splits": by_rank}, ranks_of(entry))
+        changed = with_steps_replaced(data, path, [step])
+        words = f"{op_of(entry)}: set output_splits to the rows that the other ranks send"
+        yield words, changed
+        resized = _with_output_rows(changed, fields.get("output"), received)
+        if resized is not None:
+            yield f"{words}, and give the output as many rows", resized
+
+
+_Exchanges = dict[tuple[int, ...], dict[int, list[tuple[int, ResolvedCall]]]]
+
+
+def _exchanges_by_group(program: Program) -> _Exchanges:
+    """(line, call) of each rank's all_to_all_single calls, by the members of the group."""
+    found: _Exchanges = {}
+    for rank in program.present:
+        for position, call in program.calls_of(rank):
+            if call.op == "all_to_all_single" and call.input_splits is not None:
+                line = program.place(rank, position).line
+                by_rank = found.setdefault(call.group.ranks, {})
+                by_rank.setdefault(rank, []).append((line, call))
+    return found
+
+
+def _received_rows(exchanges: _Exchanges, line: int) -> dict[int, list[int]]:
+    """By rank with an exchange on the line, the rows that every member sends it."""
+    received: dict[int, list[int]] = {}
+    for members, by_rank in exchanges.items():
+        for rank, calls in by_rank.items():
+            at_line = [k for k, (place, _) in enumerate(calls) if place == line]
+            if not at_line or any(len(by_rank.get(each, ())) <= at_line[0] for each in members):
+                continue
+            sent = [by_rank[each][at_line[0]][1].input_splits or () for each in members]
+            index = members.index(rank)
+            if all(len(splits) == len(members) for splits in sent):
+                received[rank] = [splits[index] for splits in sent]
+    return received
+
+
+def _with_output_rows(
+    data: ScenarioData, output: object, received: dict[int, list[int]]
+) -> ScenarioData | None:
+    declared = data.get("tensors") or {}
+    tensor: Any = declared.get(output) if isinstance(output, str) else None
+    shape = tensor.get("shape") if isinstance(tensor, dict) else None
+    if not isinstance(shape, list) or not shape or len(received) != data.get("world"):
+        return None
+    rows = {rank: sum(splits) for rank, splits in received.items()}
+    return {**data, "tensors": {**declared, output: {**tensor, "shape": [rows, *shape[1:]]}}}
+
+
+__all__ = ["equal_iterations", "roots_as_numbers", "splits_as_numbers"]

@@ -1,0 +1,83 @@
+"""The place of a proposed change in words: line, ranks and group of the first changed step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from distsim.checker.wording import rank_list
+from distsim.repair.scenario_data import (
+    DataPath,
+    ScenarioData,
+    fields_of,
+    op_of,
+    ranks_of,
+    step_paths,
+    value_at,
+)
+
+
+def with_place(
+    words: str, before: ScenarioData, after: ScenarioData, lines: Mapping[DataPath, int]
+) -> str:
+    """The words of a proposal, with the line, the ranks and the group of the changed call."""
+    path = _first_changed_step(before, after)
+    if path is None or before["program"] == after["program"]:
+        return words
+    is_placed = ", line " in words or not lines.get(path)
+    place = "" if is_placed else f", line {lines[path]}"
+    ranks = _ranks_text(before, path)
+    group = _group_of(value_at(before, path))
+    return f"{words}{place}, {ranks}{group}"
+
+
+def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath | None:
+    """The path of the first call that the change moves, alters or removes.
+
+    If a call is only added, this is the call that was at its place, or the last call of the list.
+    """
+    for path in step_paths(before):
+        if _times_of(value_at(before, path)) != _times_of(_value_or_none(after, path)):
+            return path
+    own = [path for path in step_paths(before) if not _is_block(value_at(before, path))]
+    for path in own:
+        if _value_or_none(after, path) != value_at(before, path):
+            return path
+    return own[-1] if own else None
+
+
+def _is_block(entry: object) -> bool:
+    return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
+
+
+def _times_of(entry: object) -> object:
+    repeat = entry.get("repeat") if isinstance(entry, dict) else None
+    return repeat.get("times") if isinstance(repeat, dict) else None
+
+
+def _value_or_none(data: Any, path: DataPath) -> Any:
+    try:
+        return value_at(data, path)
+    except (KeyError, IndexError, TypeError):
+        return None
+
+
+def _ranks_text(data: ScenarioData, path: DataPath) -> str:
+    for end in range(len(path), 1, -1):
+        chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
+        if isinstance(chosen, list) and all(isinstance(rank, int) for rank in chosen):
+            return rank_list(chosen)
+        if isinstance(chosen, int):
+            return rank_list([chosen])
+        if chosen is not None:
+            return f"ranks with {chosen}"
+    return "all ranks"
+
+
+def _group_of(entry: Any) -> str:
+    if not op_of(entry):
+        return ""
+    return f", group {fields_of(entry).get('group', 'world')}"
+
+
+__all__ = ["with_place"]

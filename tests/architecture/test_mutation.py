@@ -206,11 +206,11 @@ def test_the_command_tells_what_is_noticed_and_fails_where_too_little_is() -> No
     command = [
         sys.executable,
         ROOT / "tests" / "support" / "mutation.py",
-        "cost",
+        "hardware",
         "--only",
         "CostModel.node:",
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
 
     assert done.returncode == 0, done.stderr
-    assert "cost: 100.0% of 2 noticed" in done.stdout
+    assert "hardware: 100.0% of 2 noticed" in done.stdout

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from distsim.common.errors import DistsimError
 from distsim.findings.codes import CODES, explain_code
 from distsim.findings.finding_types import Finding
 from distsim.scenario import loads
@@ -69,6 +70,21 @@ def test_the_example_of_a_code_has_its_finding(code: str) -> None:
     assert found
     assert {f.severity for f in found} == {CODES[code].severity}
     assert all(f.message and f.message[0] != " " for f in found)
+
+
+@pytest.mark.parametrize("code", [code for code, info in CODES.items() if not info.of_scripts])
+def test_an_example_of_three_or_more_ranks_needs_each_of_them(code: str) -> None:
+    example = CODES[code].example
+    world = re.search(r"^world: (\d+)$", example, re.MULTILINE)
+    if world is None or int(world[1]) < 3:
+        return
+    smaller = example.replace(world[0], f"world: {int(world[1]) - 1}", 1)
+
+    try:
+        found = [finding.code for finding in findings(smaller)]
+    except DistsimError:
+        return
+    assert code not in found
 
 
 def test_an_unknown_code_is_answered_with_the_nearest() -> None:

@@ -199,6 +199,22 @@ def test_a_trace_of_distsim_is_evidence(tmp_path: Path) -> None:
     assert (found.main.kind, found.culprits, found.main.number) == ("behind", (1,), 2)
 
 
+def test_a_rank_that_a_trace_reports_as_killed_is_the_cause(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "world: 3\nbackend: gloo\ntensors: {x: {shape: [4]}}\n"
+        "program:\n- all_reduce: {tensor: x}\n- all_reduce: {tensor: x}\n"
+        "faults:\n- {rank: 1, kind: kill, before_call: 2}\n"
+    )
+    CliRunner().invoke(
+        application(), ["simulate", str(tmp_path / "s.yaml"), "--trace", str(tmp_path / "t.jsonl")]
+    )
+
+    found = diagnose_hang(read_evidence([str(tmp_path / "t.jsonl")]))
+
+    assert found.main is not None
+    assert (found.main.kind, found.culprits) == ("crash", (1,))
+
+
 def test_a_trace_that_was_cut_anywhere_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[2] / "traces" / "collectives_gloo_2.jsonl").read_text()
     head = text.index("\n") + 1

@@ -117,6 +117,21 @@ def test_experts_cost_more_than_a_dense_layer_of_the_same_operations() -> None:
     assert routed.products_traffic > dense.products_traffic
 
 
+def test_each_product_writes_its_result_and_backward_its_input_and_weight_gradients() -> None:
+    """Four projections of width h, then the feed-forward layer: h to 4h, and 4h to h."""
+    tokens, h = 512, 1024
+    layers = Architecture(
+        1, h, heads=8, kv_heads=8, ffn=4 * h, vocabulary=8, sequence=tokens, mlp="gelu"
+    )
+    forward, backward = MicroBatchCost(layers, sequence=tokens).products_traffic
+
+    results = 3 * h + h + 4 * h + h
+    inputs = h + h + h + 4 * h
+    weights = 4 * h * h + 2 * h * 4 * h
+    assert forward == 2 * tokens * results
+    assert backward == 2 * (tokens * inputs + weights)
+
+
 @pytest.mark.parametrize("tensor", [2, 8])
 def test_shards_of_a_matrix_write_less_but_not_in_proportion(tensor: int) -> None:
     """Each tensor rank writes its own whole sum: what it is shared by does not shrink."""

@@ -112,6 +112,12 @@ def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
             "DS127",
         ),
         (
+            {"init_method": None, "store": "file:///m", "world_size_argument": 0},
+            "AssertionError",
+            "world_size must be positive",
+            "DS127",
+        ),
+        (
             {"init_method": None, "store": "file:///m", "rank_argument": -1},
             "AssertionError",
             "rank must be non-negative",

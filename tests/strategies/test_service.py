@@ -197,6 +197,22 @@ def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
     ] == [2, 0, 2]
 
 
+def test_ranks_that_join_get_the_weights_from_the_healthy_ranks_in_turn():
+    scenario = made(
+        "fault_tolerant",
+        {"world": 5, "iterations": 2},
+        {"layers": [LAYER], "quorums": {0: [0, 1], 1: [0, 1, 2, 3, 4]}},
+    )
+    sent = {
+        rank: [c.peer for c in calls if c.op == "send"]
+        for rank, calls in calls_of(scenario).items()
+    }
+    weights = len(sent[1])
+
+    assert weights
+    assert sent == {0: [2] * weights + [4] * weights, 1: [3] * weights, 2: [], 3: [], 4: []}
+
+
 def test_a_replica_leaves_the_group_of_a_quorum_before_it_makes_the_next_one():
     """The world and other groups stay when one group is destroyed."""
     scenario = made(

@@ -1,12 +1,12 @@
 """Mutation testing: how many small changes of the code some test notices.
 
-    python -m tests.support.mutation                    all parts (hours); fails where a part is under 90 %
-    python -m tests.support.mutation cost values        these parts
+    python -m tests.support.mutation                    all parts (hours); fails if a part is under 90 %
+    python -m tests.support.mutation hardware values    these parts
     python -m tests.support.mutation distsim/backends/message_matching.py   these files, with the tests of their part
-    python -m tests.support.mutation cost --sample 50   50 mutants a file, the same ones each time; others with --seed N
-    python -m tests.support.mutation check --total 40   40 mutants of the whole part
-    python -m tests.support.mutation cost --tests test_cost_edges    what these tests notice by themselves
-    python -m tests.support.mutation cost --seconds 5   only the shortest tests, five seconds of them for a mutant: the rate is a lower bound
+    python -m tests.support.mutation values --sample 50   50 mutants a file; --seed N draws others
+    python -m tests.support.mutation checker --total 40   40 mutants of the whole part
+    python -m tests.support.mutation hardware --tests hardware/test_cost_edges.py   only these tests
+    python -m tests.support.mutation values --seconds 5   only the shortest 5 s of tests: a lower bound
 
 A part's tests are collected once, run once to see how long each of them takes, and once more, with
 marks put between the statements of the part's functions, to see which lines it reaches, in the
@@ -68,14 +68,16 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "scenario": (("distsim/scenario/**/*.py",), ("scenario",)),
     "semantics": (
         ("distsim/semantics/**/*.py",),
-        ("semantics", "engine/test_event_driven.py", "backends/test_rules.py"),
+        ("semantics", "engine/test_event_driven.py", "backends/test_backend_rules.py"),
     ),
     **{
         package: ((f"distsim/{package}/**/*.py",), (package,))
         for package in (
             "analysis",
+            "api",
             "backends",
             "checker",
+            "cli",
             "common",
             "engine",
             "findings",
@@ -537,7 +539,7 @@ def main() -> int:
         "--tests",
         nargs="+",
         metavar="NAME",
-        help="these files of tests, as test_rules, in the place of the part's",
+        help="run these test files under tests/ instead of the part's",
     )
     options = parser.parse_args()
     status, lines = 0, list[str]()

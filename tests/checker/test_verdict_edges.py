@@ -163,7 +163,9 @@ def test_a_rank_that_leaves_at_a_call_without_a_line_is_told_without_a_place() -
 
 # --- executions ---
 def test_a_search_is_bounded_by_as_many_states_as_the_help_says() -> None:
-    assert f"[default: {MAX_STATES}]" in (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    assert f"[default: {MAX_STATES}]" in (ROOT / "docs" / "reference" / "cli.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def test_a_verdict_without_a_search_stores_no_state_and_is_complete() -> None:

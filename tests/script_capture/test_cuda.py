@@ -458,7 +458,9 @@ def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told
     broken.chmod(0o755)
     cache = tmp_path / "cache"
 
-    with pytest.raises(ExtensionUnavailable, match=r"could not build the extension: .*no such thing"):
+    with pytest.raises(
+        ExtensionUnavailable, match=r"could not build the extension: .*no such thing"
+    ):
         build_extension._compile_extension(
             str(broken), build_extension.find_torch(), cache / "device.so"
         )

@@ -119,7 +119,9 @@ def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
 def test_a_second_operation_beside_a_strategy_is_a_missing_dash():
     found = problems(DDP + "    barrier: {}\n")
 
-    assert found == ["4:5: this entry has two operations, ddp and barrier: put a dash before barrier"]
+    assert found == [
+        "4:5: this entry has two operations, ddp and barrier: put a dash before barrier"
+    ]
 
 
 def test_a_broken_world_is_the_only_problem_of_a_file_with_strategies():

@@ -129,7 +129,7 @@ def unmatched_words(call: ResolvedCall, rank: int, awaited: int, at_line: str) -
     sends = operation.direction == "send"
     if operation.signals and sends:
         again = f"rank {rank} signals rank {awaited} again{at_line}"
-        return f"{again}, but rank {awaited} never takes the previous signal"
+        return f"{again}, but rank {awaited} never consumes the previous signal"
     if operation.signals:
         waits = f"rank {rank} waits for a signal from rank {awaited}{at_line}"
         return f"{waits}, but rank {awaited} never sends it"
@@ -141,13 +141,13 @@ def unmatched_words(call: ResolvedCall, rank: int, awaited: int, at_line: str) -
 
 
 def partner_words(call: ResolvedCall) -> tuple[str, str]:
-    """What the counterpart of a message or signal would do, and what it has done ("has …")."""
+    """What the counterpart of a message or signal does, and what it has done ("has …")."""
     operation = OPERATIONS[call.op]
     if operation.direction == "send":
         if operation.signals:
-            return "wait for", "reached the wait for"
-        return "receive", "posted the receive for"
-    return ("send", "sent") if operation.signals else ("send", "posted the send of")
+            return "waits for", "reached the wait for"
+        return "receives", "posted the receive for"
+    return "sends", "sent" if operation.signals else "posted the send of"
 
 
 def place_of_call(program: Program, rank: int, position: int) -> SourceLocation | None:

@@ -152,7 +152,7 @@ class InternalError(DistsimError):
 
 
 class EnvironmentFault(_ErrorWithRemedy):
-    """The environment fails: a missing library, a file that can't be written, a lost machine."""
+    """The environment fails: a missing library, a file that cannot be written, a lost machine."""
 
     exit_code: ClassVar[int] = 4
 

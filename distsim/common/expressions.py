@@ -130,20 +130,21 @@ def parse_syntax_tree(text: str, start: int) -> ast.expr:
     """
     if "#" in text:
         raise ExpressionError(
-            f"`#` is not allowed in an expression; allowed are {ALLOWED_SYNTAX}",
+            f"`#` is not allowed in an expression; an expression may contain {ALLOWED_SYNTAX}",
             start + text.index("#"),
         )
     try:
         return ast.parse(" ".join(text.split("\n")), mode="eval").body
     except SyntaxError as error:
         offset = min(max((error.offset or 1) - 1, 0), len(text) - 1)
-        remedy = f"; allowed are {ALLOWED_SYNTAX}"
+        remedy = f"; an expression may contain {ALLOWED_SYNTAX}"
         raise ExpressionError(
             f"`{_shortened(text)}` is not an expression{remedy}", start + offset
         ) from None
     except (ValueError, RecursionError, MemoryError):
         raise ExpressionError(
-            f"`{_shortened(text)}` can't be read as an expression; allowed are {ALLOWED_SYNTAX}",
+            f"`{_shortened(text)}` is not an expression; an expression may contain "
+            f"{ALLOWED_SYNTAX}",
             start,
         ) from None
 
@@ -202,7 +203,8 @@ class _EvaluatorBuilder:
 
     def refuse(self, what: str, node: ast.expr) -> ExpressionError:
         return ExpressionError(
-            f"{what} is not allowed in an expression; allowed are {ALLOWED_SYNTAX}", self.at(node)
+            f"{what} is not allowed in an expression; an expression may contain {ALLOWED_SYNTAX}",
+            self.at(node),
         )
 
     def build(self, node: ast.expr, depth: int) -> _Evaluator:

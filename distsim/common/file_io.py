@@ -105,13 +105,13 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | 
     except OSError as error:
         if error.errno in _DISK_ERRORS:
             raise EnvironmentFault(
-                f"can't write {shown}: {error.strerror}",
+                f"cannot write {shown}: {error.strerror}",
                 "free some space, or write to another disk",
             ) from None
-        raise UsageError(f"can't write {shown}: {error.strerror}", _write_remedy(error)) from None
+        raise UsageError(f"cannot write {shown}: {error.strerror}", _write_remedy(error)) from None
     except ValueError as error:  # a NUL in the name
         raise UsageError(
-            f"can't write {shown}: {error}",
+            f"cannot write {shown}: {error}",
             "name a file in a writable folder",
         ) from None
 
@@ -220,7 +220,7 @@ def _replace_file(target: str, pieces: Iterable[bytes]) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Make the rename durable; ignore errors, because some file systems can't sync a folder."""
+    """Make the rename durable; ignore errors, because some file systems cannot sync a folder."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -90,7 +90,7 @@ class QuantityExpression(Expression):
         found = self.inferred_kind(known)
         if self.kind not in (ANY_QUANTITY, found) and found != _ZERO_KIND:
             raise ExpressionError(
-                f"expected {self.kind}, as `{EXAMPLE_BY_KIND[self.kind]}`, "
+                f"expected {self.kind}, such as `{EXAMPLE_BY_KIND[self.kind]}`, "
                 f"but {self.text} is {_kind_text(found)}",
                 self._start,
             )
@@ -220,7 +220,7 @@ class _UnitChecker:
         if any(kind != real[0] for kind in real):
             other = next(kind for kind in real if kind != real[0])
             raise self.wrong(
-                f"{_kind_text(real[0])} and {_kind_text(other)} can't be {what}", whole
+                f"{_kind_text(real[0])} and {_kind_text(other)} cannot be {what}", whole
             )
         return real[0] if real else _ZERO_KIND
 

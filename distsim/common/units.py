@@ -93,7 +93,7 @@ def _parse_exact(
     value: object, what: str, example: str, table: Mapping[str, int | Fraction]
 ) -> Fraction:
     """A quantity as an exact number of base units of ``table``."""
-    expected = f"expected {what} with a unit, as `{example}`"
+    expected = f"expected {what} with a unit, such as `{example}`"
     if not isinstance(value, str):
         raise ValueError(f"{expected}, found {_value_text(value)}")
     match = _QUANTITY.fullmatch(value)
@@ -108,7 +108,7 @@ def _parse_exact(
         meant = did_you_mean(unit, related if other else table)
         known = f"{'of ' + other + ' ' if other else ''}(known: {name_list(table, 14)}){meant}"
         raise ValueError(
-            f"expected {what}, as `{example}`, found the unit {_value_text(unit)} {known}"
+            f"expected {what}, such as `{example}`, found the unit {_value_text(unit)} {known}"
         )
     number = Fraction(match[1]) * table[unit]
     if number < 0:

@@ -274,7 +274,7 @@ def timeout_findings(
             f"other ranks still work: {end}"
         )
         help_text = (
-            "raise the timeout of this group (new groups do not inherit the world's), "
+            "increase the timeout of this group (new groups do not inherit the world's), "
             "or move the slow work so that no rank waits for it"
         )
         findings.append(Finding("DS804", "error", text, ranks, ranks, (help_text,), (place,)))

@@ -12,7 +12,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "deadlock",
         "Each rank of a wait-for cycle is blocked in a call and waits for the next rank. No rank "
         "reaches the call that another one needs.",
-        "The job is silent until a watchdog ends it after minutes. Buffering may hide the cycle: "
+        "The job is silent until a watchdog ends it after minutes. Buffering may hide the cycle for "
         "messages below MPI's eager limit or within NCCL's buffer.",
         "Break the cycle: let one side receive first, or post both directions together with "
         "batch_isend_irecv.",

@@ -140,8 +140,8 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "output have different dtypes.",
         "torch raises ValueError or RuntimeError on the calling rank. Some code paths of Gloo "
         "compute wrong data instead.",
-        "Make the gathered tensor group size times as large as the part of one rank, with the "
-        "same dtype. Uneven parts need splits or padding.",
+        "Give the tensor with the parts of all ranks the size of one part times the group size, "
+        "and the same dtype. For uneven parts, use splits or padding.",
         two_rank_scenario("all_gather_into_tensor: {input: x, output: {shape: [4]}}"),
     ),
     CodeInfo(

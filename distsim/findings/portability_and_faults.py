@@ -231,7 +231,7 @@ program:
         "rank killed by a fault",
         "note",
         None,
-        "A fault of the scenario (`faults:`) kills this rank at the place shown.",
+        "A fault that the scenario injects (`faults:`) kills this rank at the place shown.",
         "The process ends without a message. The ranks that need it wait, or see a closed "
         "connection.",
         "Do nothing: the scenario asks for it. Look at the effect on the other ranks.",

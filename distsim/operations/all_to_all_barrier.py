@@ -121,7 +121,7 @@ class AllToAllCollective(CollectiveOperation):
     def bad_cut(
         cls, word: str, buffers: tuple[TensorBuffer, ...], splits: tuple[int, ...] | None, n: int
     ) -> str | None:
-        """Why one side can't be cut into n parts."""
+        """Why one side cannot be cut into n parts."""
         return (
             splits_error(word, buffers[0].shape, splits, n)
             if splits is not None
@@ -294,7 +294,7 @@ class AllToAllSingleOperation(AllToAllCollective):
 def splits_error(
     word: str, shape: tuple[int, ...], splits: tuple[int, ...] | None, n: int
 ) -> str | None:
-    """Why a tensor can't be cut along its first axis: by ``splits``, or evenly where there are
+    """Why a tensor cannot be cut along its first axis: by ``splits``, or evenly where there are
     none.
     """
     rows = shape[0] if shape else 1

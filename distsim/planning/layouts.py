@@ -122,7 +122,7 @@ class PlanRequest:
 
     @property
     def node(self) -> int:
-        """Ranks of a machine."""
+        """Ranks of a node."""
         return min(self.per_node, self.gpus)
 
     def fields(self, layout: ParallelLayout) -> Transformer:
@@ -228,8 +228,8 @@ def rejection_reason(request: PlanRequest, layout: ParallelLayout) -> str | None
     is_interleaved = layout.pp > 1 and layout.chunks > 1
     if is_interleaved and micro_batches % layout.pp:
         return (
-            f"{micro_batches} micro-batches are no multiple of the {layout.pp} ranks "
-            "of an interleaved pipeline"
+            f"the {micro_batches} micro-batches are not a multiple of the {layout.pp} ranks of an "
+            "interleaved pipeline"
         )
     # The strategy's own checks are slow, so their results are shared by layouts for which they are
     # equal: the sizes of micro-batches and recomputation do not matter, of ZeRO only stage 3, and

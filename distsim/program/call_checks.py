@@ -53,9 +53,9 @@ class CallChecker:
         outside = self.guarded_rows(draft) & ~self.tables.is_member(draft.group, self.ranks)
         for group in self._groups_at(draft, outside):
             reason = (
-                f"{draft.row.op} on group {group.name}, but the caller is not a member; its "
-                f"ranks are {_ranks_text(group.ranks)}\n"
-                "make the call only on ranks of the group, or use a group of the caller"
+                f"{draft.row.op} on group {group.name}, but the caller is not a member; the "
+                f"ranks of the group are {_ranks_text(group.ranks)}\n"
+                "make the call only on ranks of the group, or use a group that contains the caller"
             )
             rows = outside & np.asarray(draft.group == group.id)
             draft.invalid.append(InvalidCall(rows, "DS104", reason))

@@ -206,6 +206,6 @@ def _empty_selector_findings(scenario: Scenario, names: SymbolTable) -> list[Fin
             continue
         op = type(entry.op).op if isinstance(entry, ScenarioStep) else "block"
         place = SourceLocation(scenario.file, entry.line, entry.column, op)
-        message = f"the selector of this {op} selects no rank"
+        message = f"`ranks` of this {op} selects no rank"
         found.append(Finding("DS901", "warning", message, places=(place,)))
     return found

@@ -150,7 +150,7 @@ def _run_folder() -> str:
         return tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-")
     except OSError as fault:
         raise EnvironmentFault(
-            f"can't write into {tempfile.gettempdir()}: {fault.strerror}",
+            f"cannot write into {tempfile.gettempdir()}: {fault.strerror}",
             "set TMPDIR to another folder",
         ) from None
 

@@ -62,7 +62,7 @@ __all__ = [
 
 #: What `check` cannot detect.
 NOT_COVERED = (
-    "kernels of several communicators that need one GPU at once",
+    "kernels of several communicators that compete for one GPU",
     "NCCL splitting a very large batch differently on each rank",
     "faults of networks, switches and proxies",
 )
@@ -437,12 +437,13 @@ def _is_undefined(outcome: BackendOutcome) -> bool:
 
 def _with_buffer_sizes(finding: Finding, outcomes: Mapping[str, BackendOutcome]) -> Finding:
     """DS603 with the buffer size at which each backend's outcome changes."""
-    words = {"undefined": "is undefined", "wrong-data": "gives wrong data"}
+    words = {"undefined": "is undefined", "wrong-data": "computes wrong data"}
     changes = []
     for name, outcome in outcomes.items():
         if outcome.flips_at_nbytes:
             result = words.get(outcome.outcome, outcome.outcome)
-            changes.append(f"{name} buffers {show_bytes(outcome.flips_at_nbytes)}, and it {result}")
+            buffer = show_bytes(outcome.flips_at_nbytes)
+            changes.append(f"{name} buffers {buffer}: the program {result}")
     if not changes:
         return finding
     return replace(finding, message=f"{finding.message} ({'; '.join(changes)})")
@@ -469,8 +470,8 @@ def _portability_findings(
         reason = _outcome_reason(program, layout, name, outcome)
         lines.append(f"  {name.ljust(width)}  {_outcome_text(outcome)}: {reason}")
     advice = (
-        f"if the program must run on {next(iter(others))}, run "
-        f"`distsim check --backend {next(iter(others))}` to see where it fails and what to do"
+        f"if the program must run on {next(iter(others))}, check it with "
+        f"`--backend {next(iter(others))}`: the findings show where it fails and what to do"
     )
     concerns_built_in = any(BACKEND_PROFILES[name].built_in for name in others)
     ranks = {rank for outcome in others.values() for rank in outcome.ranks}

@@ -81,7 +81,7 @@ class TraceRowParser:
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             self._raise_for_bad_line(lines, first_number)
             raise UsageError(
-                f"{self.file}:{first_number}: these lines can't be read", TRACE_REMEDY
+                f"{self.file}:{first_number}: these lines cannot be read", TRACE_REMEDY
             ) from None
         self._check_ranks(arrays, first_number)
         self._check_order(arrays, first_number)

@@ -50,8 +50,8 @@ def test_a_circle_names_its_ranks_calls_places_and_the_way_out() -> None:
     assert found.code == "DS301"
     assert found.message.splitlines() == [
         "ranks 0 → 1 → 0 wait for each other in a cycle: all are blocked in send",
-        "  rank 0  send(dst=1, 16 B)  rank 0:1  rank 1 would receive it later (rank 1:2)",
-        "  rank 1  send(dst=0, 16 B)  rank 1:1  rank 0 would receive it later (rank 0:2)",
+        "  rank 0  send(dst=1, 16 B)  rank 0:1  rank 1 receives it later (rank 1:2)",
+        "  rank 1  send(dst=0, 16 B)  rank 1:1  rank 0 receives it later (rank 0:2)",
     ]
     assert found.help == (
         "let rank 1 receive before it sends, or post both calls with batch_isend_irecv",
@@ -301,7 +301,7 @@ def test_an_overwritten_handle_leaks_and_is_told_from_a_dropped_one() -> None:
     receiver = [recv(0), recv(0)]
 
     assert "its handle is overwritten before" in first([overwritten, receiver]).message
-    assert "it has no handle" in first([dropped, receiver]).message
+    assert "the call has no handle" in first([dropped, receiver]).message
 
 
 def test_a_message_never_received_belongs_to_its_sender() -> None:
@@ -405,4 +405,4 @@ def test_a_send_that_an_open_receive_could_take_has_its_counterpart() -> None:
     found = first([[send(1), recv(None)], [send(0), recv(0)]])
 
     assert found.code == "DS301"
-    assert "rank 0 would receive it later" in found.message
+    assert "rank 0 receives it" in found.message

@@ -334,14 +334,14 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
             "nccl",
             "",
-            "The program breaks the rules of torch.distributed; nccl completes only by luck: "
+            "The program breaks the rules of torch.distributed; it completes on nccl only by luck: "
             "call new_group on rank 1 too",
         ),
         (
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "A call has an invalid argument, but gloo completes anyway: make the call only on ranks of the group",
+            "A call has an invalid argument, but the program completes on gloo anyway: make the call only on ranks of the group",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",

@@ -258,7 +258,7 @@ BARRIER = "{symm_mem_barrier: {}}"
         ((SIGNAL, "{symm_mem_barrier: {channel: 1}}", WAIT), []),
     ],
     ids=[
-        "the barrier takes a signal",
+        "the barrier consumes a signal",
         "a wait takes the barrier's",
         "each its own",
         "a channel of its own",

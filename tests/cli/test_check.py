@@ -280,7 +280,7 @@ def test_github_annotations_are_escaped_and_stand_at_the_first_place(
     )
     assert "%0A" in lines[0]
     assert all(line.startswith("::") for line in lines)
-    assert any("title=can't be read::" in line and "line=3,col=5" in line for line in lines)
+    assert any("title=cannot be read::" in line and "line=3,col=5" in line for line in lines)
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 86_400.0])
@@ -380,4 +380,4 @@ def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: 
 def test_a_refusal_of_a_trace_names_its_file_once(tmp_path: Path, cli: Cli) -> None:
     gone = tmp_path / "gone.jsonl"
 
-    assert cli("check", gone).stderr.startswith(f"{gone}: can't be read: No such file")
+    assert cli("check", gone).stderr.startswith(f"{gone}: cannot be read: No such file")

@@ -303,7 +303,7 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path):
 
     assert file.read_text(encoding="utf-8") == "two"
     assert [p.name for p in tmp_path.iterdir()] == ["out.txt"]
-    with pytest.raises(console_error(), match="can't write"):
+    with pytest.raises(console_error(), match="cannot write"):
         console.write_file(tmp_path / "no" / "where.txt", "x")
 
 

@@ -269,7 +269,7 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: p
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ScenarioErrors, match="cannot be read: nothing came for"):
         load(tmp_path / "pipe.yaml")
-    with pytest.raises(UsageError, match="can't be read: nothing came for"):
+    with pytest.raises(UsageError, match="cannot be read: nothing came for"):
         read_trace(tmp_path / "pipe.yaml")
 
 

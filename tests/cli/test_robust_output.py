@@ -93,7 +93,7 @@ def test_a_device_is_written_into_and_stays_one():
     write_file("/dev/null", "discarded")
 
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
-    with pytest.raises(EnvironmentFault, match="can't write /dev/full: No space left"):
+    with pytest.raises(EnvironmentFault, match="cannot write /dev/full: No space left"):
         write_file("/dev/full", "x" * 100_000)
     assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
 
@@ -148,7 +148,7 @@ def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path):
 def test_a_place_that_takes_no_file_is_named_with_a_remedy(tmp_path: Path, name: str):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="can't write") as error:
+    with pytest.raises(UsageError, match="cannot write") as error:
         write_file(f"{tmp_path}/{name}", "x")
 
     assert error.value.remedy

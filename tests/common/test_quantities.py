@@ -41,11 +41,11 @@ def test_quantities_count_in_base_units(text: str, kind: str, value: float) -> N
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("3 ms + 1", "a duration and a plain number can't be added"),
-        ("3 ms + 4 MiB", "a duration and a size can't be added"),
+        ("3 ms + 1", "a duration and a plain number cannot be added"),
+        ("3 ms + 4 MiB", "a duration and a size cannot be added"),
         ("3 ms * 2 ms", "a duration times a duration is not a quantity"),
-        ("4 B * 2", "expected a duration, as `3 ms`, but 4 B * 2 is a size"),
-        ("3 ms > 2", "can't be compared"),
+        ("4 B * 2", "expected a duration, such as `3 ms`, but 4 B * 2 is a size"),
+        ("3 ms > 2", "cannot be compared"),
         ("3 // 1 ms", "divided by a duration"),
     ],
 )
@@ -100,11 +100,11 @@ def test_quantities_stand_wherever_a_duration_or_a_size_does() -> None:
     [
         (
             "  - compute: {time: rank + 1}",
-            "expected a duration, as `3 ms`, but rank + 1 is a plain number",
+            "expected a duration, such as `3 ms`, but rank + 1 is a plain number",
         ),
         ("  - compute: {time: size * 2}", "is a size"),
         ("  - send: {tensor: x, dst: step}", "expected a number, but step is a duration"),
-        ("  - barrier:\n    ranks: step > 1", "can't be compared"),
+        ("  - barrier:\n    ranks: step > 1", "cannot be compared"),
         ("  - compute: {bytes: step * 2}", "expected a size, but step * 2 is a duration"),
     ],
 )
@@ -197,7 +197,7 @@ def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
             "rank is no number that is the same on every rank",
         ),
         ("forward: step", "forward: step * step", "a duration times a duration is not a quantity"),
-        ("m * 1 KiB", "m * 1 ms", "expected a size, as `4 MiB`, but m * 1 ms is a duration"),
+        ("m * 1 KiB", "m * 1 ms", "expected a size, such as `4 MiB`, but m * 1 ms is a duration"),
         ("micro_batches: 2 * m", "micro_batches: step", "step is not a number"),
     ],
 )

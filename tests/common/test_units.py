@@ -57,7 +57,7 @@ def test_a_gigabyte_per_second_is_a_byte_per_nanosecond() -> None:
     "value", [3, 3.0, True, None, "3", "", "ms", "three ms", [1], {"a": 1}, "3 ms later", "\x00"]
 )
 def test_what_has_no_unit_is_refused_with_an_example(value: Any) -> None:
-    with pytest.raises(ValueError, match="expected a duration with a unit, as `3 ms`, found"):
+    with pytest.raises(ValueError, match="expected a duration with a unit, such as `3 ms`, found"):
         units.parse_duration_ns(value)
 
 

@@ -191,7 +191,7 @@ def test_collectives_of_a_batch_are_one_call_with_the_state_of_their_batch(tmp_p
     assert (found.main and found.main.kind, found.culprits) == ("behind", (3,))
     assert found.evidence.disputes == []
     assert found.common == [
-        "finished by all of ranks 0-3: all_reduce + reduce_scatter_tensor (default group, call 1)"
+        "that ranks 0-3 all finished: all_reduce + reduce_scatter_tensor (default group, call 1)"
     ]
 
 

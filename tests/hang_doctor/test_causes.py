@@ -119,8 +119,8 @@ def test_the_last_call_that_all_have_finished_is_that_of_the_slowest(tmp_path: P
     )
 
     assert len(found.common) == len(fresh.common) == 1
-    assert found.common[0].startswith("finished by all of ranks 0-2: all_reduce")
-    assert fresh.common == ["finished by all of ranks 0-2: none on the default group"]
+    assert found.common[0].startswith("that ranks 0-2 all finished: all_reduce")
+    assert fresh.common == ["that ranks 0-2 all finished: none on the default group"]
 
 
 def test_groups_that_lines_name_by_their_guid_are_not_asked_for_again(tmp_path: Path) -> None:

@@ -290,7 +290,7 @@ def test_the_ranks_of_a_launcher_are_found_by_their_environment(
 def test_live_ranks_are_looked_at_and_live_on(live: list[subprocess.Popen[bytes]]) -> None:
     result = run("--torchrun", str(live[0].pid))
 
-    assert "rank 0: in no recorded call at rank.py:5 in load" in result.output
+    assert "rank 0: outside any recorded call at rank.py:5 in load" in result.output
     assert live[0].poll() is None
     assert all(os.path.exists(f"/proc/{pid}") for pid in rank_pids_of_launcher(live[0].pid))
 

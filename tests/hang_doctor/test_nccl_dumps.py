@@ -38,7 +38,7 @@ def test_a_rank_whose_record_ends_a_call_earlier_is_behind(tmp_path: Path, as_js
 
     assert (found.main and found.main.kind, found.culprits) == ("behind", (2,))
     assert 12 in lines(found)
-    assert found.common == ["finished by all of ranks 0-3: all_reduce (default group, call 1)"]
+    assert found.common == ["that ranks 0-3 all finished: all_reduce (default group, call 1)"]
 
 
 def test_a_rank_that_is_not_given_is_never_accused(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_defaults_follow_the_back_end() -> None:
         ),
         (
             {"preset": "dgx-a100", "intra": {"latency": 3}},
-            "intra.latency: expected a duration with a unit, as `3 ms`, found 3",
+            "intra.latency: expected a duration with a unit, such as `3 ms`, found 3",
         ),
         ({"preset": "dgx-a100", "network": 3}, "cluster.network: "),
         (

@@ -159,7 +159,7 @@ def test_no_rank_sends_two_messages_in_a_round_of_a_tree() -> None:
 
 
 def test_play_refuses_to_send_what_is_not_there() -> None:
-    with pytest.raises(ValueError, match="round 0: rank 1 can't send chunk 0 to rank 0"):
+    with pytest.raises(ValueError, match="round 0: rank 1 cannot send chunk 0 to rank 0"):
         algorithms.apply_rounds(
             [[ChunkTransfer(1, 0, 0)]], algorithms.initial_chunks("whole", 2, [0])
         )

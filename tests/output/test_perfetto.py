@@ -112,7 +112,7 @@ def test_every_slice_arrow_and_counter_of_an_export_comes_through_and_nothing_is
     assert (
         flows == [[sum(e["ph"] in "tf" for e in events)]] == [[4]]
     )  # three between four members, one message
-    assert [name for (name,) in machines] == ["machine 0 (ranks 0, 1)", "machine 1 (ranks 2, 3)"]
+    assert [name for (name,) in machines] == ["node 0 (ranks 0, 1)", "node 1 (ranks 2, 3)"]
     gib = 2**30
     assert counters == [
         ["rank 1 memory: activations bytes", 0, 3 * gib],

@@ -73,7 +73,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     "missing unit": (
         HEAD + "  - sleep: 3\n",
         "3",
-        "expected a duration with a unit, as `3 ms`, found 3",
+        "expected a duration with a unit, such as `3 ms`, found 3",
         "",
     ),
     "wrong unit": (HEAD + "  - compute: {time: 3 Ms}\n", "3 Ms", "did you mean ms?", ""),

@@ -22,7 +22,7 @@ SCHEMA = json_schema()
 VALIDATOR = Schema(as_json(SCHEMA))
 #: What is wrong with names, which a schema does not know.
 _NAMES = re.compile(
-    r"unknown (tensor|group|handle|name|axis)|is defined further down|no step binds|outside the world"
+    r"unknown (tensor|group|handle|name|axis)|is defined further down|no call defines|outside the world"
     r"|does not give the world|known (beside|in)"
     r"|is already|like itself|not in the mesh|is no number that is the same"
 )

@@ -190,7 +190,7 @@ def test_an_agents_store_counts_nobody_and_has_no_rank_0_to_miss() -> None:
     found = simulate_startup(brought, StartupEnvironment(3))
 
     assert found.server == "the launcher's agent"
-    assert {e.missing for r, e in found.endings.items() if r} == {"the key of rank 0"}
+    assert {e.missing for r, e in found.endings.items() if r} == {"the store key of rank 0"}
 
 
 def test_a_start_up_of_four_thousand_ranks_is_worked_out_too() -> None:
@@ -304,7 +304,7 @@ def test_the_failing_rank_is_red_and_what_torch_says_stands_there() -> None:
 
     assert [c.fill == RED_FILL for c in columns.columns] == [False, False, False, True]
     assert red[3][:2] == ["raises", "RuntimeError"]
-    assert red[1][1] == "for the key of rank 2"
+    assert red[1][1] == "for the store key of rank 2"
 
 
 def test_a_file_store_and_a_tcp_store_are_told_apart() -> None:

@@ -156,7 +156,7 @@ class TestCommand:
         told = cli("simulate", self.HYBRID, "--seeds", "3", "--stragglers", "50%x2")
 
         assert told.returncode == 0
-        assert told.stdout.startswith("3 draws (50 % of the ranks slowed by a factor of 2): mean ")
+        assert told.stdout.startswith("3 seeds (50 % of the ranks slowed by a factor of 2): mean ")
         for words in (
             ("--seeds", "3"),
             ("--stragglers", "1%x2"),

@@ -159,7 +159,7 @@ def test_an_entry_that_selects_nobody_is_told():
     found = done(stated("last: {ranks: rank == 4, parameters: 1 GiB}"))
 
     assert [(f.code, f.message) for f in found.findings] == [
-        ("DS901", "the selector of memory entry `last` selects no rank")
+        ("DS901", "`ranks` of the memory entry `last` selects no rank")
     ]
     assert table_of(found) == []
 
@@ -169,7 +169,7 @@ def test_what_tensors_hold_at_a_time_is_told_and_does_not_decide_what_fits():
     (one,) = simulation_json(simulation)["memory"]
 
     assert table_of(simulation)[3:] == [
-        "  live tensors: at most 70 GiB; total: about what torch reserves"
+        "  total: estimate of torch's reserved memory; live tensors use up to 70 GiB"
     ]
     assert (one["allocated_nbytes"], one["fits"]) == (70 * 2**30, False)
     assert "DS806" in [f.code for f in simulation.findings]

@@ -147,14 +147,14 @@ CASES = [
         "{tp: 8}",
         LLAMA + "launch: 5}",
         "5}",
-        "expected a duration with a unit, as `3 ms`, found 5",
+        "expected a duration with a unit, such as `3 ms`, found 5",
     ),
     (
         4,
         "{pp: 4}",
         PIPE + COST.replace("5 ms", "5 MiB"),
         "5 MiB",
-        "expected a duration, as `3 ms`, found the unit MiB of a size",
+        "expected a duration, such as `3 ms`, found the unit MiB of a size",
     ),
     (
         4,

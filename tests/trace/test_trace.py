@@ -199,7 +199,7 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
 
 
 def test_a_folder_that_is_not_there_is_the_surroundings_fault(tmp_path: Path) -> None:
-    with pytest.raises(EnvironmentFault, match="can't be written"):
+    with pytest.raises(EnvironmentFault, match="cannot be written"):
         write_trace(MESSAGE, tmp_path / "absent" / "run.jsonl")
 
 
@@ -349,7 +349,7 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, content: bytes) -> N
 
     with pytest.raises(UsageError):
         read_trace(tmp_path / "x")
-    with pytest.raises(UsageError, match="can't be read"):
+    with pytest.raises(UsageError, match="cannot be read"):
         read_trace(tmp_path)
 
 
@@ -407,7 +407,7 @@ def test_each_machine_is_a_process_and_each_rank_has_threads_of_its_own_in_it() 
         if e["name"] == "thread_name"
     }
 
-    assert names == {0: "machine 0 (ranks 0, 1)", 1: "machine 1 (ranks 2, 3)"}
+    assert names == {0: "node 0 (ranks 0, 1)", 1: "node 1 (ranks 2, 3)"}
     assert [threads[f"rank {r} host"][0] for r in range(4)] == [0, 0, 1, 1]
     assert len({tid for _, tid in threads.values()}) == len(threads)
 

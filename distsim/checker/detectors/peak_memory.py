@@ -126,7 +126,7 @@ def _oversized_tensors(
 
 
 def _empty_selector_finding(scenario: Scenario, name: str) -> Finding:
-    message = f"the selector of memory entry `{name}` selects no rank"
+    message = f"`ranks` of the memory entry `{name}` selects no rank"
     return Finding("DS901", "warning", message, places=(_memory_place(scenario, name),))
 
 

@@ -91,13 +91,13 @@ def _conflict_finding(
     given_line, taken_line = (parenthesised(location_text(place)) for place in places)
     if by_barrier:
         head = (
-            f"wait_signal on rank {taken.rank}{taken_line} takes a signal of rank {given.rank}'s "
-            f"barrier{given_line} on {channel}"
+            f"wait_signal on rank {taken.rank}{taken_line} consumes a signal of rank "
+            f"{given.rank}'s barrier{given_line} on {channel}"
         )
         words = ("symm_mem_barrier", "wait_signal")
     else:
         head = (
-            f"the barrier on rank {taken.rank}{taken_line} takes the put_signal of rank "
+            f"the barrier on rank {taken.rank}{taken_line} consumes the put_signal of rank "
             f"{given.rank}{given_line} on {channel}"
         )
         words = ("put_signal", "symm_mem_barrier")

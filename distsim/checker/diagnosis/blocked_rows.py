@@ -92,12 +92,14 @@ class BlockedRows:
         own = place_of_call(self.program, awaited.call.rank, 0)
         in_same_file = place and own and place.file == own.file
         location = f"line {place.line}" if place and in_same_file else location_text(place)
-        verb, past = "join", "joined"
+        verb, past = "joins", "joined"
         if awaited.is_message:
             verb, past = partner_words(awaited.call)
         if self.is_posted(awaited):
             return f"rank {awaited.rank} has {past} it{parenthesised(location)}"
-        return f"rank {awaited.rank} would {verb} it later{parenthesised(location)}"
+        if location.startswith("line "):
+            return f"rank {awaited.rank} {verb} it at {location}"
+        return f"rank {awaited.rank} {verb} it later{parenthesised(location)}"
 
     def missing_call_words(self, awaited: AwaitedCall | None) -> str:
         """Which call a rank that has exited does not make."""

@@ -40,7 +40,7 @@ def _leak_finding(program: Program, leak: RequestLeak) -> Finding:
         why = "its handle is overwritten before the wait"
         advice = "give each request its own handle (`as: h@i` in a loop), and wait for each"
     elif leak.dropped:
-        why = "it has no handle"
+        why = "the call has no handle"
     else:
         why = "no call waits for its handle"
     never_wait = "never waits" if len(leak.ranks) == 1 else "never wait"
@@ -145,13 +145,13 @@ def _end_place(program: Program, end: RankEnd) -> SourceLocation | None:
 def _end_words(code: str, message: str, at_line: str, is_single: bool) -> str:
     was = "was" if is_single else "were"
     if code == "DS801":
-        return f"{was} killed by a fault of the scenario{at_line}"
+        return f"{was} killed by an injected fault{at_line}"
     if code == "DS803":
         return f"exited with an error code{at_line}"
     if code == "DS805":
         return "never started"
     if message == "fault":
-        return f"raised an error by a fault of the scenario{at_line}"
+        return f"raised an injected error{at_line}"
     error = f": {message}" if message else ""
     return f"raised an error{at_line}{error}"
 

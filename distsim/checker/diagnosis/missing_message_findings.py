@@ -174,7 +174,7 @@ class MissingMessageFindings:
         posted = blocked_call_words(self.program, awaited.rank, position, position, WHOLE_CALL)
         rows = [
             self.rows.blocked_row(edge.rank, edge.need, ""),
-            (f"rank {awaited.rank}", posted, location_text(place), "posted, never waited for"),
+            (f"rank {awaited.rank}", posted, location_text(place), "posted without a wait"),
         ]
         lines = [head, *aligned_columns(rows), *notes]
         found = self.rows.finding("DS304", lines, core, advice, _waits([edge]))

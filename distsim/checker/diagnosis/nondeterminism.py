@@ -70,8 +70,8 @@ def buffering_findings(
         )
     elif sends:
         message = (
-            "the program completes only if sends are buffered: small messages on mpi, and on nccl "
-            "after the ranks have connected"
+            "the program completes only if sends are buffered; mpi buffers small messages, and "
+            "nccl does so after the ranks have connected"
         )
         advice = (
             "fix the deadlock and do not rely on buffering: with a larger tensor or another "

@@ -72,7 +72,7 @@ NprocOption = Annotated[
     typer.Option(
         "--nproc",
         metavar="N",
-        help="Number of ranks per node. [default: the script starts its ranks]",
+        help="Number of ranks per node. [default: the number that the script starts]",
     ),
 ]
 NnodesOption = Annotated[

@@ -94,8 +94,8 @@ class CheckArguments:
 def command(arguments: CheckArguments) -> None:
     """Check scenarios: verdict, findings, and the outcome on every backend.
 
-    The verdict covers every order of events and every rule that a backend may choose for blocking.
-    A file that cannot be read is reported, and the other files are still checked.
+    The verdict covers every order of events, and sends that wait for their receives or do not. A
+    file that cannot be read is reported, and the other files are still checked.
 
     Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
     under its backend (or --backend), or if the search reached its limit and some backend may hang.

@@ -26,7 +26,8 @@ FirstRunArgument = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="Trace, or scenario to simulate. Without B: measured times to compare with --cluster.",
+        help="Trace, or scenario to simulate. If B is omitted: measured times that --cluster "
+        "should match.",
     ),
 ]
 SecondRunArgument = Annotated[
@@ -41,7 +42,7 @@ ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         metavar="SHARE",
-        help="Allow ends of calls to differ by this share of A's makespan: 0.05 or 5%.",
+        help="Allow the ends of calls to differ by this share of A's total time: 0.05 or 5%.",
     ),
 ]
 PictureOption = Annotated[

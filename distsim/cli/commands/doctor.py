@@ -25,7 +25,9 @@ PathsArgument = Annotated[
 PidsOption = Annotated[
     list[int] | None,
     typer.Option(
-        "--pid", metavar="PID", help="Process ID of a live rank whose stack is read. Repeatable."
+        "--pid",
+        metavar="PID",
+        help="Process ID of a live rank; doctor reads its stack. Repeatable.",
     ),
 ]
 TorchrunOption = Annotated[

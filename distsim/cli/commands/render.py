@@ -29,8 +29,8 @@ FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
-        help="Scenario, or trace (.jsonl); - reads standard input. The views operation "
-        "and algorithm need none.",
+        help="Scenario, or trace (.jsonl); - reads standard input. Not needed "
+        "for --view operation and algorithm.",
     ),
 ]
 ViewOption = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
@@ -54,7 +54,7 @@ OutputOption = Annotated[
 OpOption = Annotated[
     str | None,
     typer.Option(
-        "--op", metavar="NAME", help="Operation that the views operation and algorithm draw."
+        "--op", metavar="NAME", help="For --view operation or algorithm: the operation to draw."
     ),
 ]
 AlgorithmOption = Annotated[
@@ -62,7 +62,7 @@ AlgorithmOption = Annotated[
     typer.Option(
         "--algorithm",
         metavar="NAME",
-        help="Algorithm that the view algorithm draws: ring, tree, … [default: the "
+        help="For --view algorithm: the algorithm to draw, such as ring or tree. [default: the "
         "operation's usual one]",
     ),
 ]
@@ -71,8 +71,8 @@ RanksOption = Annotated[
     typer.Option(
         "--ranks",
         metavar="N|LIST",
-        help="Draw only these ranks, such as 0-7,12. For operation and algorithm: the number of "
-        "ranks, or a list. [default: all; 4 for these views]",
+        help="Draw only these ranks, such as 0-7,12. For --view operation or algorithm: "
+        "the number of ranks, or a list. [default: all; 4 for these views]",
     ),
 ]
 StepsOption = Annotated[
@@ -98,7 +98,7 @@ MeasuredOption = Annotated[
     typer.Option(
         "--measured",
         metavar="F",
-        help="Measured times for the view bandwidth: output of nccl-tests or of `distsim bench`.",
+        help="For --view bandwidth: measured times, from nccl-tests or `distsim bench`.",
     ),
 ]
 

@@ -54,7 +54,7 @@ ScaleOption = Annotated[
     typer.Option(
         "--scale",
         metavar="WHAT=FACTOR",
-        help="Multiply durations of compute, or of gaps (host time between calls). Repeatable.",
+        help="Multiply durations: compute=0.5, or gaps=2 (host time between calls). Repeatable.",
     ),
 ]
 TraceOption = Annotated[

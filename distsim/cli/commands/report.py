@@ -44,7 +44,7 @@ class ReportArguments:
 def command(arguments: ReportArguments) -> None:
     """Write a self-contained HTML report.
 
-    The report shows outcome and verdict, findings next to their source lines, an interactive
+    The report shows the outcome, the verdict, findings next to their source lines, an interactive
     timeline, the reason for each wait, and costs. A trace is shown as recorded, with the verdict on
     its calls.
 

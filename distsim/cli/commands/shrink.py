@@ -44,9 +44,9 @@ def command(
 ) -> None:
     """Reduce a failing scenario to a minimal one.
 
-    Ranks, steps, loops, tensors, fields and sizes are removed or made smaller, as long as verdict,
-    first finding and outcome under the backend stay the same. Exit status: 0, or 2 for a scenario
-    that does not fail.
+    distsim removes or reduces ranks, steps, loops, tensors, fields and sizes. The verdict, the
+    first finding and the outcome on the scenario's backend do not change. Exit status: 0, or 2 for
+    a scenario that does not fail.
 
     \b
     Example: distsim shrink scenarios/pipeline_wrong_order.yaml -o small.yaml

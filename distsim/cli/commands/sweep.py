@@ -47,7 +47,8 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="F.csv",
-        help="Save each result row at once (.csv, .parquet). An existing file is continued.",
+        help="Save each result row as soon as it is known (.csv, .parquet). An existing file "
+        "is continued.",
     ),
 ]
 PlotOption = Annotated[

@@ -70,7 +70,7 @@ AllRanksOption = Annotated[
     bool,
     typer.Option(
         "--all-ranks",
-        help="Simulate every rank separately. [default: large programs simulate ranks "
+        help="Simulate every rank separately. [default: in large programs, simulate ranks "
         "with equal roles once]",
     ),
 ]
@@ -80,7 +80,7 @@ MaxCallsOption = Annotated[
         "--max-calls",
         metavar="N",
         min=1,
-        help="Simulate at most N calls. [default: 5000000, on at most 131072 ranks]",
+        help="Simulate at most N calls. [default: 5000000 calls and 131072 ranks]",
     ),
 ]
 ReportOption = Annotated[

@@ -31,7 +31,7 @@ BudgetOption = Annotated[
         "--budget",
         metavar="N",
         min=1,
-        help="Try only N points, chosen by a guided search (Optuna).",
+        help="Try only N candidates, chosen by a guided search (Optuna).",
     ),
 ]
 SeedOption = Annotated[

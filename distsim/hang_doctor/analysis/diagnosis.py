@@ -205,9 +205,9 @@ def _last_common_call(job: JobWaitState, group: str) -> str:
         return ""
     finished = min(job.last_finished(member, group) for member in last_calls)
     if finished >= 0:
-        return f"finished by all of {ranks_text(last_calls)}: {_call_text(job, group, finished)}"
+        return f"that {ranks_text(last_calls)} all finished: {_call_text(job, group, finished)}"
     made = min(last_calls.values())
-    return f"made by all of {ranks_text(last_calls)}: {_call_text(job, group, made)}"
+    return f"that {ranks_text(last_calls)} all made: {_call_text(job, group, made)}"
 
 
 def _call_text(job: JobWaitState, group: str, number: int) -> str:

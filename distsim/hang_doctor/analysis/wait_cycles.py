@@ -150,7 +150,7 @@ def _cycle_cause(job: JobWaitState, graph: WaitEdges, cycle: list[int]) -> HangC
             "wait_for_cycle", "proved", title, culprits=ranks, ranks=ranks, lines=lines
         )
 
-    path = " -> ".join(str(rank) for rank in [*cycle[:_MAX_RANKS_IN_TITLE], cycle[0]])
+    path = " → ".join(str(rank) for rank in [*cycle[:_MAX_RANKS_IN_TITLE], cycle[0]])
     title = f"{ranks_text(cycle)} are in a wait-for cycle ({path}): {_kind_text(calls)}"
     grade, culprits = verdict_of_waits(waits, ranks)
     return HangCause("wait_for_cycle", grade, title, culprits=culprits, ranks=ranks, lines=lines)
@@ -228,7 +228,7 @@ def _unknown_group_cause(
             CauseLine((wait.rank,), own_call, wait.frame),
             CauseLine(tuple(others), their_call, their_wait.frame),
         ],
-        details=["the dumps do not list the members of the first group"],
+        details=[f"the dumps do not list the members of the group that rank {wait.rank} uses"],
     )
 
 

@@ -145,7 +145,7 @@ def _end_in_phase(snapshot: ProgressSnapshot, source: str) -> ProcessEnd | None:
         is_consequence = bool(_CONNECTION_ERROR.search(snapshot.message))
         return ProcessEnd("raised", snapshot.message or "raised", is_consequence, source=source)
     if snapshot.phase == RankPhase.STRUCK:
-        return ProcessEnd("killed", "killed by a fault of the scenario", False, source=source)
+        return ProcessEnd("killed", "killed by an injected fault", False, source=source)
     if snapshot.phase in (RankPhase.WRITING, RankPhase.ENDED):
         return ProcessEnd(
             "exited", "reached the end of its program", False, source=source, clean=True

@@ -125,7 +125,7 @@ class _PickleMachine:
             raise UnsafePickle("it is damaged")
         target.update(
             zip(items[::2], items[1::2], strict=True)
-        )  # a key that can't be one raises TypeError
+        )  # a key that cannot be one raises TypeError
 
     def extend(self, target: object, items: list[object]) -> None:
         if not isinstance(target, list):

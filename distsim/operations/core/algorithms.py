@@ -454,7 +454,7 @@ def apply_rounds(
         for t, what in moving:
             if what is None or t.src == t.dst:
                 raise ValueError(
-                    f"round {number}: rank {t.src} can't send chunk {t.chunk} to rank {t.dst}"
+                    f"round {number}: rank {t.src} cannot send chunk {t.chunk} to rank {t.dst}"
                 )
             there = held[t.dst].get(t.chunk, ()) if t.reduce else ()
             held[t.dst][t.chunk] = tuple(sorted(there + what))

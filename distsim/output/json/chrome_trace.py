@@ -325,7 +325,7 @@ def _metadata_events(trace: Trace, threads: ThreadIds) -> Iterator[JsonObject]:
     for pid in sorted(set(machine)):
         ranks = [rank for rank, own in enumerate(machine) if own == pid]
         yield _metadata_event(
-            "process_name", pid, HOST_TID, name=f"machine {pid} ({ranks_label(ranks)})"
+            "process_name", pid, HOST_TID, name=f"node {pid} ({ranks_label(ranks)})"
         )
         yield _metadata_event("process_sort_index", pid, HOST_TID, sort_index=pid)
     for (rank, (queue, number)), tid in threads.items():

@@ -3,7 +3,7 @@ services read; and annotations of a GitHub Actions log, one workflow command per
 first place.
 
 In SARIF a finding is a result with its first place as location and the others as related locations;
-a code is a rule with its page as help. A file that can't be read is a notification of the tool: it
+a code is a rule with its page as help. A file that cannot be read is a notification of the tool: it
 is no result of the check. Form and escapes of workflow commands: docs.github.com, "Workflow
 commands for GitHub Actions"; actions/toolkit, packages/core/src/command.ts.
 """
@@ -156,7 +156,7 @@ _ANNOTATION_LEVELS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
 def github_annotations(results: Sequence[CheckResult]) -> str:
-    """One line per finding and per problem of a file that can't be read; empty when there is
+    """One line per finding and per problem of a file that cannot be read; empty when there is
     neither.
     """
     return "\n".join(_annotation_lines(results))
@@ -166,7 +166,7 @@ def _annotation_lines(results: Sequence[CheckResult]) -> Iterator[str]:
     for result in results:
         for e in result.errors:
             text = e.message + (f"\nhelp: {e.hint}" if e.hint else "")
-            yield _workflow_command("error", e.file, e.line, e.column, "can't be read", text)
+            yield _workflow_command("error", e.file, e.line, e.column, "cannot be read", text)
         for finding in result.findings:
             yield _annotation(finding, result.file)
 

@@ -135,7 +135,7 @@ def _rank_node(diagnosis: Diagnosis, rank: int, of_cause: bool) -> DiagramNode:
     elif status.end:
         activity = status.end.text
     else:
-        activity = "in no recorded call"
+        activity = "outside any recorded call"
     lines = [
         TextLine(f"rank {rank}", bold=True, size=14, colour=RED if of_cause else INK),
         TextLine(clipped(activity, _NODE_CHARACTERS)),

@@ -83,15 +83,29 @@ def _verdict_line(verdict: Verdict) -> str:
     if not verdict.complete:
         text += " so far (the search is incomplete)"
     if verdict.explored:
-        text += f", {verdict.explored} states explored"
+        text += f"; {verdict.explored} states explored"
     return text
 
 
+_READING_CONDITION = {
+    "rendezvous": "if no send is buffered",
+    "early": "if ranks also leave rooted collectives early",
+    "buffered": "if all sends are buffered",
+    "mixed": "if only some sends are buffered",
+}
+
+
 def _readings_text(verdict: Verdict) -> str:
-    """The result under each reading of the contract, unless all are equal."""
-    if len(set(verdict.readings.values())) < 2:
+    """How often each reading of the contract deadlocks, unless all are equal."""
+    frequencies = dict(verdict.readings)
+    if len(set(frequencies.values())) < 2:
         return ""
-    return "; ".join(f"{reading}: {result}" for reading, result in verdict.readings.items())
+    if frequencies.get("early") == frequencies.get("rendezvous"):
+        frequencies.pop("early", None)
+    conditions = [
+        f"{frequency} {_READING_CONDITION[reading]}" for reading, frequency in frequencies.items()
+    ]
+    return f"It deadlocks {', '.join(conditions)}."
 
 
 _BACKEND_COLUMNS = [text_column(key) for key in ("backend", "outcome", "details")]
@@ -109,7 +123,7 @@ def _outcome_details(outcome: BackendOutcome) -> str:
     details = []
     others = [possible for possible in outcome.possible if possible != outcome.outcome]
     if others:
-        details.append(f"or {', '.join(others)}")
+        details.append(f"also possible: {', '.join(others)}")
     if outcome.flips_at_nbytes is not None:
         details.append(f"depends on the buffer size ({show_bytes(outcome.flips_at_nbytes)})")
     if outcome.variants and len(set(outcome.variants.values())) > 1:

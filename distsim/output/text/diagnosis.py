@@ -205,7 +205,7 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
         if status.end is not None:
             yield f"rank {rank}: {status.end.text}"
         elif status.frame is not None:
-            yield f"rank {rank}: in no recorded call{_frame_text(status.frame)}"
+            yield f"rank {rank}: outside any recorded call{_frame_text(status.frame)}"
 
 
 # --- the rest ---

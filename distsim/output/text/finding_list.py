@@ -162,10 +162,11 @@ def verdict_conflict_text(
             f"{_OUTCOME_TEXT[outcome]}"
         )
     elif verdict.verdict == "invalid" and outcome == "completes":
-        text = f"A call has an invalid argument, but {backend} completes anyway"
+        text = f"A call has an invalid argument, but the program completes on {backend} anyway"
     elif not is_harmless and outcome == "completes":
         text = (
-            f"The program breaks the rules of torch.distributed; {backend} completes only by luck"
+            "The program breaks the rules of torch.distributed; it completes on "
+            f"{backend} only by luck"
         )
     else:
         return ""

@@ -203,7 +203,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     if len({request.gpus for request in plan.questions}) > 1:
         front += " on as few GPUs"
     texts = [
-        f"=: predicted range overlaps that of the fastest layout ({count})",
+        f"=: may be as fast as the fastest layout, given the range of the costs ({count})",
         f"*: Pareto-optimal ({front})",
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         "range: step time if all costs are off by the same factor",

@@ -425,7 +425,7 @@ def _allocated_text(peaks: Sequence[PeakMemory]) -> str:
     most = max(peak.allocated for peak in peaks)
     if not most:
         return ""
-    return f"live tensors: at most {show_bytes(most)}; total: about what torch reserves"
+    return f"total: estimate of torch's reserved memory; live tensors use up to {show_bytes(most)}"
 
 
 def _memory_kinds(peaks: Sequence[PeakMemory]) -> list[str]:

@@ -1,5 +1,5 @@
 """Answers to what-if questions: differences, speed-ups, the critical path by kind, the spread of
-many draws; the metrics of a training step.
+many seeds; the metrics of a training step.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _value_text(value: float | str | None, unit: str) -> str:
 
 
 def spread_text(found: MakespanDistribution, causes: str) -> str:
-    """The spread of the makespan over many draws."""
+    """The spread of the makespan over many seeds."""
     low, high = show_ns(round(found.low_ns)), show_ns(round(found.high_ns))
     interval = f"{100 * found.level:.0f} % confidence interval {low} to {high}"
     mean = f"{show_ns(round(found.mean_ns))} ({interval})"
@@ -132,4 +132,4 @@ def spread_text(found: MakespanDistribution, causes: str) -> str:
         f"median {show_ns(round(found.median_ns))}, 95th percentile {show_ns(round(found.p95_ns))}"
     )
     ends = f"range {show_ns(found.least_ns)} to {show_ns(found.most_ns)}"
-    return f"{found.runs} draws{causes}: mean {mean}, {rest}, {ends}"
+    return f"{found.runs} seeds{causes}: mean {mean}, {rest}, {ends}"

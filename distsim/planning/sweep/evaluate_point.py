@@ -13,7 +13,7 @@ from distsim.simulation.simulate_scenario import Simulation, simulate
 from distsim.simulation.training_metrics import makespan_range, training_metrics
 
 #: Columns of the table besides those of the grid. ``status``: `ok`, or `refused` with the
-#: ``reason``: the point can't be.
+#: ``reason``: the point cannot be.
 RESULT_COLUMNS = (
     "status",
     "outcome",

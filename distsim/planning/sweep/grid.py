@@ -142,7 +142,7 @@ def propose_points(
     """Optuna's sampler proposes, points are tried, the best are asked for again nearby.
 
     Up to ``budget`` different choices of one value for each name, each yielded before ``score`` is
-    asked for it (what is least is best; None: it can't be). The same seed and scores propose the
+    asked for it (what is least is best; None: it cannot be). The same seed and scores propose the
     same. Raises EnvironmentFault without Optuna."""
     optuna = import_optional("optuna")
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -78,7 +78,8 @@ def _session_of_machine(
     has_equal_parts = nodes >= 1 and world_size % nodes == 0
     if not has_equal_parts or not 0 <= node_rank < nodes:
         raise UsageError(
-            f"{world_size} ranks can't be cut into --nnodes {nodes}, machine {node_rank} of them",
+            f"{world_size} ranks cannot be split over --nnodes {nodes} with "
+            f"--node-rank {node_rank}",
             "give --nnodes that divides the world size, and --node-rank from 0",
         )
     if launcher == "elastic" and nodes > 1:
@@ -137,8 +138,8 @@ def start_method(scenario: Scenario, options: RealRunOptions, devices: RankDevic
         raise UsageError(f"unknown launcher {name}", f"one of {', '.join(START_METHODS)}")
     if name == "fork" and _default_start_method(devices) != "fork":
         raise UsageError(
-            "--launcher fork can't be used with CUDA here: "
-            "a forked process can't use a CUDA context that its parent has made",
+            "--launcher fork cannot be used with CUDA here: "
+            "a forked process cannot use a CUDA context that its parent has made",
             "use --launcher spawn or forkserver",
         )
     return name

@@ -156,8 +156,12 @@ class _StartupCauseFinder:
         ranks = [rank for rank in self.addresses if self._is_unresolvable(rank)]
         if not ranks:
             return []
-        hosts = ", ".join(sorted({self.addresses[rank].host for rank in ranks}))
-        message = f"{hosts} does not resolve, but {_ranks_text(ranks)} look for the store there"
+        hosts = sorted({self.addresses[rank].host for rank in ranks})
+        names = f"host name {hosts[0]} does" if len(hosts) == 1 else f"host names {hosts} do"
+        message = (
+            f"the {names} not resolve, but {_ranks_text(ranks)} look{_verb_s(ranks)} for the "
+            "store there"
+        )
         remedy = "check that `getent hosts NAME` works on that node, or use an IP address"
         return [StartupCause("DS122", tuple(ranks), message, remedy)]
 
@@ -174,7 +178,7 @@ class _StartupCauseFinder:
         return [self._missing_store(astray, servers[0])] if astray and servers else []
 
     def _serves_its_address(self, rank: int) -> bool:
-        """Whether a process, or its launcher's agent, is to serve the store on its own machine."""
+        """Whether a process, or its launcher's agent, is to serve the store on its own node."""
         address, process = self.addresses[rank], self.processes[rank]
         if address.kind != "tcp" or not (address.rank == 0 or process.agent):
             return False
@@ -205,7 +209,7 @@ class _StartupCauseFinder:
         server_node = self.processes[server].node
         host = self.addresses[astray[0]].host
         if is_loopback(host) and any(self.processes[rank].node != server_node for rank in astray):
-            return f"{host} is the local node of each rank, but the store is on node {server_node}"
+            return f"on every node, {host} is that node itself; the store is on node {server_node}"
         if self.addresses[server].text in searched:
             return f"rank {server}, which serves the store, is on another node"
         return f"rank {server} serves the store at {self.addresses[server].text}"

@@ -248,7 +248,7 @@ def _from_file_url(process: StartupProcess, url: ParseResult, method: str) -> Re
             "ValueError",
             f"{_ERROR_PREFIX} file:// rendezvous: path missing",
             "DS121",
-            f"init_method {method!r} has no file",
+            f"init_method {method!r} has no path",
             "write file:///folder/name: three slashes, and a path that all nodes share",
         )
     rank, world_size = _rank_and_world_size(process, url, "file")

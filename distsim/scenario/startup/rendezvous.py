@@ -332,7 +332,7 @@ class _StartupSimulation:
     ) -> StartupOutcome:
         """The timeout of ``get``, which each kind of store words differently."""
         kind, timeout_ns = self.addresses[rank].kind, self.processes[rank].timeout_ns
-        missing = f"the key of rank {missing_key}"
+        missing = f"the store key of rank {missing_key}"
         if kind == "file":
             after_ns = timeout_ns + _SECOND_NS
             return StartupOutcome(

@@ -61,7 +61,7 @@ def find_torch() -> TorchInstallation:
     try:
         text = (folder / "version.py").read_text(encoding="utf-8")
     except OSError:
-        raise ExtensionUnavailable("torch's version can't be read") from None
+        raise ExtensionUnavailable("torch's version cannot be read") from None
     found = re.search(r"__version__\s*=\s*'([^']+)'", text)
     version = found.group(1) if found else "unknown"
     has_cuda = any((folder / "lib").glob("libtorch_cuda*"))
@@ -121,7 +121,7 @@ def _compile_extension(compiler: str, torch: TorchInstallation, target: Path) ->
         handle, unfinished = tempfile.mkstemp(suffix=".so", prefix=".device-", dir=target.parent)
         os.close(handle)
     except OSError as error:
-        raise ExtensionUnavailable(f"{target.parent} can't be written: {error.strerror}") from None
+        raise ExtensionUnavailable(f"{target.parent} cannot be written: {error.strerror}") from None
     include = torch.folder / "include"
     libraries = torch.folder / "lib"
     # Linked although nothing refers to it, so that its initialisation runs before the extension's.

@@ -33,11 +33,11 @@ _REPLACEMENTS: Final = (
     ("overwrote its handle before the wait", "overwrote its Work before the wait"),
     ("did not keep its request", "did not keep its Work"),
     ("loses its handle, which", "loses its Work, which"),
-    ("it has no handle", "the script does not keep its Work"),
+    ("the call has no handle", "the script does not keep its Work"),
     ("has no handle", "returns a Work that the script does not keep"),
     (" (`copies:`)", ""),
     (" (`init: eager`)", ""),
-    (" by a fault of the scenario", ""),
+    (" by an injected fault", ""),
     ("is under a selector that excludes", "is in a branch that excludes"),
 )
 

@@ -60,7 +60,7 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> None:
         write_file(path, encode_pieces(path, trace_lines(trace)))
     except UsageError as fault:
         raise EnvironmentFault(
-            f"the trace can't be written: {fault.message}", fault.remedy
+            f"the trace cannot be written: {fault.message}", fault.remedy
         ) from None
 
 
@@ -133,7 +133,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
             return _escape_trace(parse_trace(lines, shown))
     except OSError as fault:
         raise UsageError(
-            f"{shown} can't be read: {fault.strerror}", _file_remedy(os.fspath(path))
+            f"{shown} cannot be read: {fault.strerror}", _file_remedy(os.fspath(path))
         ) from None
     except LineTooLong as fault:
         raise UsageError(f"{shown}:{fault.number}: {fault}", TRACE_REMEDY) from None

@@ -20,7 +20,7 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
     """The picture as ``png`` or ``pdf``. The same picture gives the same bytes on a machine with
     the same fonts.
 
-    Raises EnvironmentFault where typst is missing or can't draw it.
+    Raises EnvironmentFault where typst is missing or cannot draw it.
     """
     try:
         import typst

@@ -99,7 +99,7 @@ def _bandwidth_sentence(row: type[Operation]) -> str:
 def _rounds_sentence(row: type[Operation]) -> str:
     counts = [(n, len(row.schedule(n, 0))) for n in GROUP_SIZES[:3]]
     return (
-        "The algorithm takes "
+        "The operation takes "
         + ", ".join(f"{rounds} round{'s' * (rounds != 1)} on {n} ranks" for n, rounds in counts)
         + "."
     )

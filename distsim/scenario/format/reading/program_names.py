@@ -250,7 +250,7 @@ class ProgramNameChecker:
         known = sorted(self.scope.handles)
         self.problems.add(
             path,
-            f"unknown handle {name}: no step binds it with `as` "
+            f"unknown handle {name}: no call defines it with `as` "
             f"(known: {name_list(known)}){did_you_mean(name, known)}",
         )
 

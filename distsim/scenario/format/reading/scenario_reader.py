@@ -247,7 +247,7 @@ class _ScenarioReader:
                     f"unknown cluster {name}; presets: "
                     f"{name_list(PRESETS)}{did_you_mean(name, PRESETS)}"
                 ),
-                "a cluster file needs a name that ends in .yaml",
+                "write the name of a preset, or of a cluster file that ends in .yaml",
             )
 
     def _inline_cluster(self, data: dict[str, Any]) -> dict[str, Any]:

@@ -80,9 +80,15 @@ def _contains_second_entry(text: str) -> bool:
     return " - " in text
 
 
+#: Words with which other languages write a condition.
+_CONDITION_WORDS = frozenset({"if", "then", "else", "when"})
+
+
 def unknown_step_message(name: object) -> str:
     """The message for a step that is no operation, strategy or block."""
     known = [*OPERATIONS, *OPERATION_ALIASES, *STRATEGIES, "repeat", "ranks", "steps"]
+    if name in _CONDITION_WORDS:
+        return f"unknown step {value_text(name)}; a condition is `ranks: rank == 0` in a step"
     hint = did_you_mean(name, known) or "; `distsim explain` lists the operations"
     return f"unknown step {value_text(name)}{hint}"
 
@@ -92,7 +98,7 @@ def _call_as_mapping(name: str, arguments: str) -> str:
     """The remedy for a call in Python: the mapping that means the same."""
     row = operation_row(name)
     if row is None:
-        return "write `- name: {field: value}`; `distsim explain` lists the steps"
+        return "write `- name: {field: value}`; `distsim explain` lists the operations"
     known = model_fields_by_key(row)
     key_of_argument = torch_argument_names(row.op, set(known))
     fields = {}

@@ -41,7 +41,7 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"`(in|not in)`", "write `rank == 1 or rank == 2`; for fixed ranks, `ranks: [1, 2]`"),
     (r"`([|&~^])`|`(is|is not)`", "write `and`, `or`, `not`, `==` or `!=`"),
     (
-        r"allowed are numbers, names.*$",
+        r"an expression may contain numbers, names.*$",
         "use only arithmetic, comparisons, min and max; see `distsim explain expressions`",
     ),
     (r"write (`[^`]+`)", "write {1}"),
@@ -89,7 +89,11 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
     (r"a batch may contain only isend and irecv", "move it before or after the batch"),
     (r"batch has a single handle", "`batch_isend_irecv: {{ops: […], as: h}}`"),
     (r"a repeat may have at most|nested repeats and iterations", "use fewer repetitions"),
-    (r"unknown step", "`distsim explain` lists the steps"),
+    (
+        r"unknown step '(?:if|then|else|when)'",
+        "write `- barrier:` and, below it, `ranks: rank == 0`",
+    ),
+    (r"unknown step", "`distsim explain` lists all operations"),
     (
         r"is not the same|same on every rank",
         "use variables, axis sizes and `world_size`, which are the same on all ranks",
@@ -102,7 +106,7 @@ _REMEDIES_BY_MESSAGE: tuple[tuple[str, str | Callable[[re.Match[str]], str]], ..
         "name each once",
     ),
     (
-        r"can't be (?:added|subtracted|compared|divided|joined|chosen from)",
+        r"cannot be (?:added|subtracted|compared|divided|joined|chosen from)",
         "use the same kind of unit for both, such as `3 ms + 200 us`",
     ),
     (r"no quantity that there is", "multiply or divide a quantity by a plain number"),

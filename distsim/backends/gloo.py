@@ -495,21 +495,27 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
 
     * A partner outside the world (DS101): gloo looks for the pair in the store until the timeout
       and 1 s more (`p2p.out_of_range.*`); it may also die of SIGSEGV, because the pair is looked up
-      outside the memory for the world. In other groups torch's own lookup raises.
+      outside the memory for the world. In other groups torch's own lookup of ``src`` and ``dst``
+      raises. It does not check ``group_src`` and ``group_dst``, so such a call also hangs (run:
+      ``group_dst=2`` and ``group_src=2`` in a group of two ranks; send, recv, isend and irecv).
+      The program has the calling rank in place of such a group rank.
     * A second wait (DS105) on the request of a message hangs
       (`p2p.irecv_not_waited_poll_is_completed`). On the request of a collective it returns, but
       ``call`` does not show which request is meant: the compiler turns "hangs" into "goes on" if
       only collectives are waited for again (`distsim.semantics.form.compiler`).
-    * A destroyed group (DS108) still executes collectives if it was destroyed alone; torch refuses
-      messages on it (run).
+    * A destroyed group (DS108) still executes collectives without a root if it was destroyed alone
+      (run: all_reduce, barrier and all_gather complete if both members call them). torch refuses
+      messages on it, and collectives with a root (run: broadcast). If a member does not join, its
+      process closes the connection and torch raises ValueError
+      (`distsim.semantics.form.compiler`).
     * An all_to_all whose input does not divide evenly is executed: wrong data (2.2, "not refused on
       Gloo").
     """
-    if code == "DS101" and call.group.id == 0:
+    if code == "DS101" and (call.group.id == 0 or call.peer == call.rank):
         return "hangs"
     if code == "DS105":
         return "hangs"
-    if code == "DS108" and _is_collective_of_member_on_subgroup(call):
+    if code == "DS108" and _is_rootless_call_of_member_on_subgroup(call):
         return "goes on"
     if SUPPORT.overlooks(call, code):
         return "goes on"
@@ -518,8 +524,10 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
     return torch_frontend_reaction(call, code, options)
 
 
-def _is_collective_of_member_on_subgroup(call: ResolvedCall) -> bool:
-    if not call.group.id or OPERATIONS[call.op].kind != "collective":
+def _is_rootless_call_of_member_on_subgroup(call: ResolvedCall) -> bool:
+    operation = OPERATIONS[call.op]
+    is_rootless = operation.kind == "collective" and operation.root_field is None
+    if not call.group.id or not is_rootless:
         return False
     return call.group.group_rank(call.rank) >= 0
 

@@ -393,4 +393,6 @@ def _alternative_outcomes(
         if any(new_group.again for new_group in divergent):
             # Whether stale addresses in the store let the ranks connect depends on ports.
             alternatives.add("completes")
+        if any(new_group.may_connect for new_group in divergent):
+            alternatives |= {"completes", "raises"}
     return alternatives

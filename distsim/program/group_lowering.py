@@ -54,6 +54,7 @@ class GroupLowering(CommunicationLowering):
             draft.invalid.append(InvalidCall(True, "DS109", reason))
         self._is_initialized = True
         self._destroyed_groups.clear()
+        self._refused_groups.clear()
 
     def _init_arguments(self, context: ResolveContext, draft: CallDraft) -> None:
         """Texts and timeouts, which may differ by rank, and numbers, which may be expressions."""
@@ -103,6 +104,7 @@ class GroupLowering(CommunicationLowering):
                 "listed once"
             )
             draft.invalid.append(InvalidCall(True, "DS111", reason))
+            self._refused_groups.add(op.name)
             return
         if only_members:
             count = LOCAL_CREATION
@@ -114,6 +116,7 @@ class GroupLowering(CommunicationLowering):
         )
         self._made_groups[op.name] = group
         self._destroyed_groups.discard(op.name)
+        self._refused_groups.discard(op.name)
         if only_members:
             draft.group = group
 

@@ -68,6 +68,7 @@ class NameResolver:
         self._reference_indices: dict[Hashable, tuple[NameReference, Vec]] = {}
         self._made_groups: dict[str, int] = {}  # made by earlier new_group steps
         self._destroyed_groups: set[GroupName] = set()  # destroyed by earlier steps
+        self._refused_groups: set[GroupName] = set()  # whose new_group has raised (DS111)
 
     def _split(self, labels: RankValues | Sequence[int]) -> NoReturn:
         """End the walk of this class: ranks with different labels make different calls."""
@@ -168,6 +169,9 @@ class NameResolver:
         if not (isinstance(draft.group, int) and draft.group < 0):
             return False
         draft.group = 0
+        if context.op.group in self._refused_groups:
+            # The rank never reaches this call: its new_group raised, which is the finding.
+            return True
         reason = (
             f"{op} on group {context.op.group}, which this rank has not created\n"
             "call new_group first on all ranks of the world"

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, NearMiss
 from distsim.checker.diagnosis.wait_for_graph import WaitEdge
-from distsim.checker.wording import number_list, parenthesised
+from distsim.checker.wording import location_text, number_list, parenthesised
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import tag_text
@@ -87,8 +87,9 @@ def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     """Two ranks exchange two messages in different order."""
     send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
     label = _message_label if send.group.id == receive.group.id else _group_message_label
+    alternative = "" if send.op == "isend" else ", or use isend"
     return (
-        "send and receive the messages in the same order, or use isend: "
+        f"send and receive the messages in the same order{alternative}: "
         f"rank {send.rank} sends {label(send)} first, but rank {receive.rank} receives "
         f"{label(receive)} first",
     )
@@ -237,6 +238,36 @@ class WrongGroupCall(NamedTuple):
         places = tuple(dict.fromkeys((*finding.places, *own_place)))
         message = f"{head}\n  {finding.message}"
         return replace(finding, message=message, places=places, slips=places)
+
+
+# --- destroyed groups ---
+class EarlyDestroy(NamedTuple):
+    """A rank destroyed a group before another rank's last call on it.
+
+    ``missing``: the call that the rank does not join; both places are given.
+    """
+
+    rank: int
+    missing: ResolvedCall
+    destroy_place: SourceLocation
+    missing_place: SourceLocation | None
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Join the call, then destroy the group."""
+        return (f"on rank {self.rank}, call that {self.missing.op} before destroy_process_group",)
+
+    def with_cause_first(self, finding: Finding) -> Finding:
+        """Put the early destruction first, and what ranks wait for below it."""
+        call = self.missing
+        head = (
+            f"rank {self.rank} destroyed group {call.group.name}"
+            f"{parenthesised(location_text(self.destroy_place))} without joining rank "
+            f"{call.rank}'s {call.op} on it{parenthesised(location_text(self.missing_place))}"
+        )
+        places = tuple(dict.fromkeys((self.destroy_place, *finding.places)))
+        message = f"{head}\n  {finding.message}"
+        return replace(finding, message=message, help=self.advice, places=places, slips=places)
 
 
 # --- exited ranks ---

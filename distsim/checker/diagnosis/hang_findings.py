@@ -27,6 +27,7 @@ from distsim.checker.diagnosis.exit_advice import (
     open_connection_note,
 )
 from distsim.checker.diagnosis.hang_advice import (
+    EarlyDestroy,
     WrongGroupCall,
     advise_cycle,
     advise_dropped_request,
@@ -216,6 +217,9 @@ class _HangDiagnosis:
             call, missing = new_group
             advice = advise_new_group(missing, call.local_sync)
             return with_new_group_rule(replace(found, help=advice), call, missing)
+        destroyed = self._early_destroy([part for part in awaited if part is not None])
+        if destroyed is not None:
+            return destroyed.with_cause_first(found)
         return found if wrong_group is None else wrong_group.with_cause_first(found)
 
     def _cycle_head(self, cycle: WaitCycle, edges: list[WaitEdge]) -> str:
@@ -280,6 +284,22 @@ class _HangDiagnosis:
                     return advise_dropped_request(rank, other, location)
         return ()
 
+    # --- destroyed groups ---
+    def _early_destroy(self, awaited: list[AwaitedCall]) -> EarlyDestroy | None:
+        """A rank that destroyed a group, although another rank still waits for it there."""
+        for part in awaited:
+            if part.is_message or part.position is not None or part.call.op == "new_group":
+                continue
+            for position, call in self.program.calls_of(part.rank):
+                if position >= self.ends[part.rank].position:
+                    break
+                is_destroy = call.op == "destroy_process_group"
+                if is_destroy and call.group.id == part.call.group.id:
+                    destroy_place = self.program.place(part.rank, position)
+                    missing_place = self.rows.place_of_waiting_call(part)
+                    return EarlyDestroy(part.rank, part.call, destroy_place, missing_place)
+        return None
+
     # --- wrong groups ---
     def _wrong_group_call(self, awaited: list[AwaitedCall]) -> WrongGroupCall | None:
         """A rank calls a collective on one group and is awaited on another for the same call."""
@@ -321,10 +341,29 @@ class _HangDiagnosis:
         """The ranks that wait for exited ranks, in groups with the code of their finding."""
         groups: dict[_ExitGroup, list[int]] = defaultdict(list)
         for rank in self.graph.waits_on_exited:
+            if self._waits_for_invalid_call(rank):
+                continue
             groups[self._exit_group(rank)].append(rank)
         # Failures come first, because ranks that ended regularly are often their consequence.
         ordered = sorted(groups.items(), key=lambda item: (item[0].code != "DS303", item[1][0]))
         return [(group.code, ranks) for group, ranks in ordered]
+
+    def _waits_for_invalid_call(self, rank: int) -> bool:
+        """Whether a rank only waits for ranks that raised at an invalid call.
+
+        The finding on that call (DS101 to DS112) is the cause, and goes away together with this
+        wait.
+        """
+        exited = self._exited_of(rank, self._need_for_exited(rank))
+        return all(self._raised_at_invalid_call(other) for other in exited)
+
+    def _raised_at_invalid_call(self, rank: int) -> bool:
+        end, code = self.ends[rank], self.program.code(rank)
+        if end.status != "raised" or end.position >= len(code.calls):
+            return False
+        call, row = code.calls[end.position], self.program.row_of[rank]
+        parts = (call, *call.parts)
+        return any(part.invalid is not None and bool(part.invalid[0][row]) for part in parts)
 
     def _exit_group(self, rank: int) -> _ExitGroup:
         need = self._need_for_exited(rank)
@@ -406,6 +445,9 @@ class _HangDiagnosis:
         found = replace(found, slips=advice.slips)
         if wrong_group is not None:
             return wrong_group.with_cause_first(found)
+        destroyed = self._early_destroy([] if first is None else [first])
+        if destroyed is not None:
+            return destroyed.with_cause_first(found)
         # Only the exited ranks never call new_group; others may still be about to call it.
         need = needs[0]._replace(ranks=tuple(exited))
         edge = WaitEdge(ranks[0], need, exited[0])

@@ -44,10 +44,29 @@ def advise_local_group(program: Program, awaited: Sequence[AwaitedCall]) -> tupl
             call_of[rank], group_of[rank] = call, new_group
     if not call_of:
         return ()
+    if _is_cycle_of_creations(awaited):
+        names = ", ".join(sorted({part.call.group.name for part in awaited}))
+        return (
+            "remove use_local_synchronization and create the groups in one order on all ranks of "
+            f"the world, for example {names}: now each rank waits in its first new_group for a "
+            "rank that creates another group first",
+        )
     first = min(call_of)
     if group_of[first].again:
         return _advise_reused_name(program, call_of[first], group_of[first])
     return _advise_different_names(group_of)
+
+
+def _is_cycle_of_creations(awaited: Sequence[AwaitedCall]) -> bool:
+    """Whether ranks wait in new_group calls of several groups for ranks that call them later.
+
+    With local synchronization, another order alone may not help: torch derives each group's name
+    from the number of groups that the rank is in, which then differs between the members.
+    """
+    names = {part.call.group.name for part in awaited}
+    return len(names) > 1 and all(
+        part.call.op == "new_group" and part.position is not None for part in awaited
+    )
 
 
 def _advise_different_names(group_of: dict[int, DivergentNewGroup]) -> tuple[str, ...]:

@@ -328,7 +328,26 @@ class UnitCompiler:
             waited_again = [self.code.calls[position - distance] for distance in call.again]
             if not any(OPERATIONS[one.op].kind in ("p2p", "batch") for one in waited_again):
                 return "goes on"
+        if code == "DS108" and reaction == "goes on" and not self._all_members_call(call):
+            return "raises"
         return reaction
+
+    def _all_members_call(self, call: CodeCall) -> bool:
+        """Whether every member makes this call on a destroyed group.
+
+        Otherwise the missing member closes its connection, when its process ends or its group
+        object is freed. torch then raises "ValueError: Process group … is not initialized in the
+        world group map" in place of gloo's error (run on gloo, torch 2.13). While the missing
+        member keeps the object, for example in a barrier of the world, the call waits for that.
+        """
+        group = self.resolved(call).group
+        number = self.numbers.get(group.id, 0)
+        return all(self._collective_count(member, group.id) > number for member in group.ranks)
+
+    def _collective_count(self, rank: int, group_id: int) -> int:
+        """The collectives that a rank's whole program calls on a group."""
+        calls = (call for _, call in self.program.calls_of(rank) if call.group.id == group_id)
+        return sum(OPERATIONS[call.op].kind == "collective" for call in calls)
 
     def _react(self, position: int, problem: _CallProblem) -> bool:
         """Add what an invalid call does instead; whether the rank continues."""

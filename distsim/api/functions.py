@@ -4,7 +4,8 @@ A scenario may be given as a `Scenario`, as the path of a file, as ``-`` for sta
 YAML text (a string with a line break). Errors of the user raise `UserError`, `UsageError` or
 `ScenarioErrors`; their text names the place, the cause and the remedy.
 
-The commands of `distsim.cli` call these functions. docs/explanation/architecture.md names the exceptions.
+The commands of `distsim.cli` call these functions. docs/explanation/architecture.md names the
+exceptions.
 """
 
 from __future__ import annotations

@@ -99,7 +99,10 @@ def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_m
 ) -> None:
     assert "A rank waits for all ranks before it." in done(copy, "explain", "scan").stdout
     assert '"scan"' in done(copy, "schema").stdout
-    assert done(copy, "render", "--view", "operation", "--op", "scan", "-o", "scan.svg").returncode == 0
+    assert (
+        done(copy, "render", "--view", "operation", "--op", "scan", "-o", "scan.svg").returncode
+        == 0
+    )
     assert "<svg" in (copy / "scan.svg").read_text(encoding="utf-8")
     late = simulated(copy, "backend: gloo\nprogram:\n  - {scan: {tensor: x}, ranks: rank < 3}\n")
     assert late["verdict"] == "deadlock"

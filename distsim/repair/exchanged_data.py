@@ -1,8 +1,8 @@
 """Which data a program exchanges, and how far a changed program departs from it.
 
-Key idea: a *contribution* is a message or a rank's share of a collective, with the tensor that it
-carries and the number of times that the rank itself wrote this tensor before (its version in
-`distsim.values.lineage`, counted in program order). A changed program loses a contribution if it no
+Key idea: a *contribution* is a message or a rank's share of a collective, with its tensors. Each
+tensor has a version: the number of local writes by this rank before the call, in program order. A
+receive changes no version, unlike in `distsim.values.lineage`. A changed program loses a contribution if it no
 longer makes it, or makes it with another version of the tensor. Tags and the group of a message are
 no part of a contribution, because a repair may change them without changing the data.
 """

@@ -1,8 +1,8 @@
 """Which data a program exchanges, and how far a changed program departs from it.
 
-Key idea: a *contribution* is a message or a rank's share of a collective, with the tensor that it
-carries and the number of times that the rank itself wrote this tensor before (its version in
-`distsim.values.lineage`, counted in program order). A changed program loses a contribution if it no
+Key idea: a *contribution* is a message or a rank's share of a collective, with its tensors. Each
+tensor has a version: the number of local writes by this rank before the call, in program order. A
+receive changes no version, unlike in `distsim.values.lineage`. A changed program loses a contribution if it no
 longer makes it, or makes it with another version of the tensor. Tags and the group of a message are
 no part of a contribution, because a repair may change them without changing the data.
 """
@@ -57,13 +57,18 @@ class ExchangedData:
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
         lost = lost_by_outliers = changed_ranks = 0
+        kept_exchanges = {(each.op, each.partners) for each in changed._all()}
         for rank, before in self.by_rank.items():
             after = changed.by_rank.get(rank, [])
-            missing = (Counter(before) - Counter(after)).total()
+            missing = Counter(before) - Counter(after)
             if rank in outliers:
-                lost_by_outliers += missing
+                # A collective that only outliers make, such as saving on rank 0, needs the other
+                # ranks. If it disappears altogether, its data are lost.
+                gone = [each for each in missing if (each.op, each.partners) not in kept_exchanges]
+                lost += len(gone)
+                lost_by_outliers += missing.total()
                 continue
-            lost += missing
+            lost += missing.total()
             changed_ranks += before != after
         return DataLoss(lost, changed_ranks, lost_by_outliers)
 

@@ -27,9 +27,9 @@ _MAX_STATES: Final = 20_000
 class WaitEdge(NamedTuple):
     """Why a rank of the core is blocked: operations and group, but no rank numbers.
 
-    Ranks are renumbered when others are removed. ``awaited``: for each rank that it waits for, the
-    operation that this rank is blocked in (or how it ended), and whether this rank would make a
-    call of the same kind on the group later. So a wrong order stays a wrong order.
+    Ranks are renumbered when others are removed. ``awaited`` has a pair for each
+    rank that it waits for. The first item is the operation that this rank is blocked in, or how it
+    ended. The second item is whether it would make a call of the same kind on the group later. So a wrong order stays a wrong order.
     """
 
     op: str
@@ -41,9 +41,8 @@ class WaitEdge(NamedTuple):
 class FailureSignature(NamedTuple):
     """What a smaller scenario must preserve.
 
-    These are the verdict, the code of the first finding ("" if there is none), the outcome on the
-    backend, what the verdict depends on, the number of ranks in the core (the wait-for cycle, or
-    the ranks that wait directly for one that has ended), and the waits of these ranks.
+    ``cause``: the code of the first finding; "" if there is none. ``outcome``: that on the backend.
+    ``core_size``: the number of ranks in the core (see `Verdict`). ``edges``: their waits.
     """
 
     verdict: str

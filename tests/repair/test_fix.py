@@ -37,7 +37,7 @@ _REPAIRED = {
     "z03_tag_mismatch": "use the tag of the other side",
     "z10_sizes_differ": "the same shape on all ranks",
     "z19_fewer_micro_batches_than_stages": "set the var ahead to micro_batches",
-    "z21_splits_not_transposed": "the transpose of the input splits",
+    "z21_splits_not_transposed": "set output_splits to the rows that the other ranks send",
     "f19_root_by_index": "group_src, which counts inside the group",
     "f19_indivisible_all_to_all": "pad to rows that 2 ranks can share",
 }

@@ -2,9 +2,10 @@
 
 Key idea: a *contribution* is a message or a rank's share of a collective, with its tensors. Each
 tensor has a version: the number of local writes by this rank before the call, in program order. A
-receive changes no version, unlike in `distsim.values.lineage`. A changed program loses a contribution if it no
-longer makes it, or makes it with another version of the tensor. Tags and the group of a message are
-no part of a contribution, because a repair may change them without changing the data.
+receive changes no version, unlike in `distsim.values.lineage`. A changed program loses a
+contribution if it no longer makes it, or makes it with another version of the tensor. Tags and the
+group of a message are no part of a contribution, because a repair may change them without changing
+the data.
 """
 
 from __future__ import annotations

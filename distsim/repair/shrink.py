@@ -29,7 +29,8 @@ class WaitEdge(NamedTuple):
 
     Ranks are renumbered when others are removed. ``awaited`` has a pair for each
     rank that it waits for. The first item is the operation that this rank is blocked in, or how it
-    ended. The second item is whether it would make a call of the same kind on the group later. So a wrong order stays a wrong order.
+    ended. The second item is whether it would make a call of the same kind on the group later. So
+    a wrong order stays a wrong order.
     """
 
     op: str

@@ -5,6 +5,7 @@ This module describes; it decides nothing.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 
 from distsim.checker.matching.call_index import part_call
@@ -18,6 +19,10 @@ from distsim.program.model import Program
 
 #: Ranks (or lines) shown one by one; further ones are summarised.
 MAX_SHOWN = 8
+#: The tensors of object collectives.
+_OBJECT_TENSOR = re.compile(
+    r"(broadcast_object_list|all_gather_object|gather_object|scatter_object_list)\d*_[a-z]+$"
+)
 #: From this length on, a run of consecutive numbers is written as `0-3`.
 MIN_RUN_LENGTH = 4
 
@@ -77,9 +82,34 @@ def more_like_this(count: int, word: str = "") -> list[str]:
 def call_words(call: ResolvedCall) -> str:
     """A call with the arguments that distinguish it.
 
-    For example `send(x, dst=1, tag=3, 16 B)` or `all_reduce(grad, group=dp, 4 MiB)`.
+    For example `send(x, dst=1, tag=3, 16 B)` or `all_reduce(grad, group=dp, 4 MiB)`. The calls of
+    an object collective are shown as the user wrote it: `broadcast_object_list(src=1)`.
     """
+    object_collective = _object_collective_of(call)
+    if object_collective:
+        return f"{object_collective}({', '.join(_place_words(call))})"
     return f"{call.op}({', '.join(_argument_words(call))})"
+
+
+def _object_collective_of(call: ResolvedCall) -> str:
+    """The object collective to which a call belongs, or "".
+
+    The scenario names the tensors of such calls after it (`EntryWriter`).
+    """
+    labels = [buffer.name for buffer in call.inputs or call.outputs]
+    match = _OBJECT_TENSOR.match(labels[0]) if labels else None
+    return match[1] if match else ""
+
+
+def _place_words(call: ResolvedCall) -> list[str]:
+    """The root and the group of a call."""
+    words = []
+    root_field = OPERATIONS[call.op].root_field
+    if root_field is not None:
+        words.append(f"{root_field}={call.root}")
+    if call.group.id != 0:
+        words.append(f"group={call.group.name}")
+    return words
 
 
 def _argument_words(call: ResolvedCall) -> list[str]:

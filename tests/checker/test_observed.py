@@ -133,3 +133,10 @@ def test_an_invalid_call_is_the_only_finding(name: str, code: str) -> None:
     found = check_scenario(load(str(named(name)))).findings
 
     assert [finding.code for finding in found] == [code]
+
+
+def test_an_object_collective_is_shown_as_it_was_written() -> None:
+    (finding, *_) = check_scenario(load(str(named("object_lists_of_two_sizes")))).findings
+
+    assert finding.message.count("broadcast_object_list(src=0)") == 2
+    assert "_lengths" not in finding.message

@@ -1,4 +1,4 @@
-"""Rank 0 has a batch more than the others: its last all_reduce finds nobody."""
+"""Rank 0 has one batch more than the others, so no rank joins its last all_reduce."""
 
 import torch
 import torch.distributed as dist

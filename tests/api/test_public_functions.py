@@ -7,11 +7,13 @@ import pkgutil
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import distsim
+from distsim.api.results import PlanAnswer
 from tests.support.harness import ROOT, Cli
 
 HYBRID = ROOT / "scenarios" / "hybrid.yaml"
@@ -261,3 +263,12 @@ def test_a_missing_pandas_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(distsim.DistsimError, match="needs pandas"):
         distsim.simulate(HYBRID).to_pandas()
+
+
+def test_the_summary_of_a_plan_names_the_fastest_layout_or_says_that_none_fits() -> None:
+    layout = SimpleNamespace(label=lambda: "dp 8")
+    fits = SimpleNamespace(best=SimpleNamespace(layout=layout), ranked=[layout, layout])
+    nothing_fits = SimpleNamespace(best=None, ranked=[])
+
+    assert repr(PlanAnswer(fits, {})) == "<PlanAnswer: 2 layouts fit, fastest dp 8>"
+    assert repr(PlanAnswer(nothing_fits, {})) == "<PlanAnswer: no layout fits>"

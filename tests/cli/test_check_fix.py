@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import distsim
+from distsim.cli.application import application
 from distsim.repair import apply_repair
 from tests.support.harness import ROOT, Cli
 
@@ -28,6 +30,14 @@ def test_fix_writes_a_file_that_checks_ok(cli: Cli, failing: Path) -> None:
 
     assert done.returncode == 0, done.stderr
     assert f"wrote {failing}" in done.stderr
+    assert distsim.check(failing).verdict == "ok"
+
+
+def test_fix_repairs_the_files_that_follow_a_trace(cli: Cli, failing: Path) -> None:
+    trace = failing.with_name("t.jsonl")
+    cli("simulate", failing, "--trace", trace)
+    CliRunner().invoke(application(), ["check", str(trace), str(failing), "--fix"])
+
     assert distsim.check(failing).verdict == "ok"
 
 

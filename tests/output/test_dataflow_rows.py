@@ -61,3 +61,15 @@ def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(
     assert len({node.id for node in laid_out_diagram(columns).nodes}) == len(
         laid_out_diagram(columns).nodes
     )
+
+
+def test_a_wait_stands_at_or_below_the_send_that_completes_its_receive() -> None:
+    """Both ranks begin with a receive, so one receive is drawn before its send is reached."""
+    calls = {
+        0: [recv(1, "irecv", handle="r"), send(1), wait("r")],
+        1: [recv(0, "irecv", handle="r"), work(), work(), send(0), wait("r")],
+    }
+    rows = {item.id: item.row for item in dataflow_diagram(*made(2, calls)).items}
+
+    assert rows["r0_0"] == 0
+    assert rows["r0_2"] >= rows["r1_3"]

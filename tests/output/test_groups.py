@@ -90,3 +90,16 @@ def test_one_axis_can_be_chosen_and_an_unknown_one_is_refused():
     with pytest.raises(UsageError, match="did you mean tp"):
         render_picture("groups", "svg", subject._replace(part=parse_selection(group="tpp")))
     assert isinstance(subject.program, Program)
+
+
+def test_no_two_cells_are_drawn_at_the_same_place():
+    svg = str(render_picture("groups", "svg", program_of(128, "pp: 4, dp: 4, cp: 4, ep: 2, tp: 8")))
+    places = [
+        (shape.get("x"), shape.get("y"))
+        for shape in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+        for title in shape.iter(f"{SVG}title")
+        if (title.text or "").startswith("rank ")
+    ]
+
+    assert len(places) == 5 * 1024
+    assert len(set(places)) == len(places)

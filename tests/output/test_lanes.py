@@ -35,6 +35,7 @@ from distsim.output.trace_data.time_spans import (
     spans_without,
 )
 from distsim.trace.model import COLUMN_TYPES, Trace
+from tests.support.views_made import made, work
 
 SVG = "{http://www.w3.org/2000/svg}"
 COMPUTE_NS, MOVE_NS = 993_000, 7_000
@@ -329,3 +330,10 @@ def test_every_instant_of_a_rank_is_of_one_kind():
         )
         == times[1:4]
     )
+
+
+def test_a_call_that_ends_at_time_zero_takes_no_time():
+    trace = made(1, {0: [work("nothing", ms=0), work("step", ms=1)]})[1].trace
+    busy = ActivityReader(trace, trace.makespan_ns)(np.array([0])).kinds()[0]
+
+    assert sum(one.total for one in busy) == 0

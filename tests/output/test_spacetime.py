@@ -224,6 +224,18 @@ class TestTraffic:
         assert found.sent.tolist() == expected.tolist()
         assert found.by == {"all_reduce": "ring"}
 
+    def test_the_bytes_between_blocks_are_the_sums_over_their_ranks(self):
+        calls = {
+            r: [{"op": "all_reduce", "numel": 4}]
+            + ([send(3)] if r == 0 else [recv(0)] if r == 3 else [])
+            for r in range(4)
+        }
+        trace = made(4, calls)[1].trace
+        by_rank = measure_traffic(trace).sent
+
+        by_node = by_rank.reshape(2, 2, 2, 2).sum(axis=(1, 3))
+        assert measure_traffic(trace, block=2).sent.tolist() == by_node.tolist()
+
     def test_rotations_tell_the_same_pairs_as_the_rounds(self):
         """Of every algorithm, those that a cluster may choose too."""
         every = {(of, name): one for of, named in ALGORITHMS.items() for name, one in named.items()}
@@ -328,6 +340,26 @@ class TestSweeps:
         assert {"2", "4", "8", "backend gloo", "backend nccl"} <= set(shown)
         assert any(word.startswith("perfect strong scaling") for word in shown)
         assert any(word.startswith("perfect weak scaling") for word in shown)
+        assert "6 points complete" in shown
+
+    def test_each_curve_has_a_dash_pattern_of_its_own(self):
+        found = run_sweep(
+            SweepRequest(
+                SWEPT.replace("ms * 1 ms / world_size", "1 ms"),
+                "a.yaml",
+                {"world": ("2", "4", "8"), "backend": ("gloo", "nccl", "mpi")},
+                jobs=1,
+            )
+        )
+        curves = {
+            title.text: path.get("stroke-dasharray", "")
+            for path in ElementTree.fromstring(sweep_svg(found)).iter(f"{SVG}path")
+            for title in path.iter(f"{SVG}title")
+            if (title.text or "").startswith("backend ")
+        }
+
+        assert set(curves) == {"backend gloo", "backend nccl", "backend mpi"}
+        assert len(set(curves.values())) == 3
 
     def test_the_front_holds_whom_nobody_beats(self):
         assert pareto_front([(0.5, 10), (0.2, 30), (0.3, 30), (0.9, 9), (0.6, 10), (0.2, 40)]) == [

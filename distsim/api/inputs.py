@@ -36,10 +36,15 @@ def is_scenario(file: str) -> bool:
 
 def load_scenario(source: Scenario | str | Path, sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, in YAML text, or on standard input (``-``)."""
-    from distsim.scenario import load, load_stdin, loads
+    from distsim.scenario import Scenario, load, load_stdin, loads
 
-    if not isinstance(source, str | Path):
+    if isinstance(source, Scenario):
         return source
+    if not isinstance(source, str | Path):
+        raise UsageError(
+            f"expected a scenario, found {type(source).__name__}",
+            "give a path, YAML text, or the result of distsim.load",
+        )
     if is_yaml_text(source):
         return loads(str(source), TEXT_NAME, tuple(sets))
     if source == "-":

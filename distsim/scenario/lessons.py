@@ -130,7 +130,7 @@ def find_lesson(name: str) -> Lesson:
             return one
     raise UsageError(
         f"unknown lesson {name!r}{did_you_mean(name, [one.name for one in LESSONS])}",
-        "`distsim learn` lists them",
+        "`distsim learn` lists them; `distsim explain NAME` explains an operation or a term",
     )
 
 

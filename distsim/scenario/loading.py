@@ -131,13 +131,23 @@ def _read_scenario_text(file: str) -> str:
     return text
 
 
+def _missing_file_hint(file: str) -> str:
+    """A similar name, or how to get a scenario file."""
+    similar = _similar_file_hint(file) if file else ""
+    if similar:
+        return similar
+    if file.startswith("scenarios/"):
+        return "run it in a clone, or write the lessons' files: `distsim learn -o scenarios`"
+    return "check the spelling, or create a scenario with `distsim new FILE`"
+
+
 def _read_source(source: str | int, file: str) -> bytes:
     """The bytes of a file, or of an open descriptor."""
     try:
         return read_bytes(source)
     except FileNotFoundError:
-        new_file_hint = "check the spelling, or create a scenario with `distsim new FILE`"
-        raise _file_error(file, "no such file", _similar_file_hint(file) or new_file_hint) from None
+        problem = "no such file" if file else "the name of the file is empty"
+        raise _file_error(file, problem, _missing_file_hint(file)) from None
     except IsADirectoryError:
         raise _file_error(
             file,

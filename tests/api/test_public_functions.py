@@ -59,6 +59,11 @@ def test_a_scenario_may_be_yaml_text() -> None:
     assert distsim.check(distsim.load(text)).ok
 
 
+def test_a_mapping_is_refused_with_a_remedy() -> None:
+    with pytest.raises(distsim.UsageError, match="expected a scenario, found dict"):
+        distsim.simulate({"world": 2})  # type: ignore[arg-type]
+
+
 def test_check_reports_the_findings_of_a_hang(cli: Cli) -> None:
     answer = distsim.check(RING)
     (of_command,) = json_of_command(cli, "check", RING)["files"]

@@ -194,6 +194,11 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
     from distsim.script_capture.launch.parent_process import CaptureRunOptions
     from distsim.script_capture.launch.rank_process import ChildOptions
 
+    if arguments.nproc is not None and arguments.nproc < 1:
+        raise UsageError(
+            f"--nproc {arguments.nproc}: expected at least one rank per node",
+            "omit --nproc if the script starts its ranks itself",
+        )
     nodes = arguments.nnodes or command.nodes or 1
     ranks_per_node = arguments.nproc or command.ranks
     if not ranks_per_node:

@@ -30,19 +30,21 @@ ClusterOption = Annotated[
     ),
 ]
 BytesOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--bytes", metavar="SIZE", help="With --cluster: buffer size, as nccl-tests counts it."
+        "--bytes",
+        metavar="SIZE",
+        help="With --cluster: buffer size, as nccl-tests counts it. [default: 16 MiB]",
     ),
 ]
 RanksOption = Annotated[
-    int,
+    int | None,
     typer.Option(
         "--ranks",
         metavar="N",
         min=2,
         max=1 << 17,
-        help="With --cluster: number of ranks in the group.",
+        help="With --cluster: number of ranks in the group. [default: 8]",
     ),
 ]
 PerNodeOption = Annotated[
@@ -64,14 +66,16 @@ ClusterSetsOption = Annotated[
     ),
 ]
 
+_DEFAULT_SIZE = "16 MiB"
+_DEFAULT_RANKS = 8
 _KINDS_WITH_COST = ("collective", "p2p")
 
 
 def command(
     name: NameArgument = None,
     cluster: ClusterOption = None,
-    nbytes: BytesOption = "16 MiB",
-    ranks: RanksOption = 8,
+    nbytes: BytesOption = None,
+    ranks: RanksOption = None,
     per_node: PerNodeOption = None,
     sets: ClusterSetsOption = None,
 ) -> None:
@@ -88,13 +92,16 @@ def command(
     from distsim.output.text.explain.operation_pages import index_page
 
     if cluster is not None:
-        console.out(cost_page(name, cluster, nbytes, ranks, per_node, sets or ()))
+        size = nbytes or _DEFAULT_SIZE
+        group = ranks or _DEFAULT_RANKS
+        console.out(cost_page(name, cluster, size, group, per_node, sets or ()))
         return
-    if sets:
+    if nbytes or ranks or per_node or sets:
         from distsim.common.errors import UsageError
 
         raise UsageError(
-            "--set changes a cluster, but no cluster was given", "add `--cluster dgx-h100`"
+            "--bytes, --ranks, --ranks-per-node and --set need a cluster",
+            "add `--cluster dgx-h100`",
         )
     console.out(index_page() if name is None else explain_page(name))
 

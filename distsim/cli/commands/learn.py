@@ -58,13 +58,17 @@ def command(name: NameArgument = None, output: OutputOption = None) -> None:
 
 def _write_if_new(path: Path, file: str) -> bool:
     """Write a scenario unless the path exists; return whether it was written."""
-    from distsim.common.errors import EnvironmentFault
+    from distsim.common.errors import EnvironmentFault, UsageError
     from distsim.scenario.lessons import lesson_scenario_text
 
     if path.exists():
         return False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(
+            f"{path.parent} is not a folder", "name a new or existing folder"
+        ) from None
     except OSError as error:
         raise EnvironmentFault(
             f"{path.parent} cannot be created: {error.strerror}", "name a writable folder"

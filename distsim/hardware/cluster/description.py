@@ -27,7 +27,7 @@ from pydantic import (
 from distsim.common import units
 from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
-from distsim.hardware.cluster.presets import PRESETS
+from distsim.hardware.cluster.presets import CHANGED_SUFFIX, PRESETS
 
 T = TypeVar("T")
 
@@ -489,7 +489,7 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
     if base is not None:
         merged = _merged(_preset_data(base), data)
         if data and "name" not in data:
-            merged["name"] = f"{base}, changed"
+            merged["name"] = f"{base}{CHANGED_SUFFIX}"
         if data and "error_band" not in data:
             merged["error_band"] = f"{merged['error_band']}; wider for a changed preset"
         data = merged

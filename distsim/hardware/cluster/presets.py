@@ -299,6 +299,8 @@ _CPU_CLUSTERS: Final[dict[str, PresetData]] = {
     },
 }
 
+#: Ends the name of a preset with changed values.
+CHANGED_SUFFIX: Final = ", changed"
 #: GPUs per machine for clusters that do not have 8; sources as above.
 GPUS_PER_MACHINE: Final = {"dgx2-v100": 16, "gb200-nvl72": 4, "gh200": 1}
 PRESETS: Final[dict[str, PresetData]] = {
@@ -306,6 +308,11 @@ PRESETS: Final[dict[str, PresetData]] = {
 } | _CPU_CLUSTERS
 
 
+def is_preset(cluster: str) -> bool:
+    """Whether a cluster with this name is a preset, or a preset with changed values."""
+    return cluster.removesuffix(CHANGED_SUFFIX) in PRESETS
+
+
 def gpus_per_machine(cluster: str) -> int:
-    """GPUs per machine of the cluster with this name."""
-    return GPUS_PER_MACHINE.get(cluster, 8)
+    """GPUs per machine of the cluster with this name; a changed preset has those of the preset."""
+    return GPUS_PER_MACHINE.get(cluster.removesuffix(CHANGED_SUFFIX), 8)

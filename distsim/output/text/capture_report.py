@@ -41,6 +41,8 @@ def _capture_section(judged: CaptureResult) -> Section:
             f"the script created {judged.worlds} worlds one after the other; "
             f"this report is about {which}"
         )
+    if not judged.calls and captured.ended == "ended":
+        notes.append("no rank called torch.distributed, so there was nothing to check")
     if judged.threaded and captured.ended == "ended":
         notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "

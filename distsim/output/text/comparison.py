@@ -42,10 +42,10 @@ MAX_OPS = 10
 MAX_RANKS = 16
 _MIN_COLUMN_WIDTH = 6
 _DIVERGENCE_KINDS = {
-    "call": "calls in only one run",
-    "met": "calls matched differently",
-    "value": "different values",
-    "time": "calls that end at different times",
+    "call": ("call in only one run", "calls in only one run"),
+    "met": ("call matched differently", "calls matched differently"),
+    "value": ("different value", "different values"),
+    "time": ("call that ends at different times", "calls that end at different times"),
 }
 _REASON_TEXT = {"compute": "compute", "transfer": "transfer", "sleep": "sleep", "wait": "idle"}
 
@@ -174,13 +174,19 @@ def _values_text(comparison: RunComparison) -> str:
 # --- divergences ---
 
 
+def _divergence_count(kind: str, count: int) -> str:
+    """A number of differences of one kind, such as "1 different value"."""
+    singular, plural = _DIVERGENCE_KINDS[kind]
+    return f"{count} {singular if count == 1 else plural}"
+
+
 def _divergence_section(comparison: RunComparison) -> Section:
     independent = comparison.told
     hidden_text = _hidden_text(comparison, len(comparison.divergences) - len(independent))
     if not independent:
         return Section([Paragraph(hidden_text)])
     counts = Counter(divergence.kind for divergence in independent)
-    summary = ", ".join(f"{n} {_DIVERGENCE_KINDS[kind]}" for kind, n in counts.items())
+    summary = ", ".join(_divergence_count(kind, n) for kind, n in counts.items())
     shown = _shown_divergences(independent)
     texts = [_divergence_text(comparison, divergence) for divergence in shown]
     blocks = [
@@ -333,6 +339,20 @@ _RANK_COLUMNS = [
 ]
 
 
+#: The second one fits 48 columns, the third one 40.
+_RANK_LAYOUTS = (
+    TableLayout([column.key for column in _RANK_COLUMNS]),
+    TableLayout(
+        [column.key for column in _RANK_COLUMNS],
+        headings={"exposed comm": "exposed", "wait for peers": "waits"},
+    ),
+    TableLayout(
+        ["rank", "compute", "exposed comm", "wait for peers"],
+        headings={"exposed comm": "exposed", "wait for peers": "waits"},
+    ),
+)
+
+
 def _rank_section(comparison: RunComparison) -> Section:
     """The ranks whose time shares differ."""
     rows = []
@@ -340,7 +360,7 @@ def _rank_section(comparison: RunComparison) -> Section:
         cells = [_signed_duration(b_ns - a_ns) if a_ns != b_ns else "-" for a_ns, b_ns in shares]
         if any(cell != "-" for cell in cells):
             rows.append((str(rank), *cells))
-    table = table_of(_RANK_COLUMNS, rows[:MAX_RANKS])
+    table = table_of(_RANK_COLUMNS, rows[:MAX_RANKS])._replace(layouts=_RANK_LAYOUTS)
     return Section([table, _more_paragraph(len(rows) - MAX_RANKS)], "Ranks, B - A")
 
 

@@ -203,7 +203,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     if len({request.gpus for request in plan.questions}) > 1:
         front += " on as few GPUs"
     texts = [
-        f"=: may be as fast as the fastest layout, given the range of the costs ({count})",
+        f"=: may be faster than layout 1, because costs are uncertain ({count})",
         f"*: Pareto-optimal ({front})",
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         "range: step time if all costs are off by the same factor",
@@ -273,7 +273,8 @@ def rejection_kind(reason: str) -> str:
         return "hang"
     if reason.startswith("the global batch"):
         return "replicas and micro-batches do not divide the global batch"
-    words = reason.partition(";")[0].split()
+    # The remedy is for a scenario file; a plan has rejected the layout already.
+    words = reason.partition(";")[0].partition(": set ")[0].split()
     return " ".join("N" if word.rstrip(",;").isdigit() else word for word in words)
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from distsim.checker.detectors.peak_memory import PeakMemory
     from distsim.findings.final_state import RankEnd
     from distsim.hardware.cluster import Cluster
+    from distsim.hardware.cost import CostModel
     from distsim.simulation.simulate_scenario import Simulation
 
 
@@ -460,6 +461,19 @@ def _percent_of_memory(nbytes: int, capacity: int) -> str:
     return str(-(-100 * nbytes // capacity)) if capacity else "-"
 
 
+def _crowded_node_text(cost: CostModel) -> str:
+    """A warning if a preset's node has fewer GPUs than the run places there."""
+    from distsim.hardware.cluster.presets import gpus_per_machine, is_preset
+
+    gpus, ranks = gpus_per_machine(cost.name), cost.machine_size
+    if not is_preset(cost.name) or cost.cluster.intra.domain or ranks <= gpus:
+        return ""
+    return (
+        f" Its nodes have {gpus} GPU{'' if gpus == 1 else 's'}, but the run places {ranks} ranks "
+        "on one node: set `world: {nodes: …, ranks_per_node: …}`."
+    )
+
+
 def prediction_range_text(simulation: Simulation) -> str:
     """The last line of a report: the cost model, and the range of its predictions."""
     cost = simulation.cost
@@ -471,6 +485,7 @@ def prediction_range_text(simulation: Simulation) -> str:
         )
     if not cost.nccl:
         return text
+    text += _crowded_node_text(cost)
     from distsim.simulation.training_metrics import makespan_range
 
     bounds = makespan_range(cost, simulation.program, simulation.timeline)

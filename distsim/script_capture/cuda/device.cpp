@@ -638,6 +638,9 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("convolution", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("convolution_backward", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  // torch would call the version with `out`, which then warns about the size of the result
+  m.impl("mse_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
+  m.impl("smooth_l1_loss", torch::CppFunction::makeFromBoxedFunction<&fallback>());
   m.impl("_scaled_dot_product_flash_attention", &flash);
   m.impl("_scaled_dot_product_flash_attention_backward", &flash_backward);
   m.impl("_thnn_fused_lstm_cell", &lstm_cell);

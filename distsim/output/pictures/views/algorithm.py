@@ -232,7 +232,9 @@ def _cell_width(chunk_count: int) -> float:
 
 def _draw(subject: PictureInput) -> str:
     return algorithm_svg(
-        named_operation(subject, "rounds"), shown_ranks(subject, "rounds"), subject.algorithm
+        named_operation(subject, "algorithm"),
+        shown_ranks(subject, "algorithm"),
+        subject.algorithm,
     )
 
 

@@ -58,7 +58,7 @@ def operation_diagram(
     )
 
 
-def named_operation(subject: PictureInput, view: str = "op") -> type[Operation]:
+def named_operation(subject: PictureInput, view: str = "operation") -> type[Operation]:
     """The operation that is to be drawn. Raises UsageError."""
     if subject.op is None:
         raise UsageError(
@@ -73,7 +73,7 @@ def named_operation(subject: PictureInput, view: str = "op") -> type[Operation]:
     return OPERATIONS[OPERATION_ALIASES.get(subject.op, subject.op)]
 
 
-def shown_ranks(subject: PictureInput, view: str = "op") -> tuple[int, ...]:
+def shown_ranks(subject: PictureInput, view: str = "operation") -> tuple[int, ...]:
     """Global ranks of the group that is drawn: those that were named, or as many as were asked for.
     Raises UsageError.
     """

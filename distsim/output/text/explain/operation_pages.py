@@ -93,7 +93,8 @@ def _bandwidth_sentence(row: type[Operation]) -> str:
         return "The operation moves no data, so it has no bandwidth."
     shown = ", ".join(f"{f:.4g} on {n} ranks" for n, f in zip(GROUP_SIZES, factors, strict=True))
     name = f" ({row.nccl_tests} of nccl-tests)" if row.nccl_tests else ""
-    return f"algbw = bytes / time; busbw = algbw × {shown}{name}."
+    size = "bytes is the larger of input and output; " if row.kind == "collective" else ""
+    return f"{size}algbw = bytes / time; busbw = algbw × {shown}{name}."
 
 
 def _rounds_sentence(row: type[Operation]) -> str:

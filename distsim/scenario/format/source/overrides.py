@@ -97,6 +97,8 @@ def _set_node(root: Any, keys: list[str], node: Any, text: str) -> None:
 
 def _scalar_parent_remedy(keys: list[str], scalar: Any, text: str) -> str:
     """The remedy for a key of a text; for a cluster, a mapping that extends the preset."""
+    if keys[0] == "world":
+        return "give both numbers: `--set 'world={nodes: 2, ranks_per_node: 8}'`"
     if keys[0] != "cluster" or len(keys) < 2:
         return _REMEDY
     _, _, value = text.partition("=")

@@ -1,0 +1,90 @@
+"""Mistakes of new users get a message that says what to do instead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from distsim.hardware.cluster.presets import gpus_per_machine
+from distsim.output.text.layout_plan import rejection_kind
+from tests.support.harness import ROOT, Cli
+
+HYBRID = ROOT / "scenarios" / "hybrid.yaml"
+LLAMA = ROOT / "scenarios" / "strategies" / "llama3_8b.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("capture", "--nproc", "0", "--", "python", "train.py"), "--nproc 0: expected at least"),
+        (("simulate", ""), "the name of the file is empty"),
+        (("simulate", "scenarios/none/none.yaml"), "distsim learn -o scenarios"),
+        (("simulate", LLAMA, "--set", "world.nodes=8"), "world={nodes: 2, ranks_per_node: 8}"),
+        (("render", "--view", "operation"), "the view operation needs the name"),
+        (("render", "--view", "algorithm"), "the view algorithm needs the name"),
+        (("explain", "all_gather", "--bytes", "1KiB"), "need a cluster"),
+        (("explain", "all_gather", "--ranks", "4"), "need a cluster"),
+        (("learn", "all_gather"), "distsim explain NAME"),
+        (("learn", "-o", HYBRID), "is not a folder"),
+    ],
+)
+def test_a_mistake_gets_a_remedy(cli: Cli, words: tuple[object, ...], message: str) -> None:
+    done = cli(*words)
+
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_a_script_without_distributed_calls_is_reported(cli: Cli, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "empty.py"
+    script.write_text("", encoding="utf-8")
+
+    done = cli("capture", "--nproc", "2", "--", "python", script)
+
+    assert "no rank called torch.distributed" in done.stdout
+
+
+def test_more_ranks_on_a_node_than_it_has_gpus_are_reported(cli: Cli) -> None:
+    crowded = cli("simulate", LLAMA, "--set", "world=64", "--set", "mesh.dp=64", "--no-values")
+    usual = cli("simulate", LLAMA, "--no-values")
+
+    assert "8 GPUs, but the run places 64 ranks on one node" in " ".join(crowded.stdout.split())
+    assert "places" not in usual.stdout
+
+
+def test_a_changed_preset_keeps_its_gpus_per_node() -> None:
+    assert gpus_per_machine("gb200-nvl72, changed") == gpus_per_machine("gb200-nvl72") == 4
+
+
+def test_the_reason_of_a_rejected_layout_has_no_remedy_for_a_file() -> None:
+    reason = (
+        "with a pipeline, parameters stay gathered between micro-batches: set zero to 0, 1 or 2"
+    )
+
+    assert rejection_kind(reason).endswith("between micro-batches")
+
+
+def test_one_difference_is_counted_in_the_singular(cli: Cli, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    text = "world: 1\nprogram:\n  - compute: {{name: forward, time: {} ms}}\n"
+    one.write_text(text.format(1), encoding="utf-8")
+    other.write_text(text.format(2), encoding="utf-8")
+
+    done = cli("compare", one, other)
+
+    assert "(1 call that ends at different times)" in done.stdout
+
+
+def test_the_ranks_of_a_comparison_fit_40_columns(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    done = cli("compare", HYBRID, HYBRID, "--cluster", "dgx-h100")
+    changed = cli("compare", HYBRID, ROOT / "scenarios" / "ring_of_four.yaml")
+
+    assert done.returncode == 0
+    section = changed.stdout.partition("Ranks, B - A")[2]
+    assert section
+    assert max(map(len, section.splitlines())) <= 40

@@ -31,7 +31,7 @@ def test_no_complaint_about_files(path: str) -> None:
 def test_no_complaint_about_help(cli: Cli, command: str) -> None:
     result = cli(*command.split(), "--help")
 
-    assert complaints_about_text(command, result.output) == []
+    assert complaints_about_text(command, result.stdout) == []
 
 
 @pytest.mark.parametrize("code", list(CODES))

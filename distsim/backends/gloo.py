@@ -496,8 +496,8 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
     * A partner outside the world (DS101): gloo looks for the pair in the store until the timeout
       and 1 s more (`p2p.out_of_range.*`); it may also die of SIGSEGV, because the pair is looked up
       outside the memory for the world. In other groups torch's own lookup of ``src`` and ``dst``
-      raises. It does not check ``group_src`` and ``group_dst``, so such a call also hangs (run:
-      ``group_dst=2`` and ``group_src=2`` in a group of two ranks; send, recv, isend and irecv).
+      raises. It does not check ``group_src`` and ``group_dst``, so such a call also hangs (run
+      for 5 s: ``group_dst=2`` and ``group_src=2`` in a group of two; send, recv, isend, irecv).
       The program has the calling rank in place of such a group rank.
     * A second wait (DS105) on the request of a message hangs
       (`p2p.irecv_not_waited_poll_is_completed`). On the request of a collective it returns, but

@@ -46,10 +46,10 @@ class DivergentNewGroup(NamedTuple):
     - ``holders``: by group rank, the global rank that really claims it.
     - ``lost``: this rank never gets its connections.
     - ``contended``: several ranks claim one group rank under this name.
-    - ``may_connect``: only one of the groups under this name has several members. They connect if
-      the single members of the others store their addresses first. Of 9 runs of `[0, 2]` with
-      `[1]` on gloo, torch 2.13, 8 completed and 1 hung; in 10 other runs the group of two also
-      raised.
+    - ``may_connect``: only one of the groups under this name has several members, so these may
+      connect after all. Runs of `[0, 2]` with `[1]` on gloo, torch 2.13, 3 each: all completed
+      with all ranks at the same time or rank 1 1 s late; with ranks 0 and 2 1 s late, 2 completed
+      and 1 hung in new_group. Another series of 10 runs also had errors.
     - ``again``: a group that was destroyed had this name; the first rank to arrive finds its
       addresses.
     - ``taken``: a group that still exists has this name, and torch raises.

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 from distsim.repair.fix_arguments import (
@@ -219,7 +220,7 @@ def _group_changes(
     yield from _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_CHANGES))
     yield from _of_kind(CHANGES_ORDER, destroy_later(data))
     yield from _of_kind(ADDS_CALLS, create_on_all_ranks(data))
-    if program.backend == "nccl":
+    if BACKEND_PROFILES[program.backend].device:
         yield from _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))
 
 

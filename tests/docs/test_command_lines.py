@@ -95,6 +95,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copyfile(here / "scenarios" / "hybrid.yaml", here / name)
     (here / "train.yaml").write_text(ON_A_MESH, encoding="utf-8")
     (here / "any.yaml").write_text(ANY_SOURCE, encoding="utf-8")
+    cluster = "preset: dgx-a100\nnics: {count: 1, bandwidth: 100 Gbit/s}\n"
+    (here / "mycluster.yaml").write_text(cluster, encoding="utf-8")
     for name in ("run", "h", "real", "before", "after", "hybrid"):
         assert (
             inside(here, ["simulate", "scenarios/hybrid.yaml", "--trace", f"{name}.jsonl"])[0] == 0

@@ -310,7 +310,17 @@ def test_what_hangs_is_repaired_without_a_guess_at_calls_that_were_still_to_come
     )
 
 
-@pytest.mark.parametrize("name", ["early break", "barrier behind rank 0"])
+def test_ranks_that_leave_a_loop_early_get_the_same_number_of_iterations():
+    fault = programs.FAULTS["early break"]
+    trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
+
+    found = find_trace_repairs(trace, "x.jsonl")
+
+    assert any("Join" in " ".join(repair.words) for repair in found)
+    assert any("drop_last=True" in " ".join(repair.words) for repair in found)
+
+
+@pytest.mark.parametrize("name", ["barrier behind rank 0"])
 def test_nothing_is_proposed_where_it_would_take_calls_that_are_not_known(name):
     fault = programs.FAULTS[name]
     trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace

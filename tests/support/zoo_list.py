@@ -14,7 +14,7 @@ ZOO = Path(__file__).resolve().parents[2] / "scenarios" / "zoo"
 HEAD = """\
 # Hangs that people reported
 
-Each file is one report made small: what happened, a link, and under `expect` the verdict and what a run comes to on each back end.
+Each file is one report made small: what happened, a link, and under `expect` the verdict and what a run comes to on each backend.
 A `_repaired` file is the same program put right. `distsim test scenarios/zoo` runs them all, `distsim simulate` explains one.
 [The zoo, case by case](../../docs/explanation/zoo.md) compares the repairs in the reports with those that `check --fix` proposes.
 Outcomes on gloo were observed with torch 2.13 or follow from rules that were; those on nccl and mpi come from the reports and from

@@ -60,6 +60,8 @@ from distsim.findings.final_state import FinalState, RankEnd, WaitDependency
 from distsim.findings.finding_types import Finding
 from distsim.program.model import Program
 
+#: The id of the group of all ranks.
+_WORLD = 0
 #: Position of no edge in a list of edges.
 _NO_EDGE = -1
 
@@ -286,7 +288,10 @@ class _HangDiagnosis:
 
     # --- destroyed groups ---
     def _early_destroy(self, awaited: list[AwaitedCall]) -> EarlyDestroy | None:
-        """A rank that destroyed a group, although another rank still waits for it there."""
+        """A rank that destroyed a group, although another rank still waits for it there.
+
+        This excludes the world: ranks destroy it at their end, so the cause is that they ended.
+        """
         for part in awaited:
             if part.is_message or part.position is not None or part.call.op == "new_group":
                 continue
@@ -294,7 +299,7 @@ class _HangDiagnosis:
                 if position >= self.ends[part.rank].position:
                     break
                 is_destroy = call.op == "destroy_process_group"
-                if is_destroy and call.group.id == part.call.group.id:
+                if is_destroy and call.group.id == part.call.group.id != _WORLD:
                     destroy_place = self.program.place(part.rank, position)
                     missing_place = self.rows.place_of_waiting_call(part)
                     return EarlyDestroy(part.rank, part.call, destroy_place, missing_place)

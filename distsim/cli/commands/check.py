@@ -189,15 +189,22 @@ def _check_files(files: Iterable[str], arguments: CheckArguments) -> Iterator[Ch
     """Check the files, and free the programs of earlier files from time to time.
 
     A program contains reference cycles. `process` makes collections so rare, because they slow down
-    a single run, that the programs of hundreds of files would stay in memory. What the first file
-    loads (modules, models) stays alive, so collections need not visit it.
+    a single run, that the programs of hundreds of files would stay in memory. What is
+    loaded by the first collection (modules, models) stays alive, so later ones need not visit it.
     """
-    for number, file in enumerate(files, 1):
-        yield _check_file(file, arguments)
-        if number == 1:
-            gc.freeze()
-        elif number % _FILES_PER_COLLECTION == 0:
+    has_frozen = False
+    try:
+        for number, file in enumerate(files, 1):
+            yield _check_file(file, arguments)
+            if number % _FILES_PER_COLLECTION:
+                continue
+            if not gc.get_freeze_count():
+                gc.freeze()
+                has_frozen = True
             gc.collect()
+    finally:
+        if has_frozen:
+            gc.unfreeze()
 
 
 def _check_file(path: str, arguments: CheckArguments) -> CheckResult:

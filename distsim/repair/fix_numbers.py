@@ -23,6 +23,7 @@ from distsim.repair.scenario_data import (
     op_of,
     ranks_of,
     step_paths,
+    times_of,
     value_at,
     with_steps_replaced,
 )
@@ -34,8 +35,8 @@ def equal_iterations(
     data: ScenarioData, program: Program, lines: Mapping[DataPath, int]
 ) -> Iterator[tuple[str, ScenarioData]]:
     """A loop runs equally often on all ranks, or as often as another loop."""
-    loops = [path for path in step_paths(data) if _times_of(value_at(data, path)) is not None]
-    numbers = {path: _value_by_rank(program, _times_of(value_at(data, path))) for path in loops}
+    loops = [path for path in step_paths(data) if times_of(value_at(data, path)) is not None]
+    numbers = {path: _value_by_rank(program, times_of(value_at(data, path))) for path in loops}
     used = {number for values in numbers.values() for number in values}
     for path in loops:
         values = numbers[path]
@@ -55,11 +56,6 @@ def _iterations_words(number: int, values: list[int], line: int) -> str:
     if number == max(values):
         return f"{words}: ranks with fewer batches use Join, or repeat samples (drop_last=False)"
     return words
-
-
-def _times_of(entry: object) -> object:
-    repeat = entry.get("repeat") if isinstance(entry, dict) else None
-    return repeat.get("times") if isinstance(repeat, dict) else None
 
 
 def _value_by_rank(program: Program, value: object) -> list[int]:

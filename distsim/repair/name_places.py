@@ -13,8 +13,11 @@ from distsim.repair.scenario_data import (
     op_of,
     ranks_of,
     step_paths,
+    times_of,
     value_at,
 )
+
+_ALL_RANKS = "all ranks"
 
 
 def with_place(
@@ -26,9 +29,10 @@ def with_place(
         return words
     is_placed = ", line " in words or not lines.get(path)
     place = "" if is_placed else f", line {lines[path]}"
-    ranks = _ranks_text(before, path)
+    # A proposal for all ranks may say so in a better place of its sentence.
+    ranks = "" if _ALL_RANKS in words else f", {_ranks_text(before, path)}"
     group = _group_of(value_at(before, path))
-    return f"{words}{place}, {ranks}{group}"
+    return f"{words}{place}{ranks}{group}"
 
 
 def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath | None:
@@ -37,7 +41,7 @@ def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath |
     If a call is only added, this is the call that was at its place, or the last call of the list.
     """
     for path in step_paths(before):
-        if _times_of(value_at(before, path)) != _times_of(_value_or_none(after, path)):
+        if times_of(value_at(before, path)) != times_of(_value_or_none(after, path)):
             return path
     own = [path for path in step_paths(before) if not _is_block(value_at(before, path))]
     for path in own:
@@ -48,11 +52,6 @@ def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath |
 
 def _is_block(entry: object) -> bool:
     return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
-
-
-def _times_of(entry: object) -> object:
-    repeat = entry.get("repeat") if isinstance(entry, dict) else None
-    return repeat.get("times") if isinstance(repeat, dict) else None
 
 
 def _value_or_none(data: Any, path: DataPath) -> Any:
@@ -71,7 +70,7 @@ def _ranks_text(data: ScenarioData, path: DataPath) -> str:
             return rank_list([chosen])
         if chosen is not None:
             return f"ranks with {chosen}"
-    return "all ranks"
+    return _ALL_RANKS
 
 
 def _group_of(entry: Any) -> str:

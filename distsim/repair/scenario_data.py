@@ -30,6 +30,12 @@ def step_paths(data: ScenarioData) -> list[DataPath]:
     return found
 
 
+def times_of(entry: object) -> object:
+    """How often a `repeat` entry runs its steps; None for any other entry."""
+    repeat = entry.get("repeat") if isinstance(entry, dict) else None
+    return repeat.get("times") if isinstance(repeat, dict) else None
+
+
 def value_at(data: Any, path: DataPath) -> Any:
     """The value at a path of keys and indices."""
     for part in path:

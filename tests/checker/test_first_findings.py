@@ -321,7 +321,7 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n",
             "nccl",
             "",
-            "The program follows the rules of torch.distributed, but on nccl it hangs: "
+            "The program follows the rules of torch.distributed, but on nccl it hangs. Repair: "
             "use batch_isend_irecv on both",
         ),
         (
@@ -334,20 +334,20 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
             "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
             "nccl",
             "",
-            "The program breaks the rules of torch.distributed; it completes on nccl only by luck: "
+            "The program breaks the rules of torch.distributed; it completes on nccl only by luck. Repair: "
             "call new_group on rank 1 too",
         ),
         (
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "A call has an invalid argument, but the program completes on gloo anyway: make the call only on ranks of the group",
+            "A call has an invalid argument, but the program completes on gloo anyway. Repair: make the call only on ranks of the group",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
             "gloo",
             "",
-            "The program follows the rules of torch.distributed, but on gloo it hangs: "
+            "The program follows the rules of torch.distributed, but on gloo it hangs. Repair: "
             "on rank 0, keep the request",
         ),
     ],

@@ -63,7 +63,8 @@ EXACT = {
     "qwen3-30b-a3b": 30_532_122_624,
     "qwen3-235b-a22b": 235_093_634_560,
     "mixtral-8x22b": 140_630_071_296,
-    # Gemma 3's checkpoint, less its vision tower, its projector (1152 x hidden) and that one's norm.
+    # Gemma 3: `total_size` / 2 (bfloat16) in model.safetensors.index.json of google/gemma-3-*-it,
+    # without the vision tower, its projector (1152 x hidden) and the norm of the projector.
     "gemma3-4b": 4_300_079_472 - 416_866_032 - 1152 * (2560 + 1),
     "gemma3-12b": 12_187_325_040 - 416_866_032 - 1152 * (3840 + 1),
     "gemma3-27b": 27_432_406_640 - 416_866_032 - 1152 * (5376 + 1),

@@ -94,8 +94,9 @@ class CheckArguments:
 def command(arguments: CheckArguments) -> None:
     """Check scenarios: verdict, findings, and the outcome on every backend.
 
-    The verdict covers every order of events, and sends that wait for their receives or do not. A
-    file that cannot be read is reported, and the other files are still checked.
+    The verdict covers every order of events. It also covers both kinds of sends: those that wait
+    for their receive, and those that return early. A file that cannot be read is reported, and
+    the other files are still checked.
 
     Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
     under its backend (or --backend), or if the search reached its limit and some backend may hang.
@@ -189,8 +190,8 @@ def _check_files(files: Iterable[str], arguments: CheckArguments) -> Iterator[Ch
     """Check the files, and free the programs of earlier files from time to time.
 
     A program contains reference cycles. `process` makes collections so rare, because they slow down
-    a single run, that the programs of hundreds of files would stay in memory. What is
-    loaded by the first collection (modules, models) stays alive, so later ones need not visit it.
+    a single run, that the programs of hundreds of files would stay in memory. What is loaded by the
+    first collection (modules, models) stays alive, so later collections need not visit it.
     """
     has_frozen = False
     try:

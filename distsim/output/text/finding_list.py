@@ -171,7 +171,7 @@ def verdict_conflict_text(
     else:
         return ""
     remedy = _first_remedy(findings)
-    return f"{text}: {remedy}" if remedy else f"{text}."
+    return f"{text}. Repair: {remedy}" if remedy else f"{text}."
 
 
 def _first_remedy(findings: Sequence[Finding]) -> str:

@@ -181,8 +181,8 @@ def test_an_error_of_its_own_leads_before_those_who_lost_the_connection_to_it(
 def test_torchruns_first_failure_is_taken_for_the_cause_only_where_it_is_no_consequence(
     tmp_path: Path,
 ) -> None:
-    """SIGABRT is how the watchdog ends a process that waited; SIGKILL comes from outside, as from a
-    lack of memory.
+    """SIGABRT is how the watchdog ends a process that waited. SIGSEGV is the process's own fault.
+    SIGKILL may come from a user who ends a job that hangs already.
     """
 
     def summary(code: str) -> list[str]:
@@ -197,7 +197,10 @@ def test_torchruns_first_failure_is_taken_for_the_cause_only_where_it_is_no_cons
             "  traceback : Signal received by PID 77",
         ]
 
-    assert said(tmp_path, *summary("-9")).culprits == (3,)
+    killed = said(tmp_path, *summary("-9"))
+    assert killed.main is not None
+    assert (killed.main.grade, killed.main.ranks, killed.culprits) == ("suspected", (3,), ())
+    assert said(tmp_path, *summary("-11")).culprits == (3,)
     assert said(tmp_path, *summary("-6")).culprits == ()
 
 

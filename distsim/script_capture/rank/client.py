@@ -84,7 +84,9 @@ class HubClient:
     end of the backward pass.
     """
 
-    def __init__(self, address: HubAddress, regions: SharedMemoryRegions, sites: CallSiteFinder) -> None:
+    def __init__(
+        self, address: HubAddress, regions: SharedMemoryRegions, sites: CallSiteFinder
+    ) -> None:
         self.address = address
         self.regions = regions
         self.sites = sites

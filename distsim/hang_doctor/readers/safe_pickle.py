@@ -149,8 +149,8 @@ class _PickleMachine:
 def _is_safe_key(key: object) -> bool:
     """Whether a hostile file cannot make the hash of this key slow, or equal to that of others.
 
-    The hash of a tuple is computed anew each time, along all paths to its elements: a pickle of 400
-    bytes can build a tuple whose hash never ends.
+    Python computes the hash of a tuple again at each use, along all paths to its elements: a pickle
+    of 400 bytes can build a tuple whose hash never ends.
     """
     return type(key) is str or (type(key) is int and -_MAX_INT_KEY < key < _MAX_INT_KEY)
 

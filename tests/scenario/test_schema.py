@@ -159,7 +159,7 @@ def test_clearly_wrong_files_do_not_match_the_schema(data: Any) -> None:
     assert not fits(data, SCHEMA)
 
 
-def test_the_schema_is_json_with_a_name_of_its_own() -> None:
+def test_the_schema_is_json_with_its_own_identifier() -> None:
     assert as_json(SCHEMA) == SCHEMA
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert SCHEMA["$id"].startswith("urn:distsim:scenario:")
@@ -173,7 +173,7 @@ def test_every_operation_has_its_entry() -> None:
     ] == []
 
 
-def test_settings_of_editors_are_written_beside_those_that_are_there(
+def test_editor_settings_are_added_to_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distsim.cli.commands.schema import SchemaKind, command
@@ -191,7 +191,7 @@ def test_settings_of_editors_are_written_beside_those_that_are_there(
 
 
 # --- what commands print ---
-def test_what_commands_print_fits_its_schema() -> None:
+def test_command_output_matches_its_schema() -> None:
     """Closed: no key that the schema does not name."""
     from distsim.analysis.run_comparison import compare_runs
     from distsim.output.json.output_schemas import COMMAND_OUTPUTS, output_schema

@@ -71,7 +71,7 @@ class FileLock:
         if self._descriptor is None:
             return
         with suppress(OSError):
-            # While the lock is held: nobody else can have locked this file.
+            # The lock is still held, so no other process can have locked this file.
             os.unlink(self._path)
         os.close(self._descriptor)
         self._descriptor = None

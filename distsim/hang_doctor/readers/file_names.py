@@ -30,6 +30,8 @@ _STACK = re.compile(rf"(?:stack|stacks|pyspy|py-spy)[._-](\d{{1,6}}){_SUFFIX}")
 _END = re.compile(r"(?<!\d)(\d{1,7})(?:\.(?:pickle|pkl|dump|json|gz))*$")
 _TORCHRUN_LOGS = ("stdout.log", "stderr.log")
 _MPI_LOGS = ("stdout", "stderr")
+#: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
+_MAX_NAME = 255
 
 
 def rank_of_file_name(path: str, is_dump: bool = False) -> int | None:
@@ -38,7 +40,8 @@ def rank_of_file_name(path: str, is_dump: bool = False) -> int | None:
     ``is_dump``: a Flight Recorder dump, to whose name torch appends the rank.
     """
     folder, name = os.path.split(path)
-    parent = os.path.basename(folder)
+    name = name[-_MAX_NAME:]
+    parent = os.path.basename(folder)[-_MAX_NAME:]
     text = _rank_after_word(name)
     if text is None and (name in _TORCHRUN_LOGS or name in _MPI_LOGS):
         number = re.fullmatch(r"\d{1,7}", parent) if name in _TORCHRUN_LOGS else None

@@ -53,6 +53,8 @@ _MAX_ITEMS: Final = 20_000_000
 _MAX_LINE: Final = 20_000
 #: A file with more zero bytes at its beginning is no text.
 _MAX_ZERO_BYTES: Final = 8
+#: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
+_MAX_NAME: Final = 255
 #: What torchrun's agent writes between two starts of the workers.
 _RESTART = re.compile(r"attempts left; will restart worker group")
 
@@ -115,7 +117,8 @@ def _parts_of(path: str) -> Iterator[_Part]:
         yield _Part(path, path, escaped(path), data)
         return
     for name, member in archive_members(data):
-        shown = f"{escaped(path)}/{escaped(name)}" if name else escaped(path)
+        # The zip format allows names of 64 KiB.
+        shown = f"{escaped(path)}/{escaped(name[-_MAX_NAME:])}" if name else escaped(path)
         yield _Part(path, name or path, shown, member)
 
 

@@ -1,7 +1,7 @@
 """What to change in the code if the members of a collective make calls that differ.
 
 Key idea: the same mismatch may come from a wrong argument, from another order of calls, or from a
-call that one rank skips or adds. The first divergence of the members tells these cases apart.
+call that one rank skips or adds. The first divergence of the members distinguishes these cases.
 """
 
 from __future__ import annotations

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
-from distsim.planning.layouts import ParallelLayout, PlanRequest
+from distsim.planning.layouts import DEFAULT_SEQUENCE, ParallelLayout, PlanRequest
 
 MAX_GPUS = 2**17
 #: Fields of `transformer:` that the layout decides, so that a request may not.
@@ -37,10 +38,13 @@ def checked_plan_request(
     ranks_per_node: int | None = None,
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
+    memory_reserve: int | None = None,
 ) -> PlanRequest:
     """The request for the layouts of a step.
 
-    ``ranks_per_node``: by default that of the cluster's preset. Raises UsageError for a number of
+    ``sequence``: by default the model's maximum, but at most `DEFAULT_SEQUENCE`.
+    ``ranks_per_node``: by default that of the cluster's preset. ``memory_reserve``: bytes per rank
+    that torch's allocator cannot use; by default an estimate. Raises UsageError for a number of
     GPUs that fills no whole nodes, a field that the layouts decide, and an impossible choice.
     """
     decided = [key for key in step or {} if key in _LAYOUT_FIELDS]
@@ -52,7 +56,7 @@ def checked_plan_request(
     layout_choices = _checked_choices(choices or {})
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
     _check_gpu_count(gpus, per_node)
-    return PlanRequest(
+    request = PlanRequest(
         model,
         gpus,
         global_batch,
@@ -61,7 +65,11 @@ def checked_plan_request(
         per_node=per_node,
         step=step or {},
         choices=layout_choices,
+        reserve_nbytes=memory_reserve,
     )
+    if sequence is None and request.tokens > DEFAULT_SEQUENCE:
+        return replace(request, sequence=DEFAULT_SEQUENCE)
+    return request
 
 
 def is_number(word: str, low: int, high: int) -> bool:

@@ -174,6 +174,8 @@ def plan(
     guided search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with
     the numbers of layouts done and of all layouts. Raises UsageError.
     """
+    from dataclasses import replace
+
     from distsim.planning.plan_request import checked_plan_request
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
@@ -190,11 +192,11 @@ def plan(
             ranks_per_node=ranks_per_node,
             step=step,
             choices=choices,
-            memory_reserve=memory_reserve,
         )
         for count in counts
         for one in clusters
     ]
+    requests = [replace(request, reserve_nbytes=memory_reserve) for request in requests]
     options = PlanOptions(
         jobs=jobs,
         address=address,

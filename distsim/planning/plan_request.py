@@ -38,13 +38,11 @@ def checked_plan_request(
     ranks_per_node: int | None = None,
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
-    memory_reserve: int | None = None,
 ) -> PlanRequest:
     """The request for the layouts of a step.
 
     ``sequence``: by default the model's maximum, but at most `DEFAULT_SEQUENCE`.
-    ``ranks_per_node``: by default that of the cluster's preset. ``memory_reserve``: bytes per rank
-    that torch's allocator cannot use; by default an estimate. Raises UsageError for a number of
+    ``ranks_per_node``: by default that of the cluster's preset. Raises UsageError for a number of
     GPUs that fills no whole nodes, a field that the layouts decide, and an impossible choice.
     """
     decided = [key for key in step or {} if key in _LAYOUT_FIELDS]
@@ -65,7 +63,6 @@ def checked_plan_request(
         per_node=per_node,
         step=step or {},
         choices=layout_choices,
-        reserve_nbytes=memory_reserve,
     )
     if sequence is None and request.tokens > DEFAULT_SEQUENCE:
         return replace(request, sequence=DEFAULT_SEQUENCE)

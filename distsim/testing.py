@@ -22,7 +22,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from distsim.script_capture.result.evaluation import CaptureResult
@@ -34,6 +34,16 @@ _MARKER = (
     " ranks of torch.distributed, without network or GPU"
 )
 _BACKEND_FIXTURE = "distsim_backend"
+
+
+class DeviceOptions(TypedDict, total=False):
+    """``cuda``: each rank finds GPUs, which are the CPU by another name.
+
+    ``fake``: tensors have sizes only. Both are False by default.
+    """
+
+    cuda: bool
+    fake: bool
 
 
 class RanksFailed(AssertionError):
@@ -57,14 +67,12 @@ def run(
     init: bool = True,
     timeout: float | None = 600.0,
     check: bool = True,
-    cuda: bool = False,
-    fake: bool = False,
+    **devices: Unpack[DeviceOptions],
 ) -> CaptureResult:
     """Run a function on ``nproc`` ranks and evaluate its calls by the rules of ``backend``.
 
     ``init``: create the process group before, and destroy it afterwards. ``timeout``: seconds that
-    the function may run; hangs are found without it. ``cuda``: each rank finds GPUs,
-    which are the CPU by another name. ``fake``: tensors have sizes only. Raises RanksFailed with
+    the function may run; hangs are found without it. Raises RanksFailed with
     the report if a rank
     raised or the program does not complete, unless ``check`` is false.
     """
@@ -82,7 +90,10 @@ def run(
         backend=backend,
         timeout_s=timeout,
         keep_output=True,
-        child_options=ChildOptions(fakes=fake, alias_devices=nproc if cuda else 0),
+        child_options=ChildOptions(
+            fakes=devices.get("fake", False),
+            alias_devices=nproc if devices.get("cuda") else 0,
+        ),
     )
     judged = evaluate_capture(run_capture(options), backend=backend)
     has_failed = any(status.state in ("raised", "exited", "killed") for status in judged.stands)

@@ -36,12 +36,15 @@ _MARKER = (
 _BACKEND_FIXTURE = "distsim_backend"
 
 
-class DeviceOptions(TypedDict, total=False):
-    """``cuda``: each rank finds GPUs, which are the CPU by another name.
+class RunOptions(TypedDict, total=False):
+    """``timeout``: seconds that the function may run (600); hangs are found without it.
 
-    ``fake``: tensors have sizes only. Both are False by default.
+    ``check``: raise RanksFailed if the ranks do not complete (True). ``cuda``: each rank finds GPUs,
+    which are the CPU by another name (False). ``fake``: tensors have sizes only (False).
     """
 
+    timeout: float | None
+    check: bool
     cuda: bool
     fake: bool
 
@@ -65,16 +68,12 @@ def run(
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     init: bool = True,
-    timeout: float | None = 600.0,
-    check: bool = True,
-    **devices: Unpack[DeviceOptions],
+    **options: Unpack[RunOptions],
 ) -> CaptureResult:
     """Run a function on ``nproc`` ranks and evaluate its calls by the rules of ``backend``.
 
-    ``init``: create the process group before, and destroy it afterwards. ``timeout``: seconds that
-    the function may run; hangs are found without it. Raises RanksFailed with
-    the report if a rank
-    raised or the program does not complete, unless ``check`` is false.
+    ``init``: create the process group before, and destroy it afterwards. Raises RanksFailed with
+    the report if a rank raised or the program does not complete.
     """
     from distsim.backends import DEFAULT_BACKEND
     from distsim.script_capture.launch.function_target import function_target
@@ -84,20 +83,20 @@ def run(
 
     backend = backend or DEFAULT_BACKEND
     target = function_target(function, backend, args, kwargs or {}, init)
-    options = CaptureRunOptions(
+    capture_options = CaptureRunOptions(
         target,
         nproc,
         backend=backend,
-        timeout_s=timeout,
+        timeout_s=options.get("timeout", 600.0),
         keep_output=True,
         child_options=ChildOptions(
-            fakes=devices.get("fake", False),
-            alias_devices=nproc if devices.get("cuda") else 0,
+            fakes=options.get("fake", False),
+            alias_devices=nproc if options.get("cuda") else 0,
         ),
     )
-    judged = evaluate_capture(run_capture(options), backend=backend)
+    judged = evaluate_capture(run_capture(capture_options), backend=backend)
     has_failed = any(status.state in ("raised", "exited", "killed") for status in judged.stands)
-    if check and (has_failed or judged.outcome != "completes"):
+    if options.get("check", True) and (has_failed or judged.outcome != "completes"):
         raise RanksFailed(failure_text(judged), judged)
     return judged
 

@@ -39,8 +39,8 @@ _BACKEND_FIXTURE = "distsim_backend"
 class RunOptions(TypedDict, total=False):
     """``timeout``: seconds that the function may run (600); hangs are found without it.
 
-    ``check``: raise RanksFailed if the ranks do not complete (True). ``cuda``: each rank finds GPUs,
-    which are the CPU by another name (False). ``fake``: tensors have sizes only (False).
+    ``check``: raise RanksFailed if the ranks do not complete (True). ``cuda``: each rank finds
+    GPUs, which are the CPU by another name (False). ``fake``: tensors have sizes only (False).
     """
 
     timeout: float | None

@@ -315,3 +315,20 @@ def test_a_picture_is_printed_to_a_pipe(cli: Cli) -> None:
 
     assert done.returncode == 0
     assert "<svg" in done.stdout
+
+
+def test_the_limit_on_the_size_of_files_is_a_fault_of_the_machine(tmp_path: Path) -> None:
+    target = tmp_path / "t.jsonl"
+    target.write_text("before", encoding="utf-8")
+    command = (
+        f"ulimit -f 1; {sys.executable} -m distsim simulate scenarios/hybrid.yaml --trace {target}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 4
+    assert "File too large" in done.stderr
+    assert "ulimit -f" in done.stderr
+    assert target.read_text(encoding="utf-8") == "before"
+    assert list(tmp_path.iterdir()) == [target]

@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import struct
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from distsim.hang_doctor import diagnose_hang, read_evidence
 from distsim.hang_doctor.readers import flight_recorder, input_files, safe_pickle
+from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from distsim.hang_doctor.readers.input_files import MAX_BYTES
 from tests.hang_doctor.test_logs import watchdog
 from tests.support.doctor_dumps import dump, entry, write
@@ -71,6 +73,47 @@ def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(
 )
 def test_a_damaged_or_unbounded_pickle_is_refused(tmp_path: Path, data: bytes) -> None:
     assert problem(tmp_path, data).startswith(("unsafe or damaged pickle", "this pickle is not"))
+
+
+def nested_tuple(depth: int) -> bytes:
+    """A pickle that builds a tuple of 2**depth paths and puts it on the stack."""
+    return b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * depth
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        nested_tuple(60) + b"}h\x00K\x01s.",  # as a key: its hash would take 2**60 steps
+        nested_tuple(60) + b".",
+        b"\x80\x02}K\x01\x85K\x01s.",  # a flat tuple as a key
+        b"\x80\x02}NK\x01s.",
+        b"\x80\x02}G" + struct.pack(">d", 1.5) + b"K\x01s.",
+        b"\x80\x02}\x8a\x09" + ((1 << 61) - 1).to_bytes(9, "little") + b"K\x01s.",  # hash 0
+    ],
+)
+def test_a_key_whose_hash_could_be_slow_is_refused(tmp_path: Path, data: bytes) -> None:
+    started = time.process_time()
+
+    assert problem(tmp_path, data).startswith("unsafe or damaged pickle: it has a ")
+    assert time.process_time() - started < 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("dump7.pickle.gz", 7),
+        ("v2-final", None),
+        ("rank_7" + ".txt" * 100, None),
+        ("-" * 300 + "rank_7.log", 7),
+        ("rank_" * 50_000, None),
+        ("7." * 50_000, None),
+    ],
+)
+def test_the_rank_in_a_long_file_name_is_found_at_once(name: str, rank: int | None) -> None:
+    started = time.process_time()
+
+    assert rank_of_file_name(name, is_dump=True) == rank
+    assert time.process_time() - started < 0.3
 
 
 def test_plain_data_is_read_like_by_pickle() -> None:

@@ -5,6 +5,7 @@ and on a Dask cluster.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.planning.sweep.evaluate_point import table_columns
 from distsim.planning.sweep.grid import (
     GridPoint,
     grid_points,
@@ -152,7 +154,7 @@ def test_a_killed_sweep_resumes_to_the_same_table(cli: Cli, tmp_path: Path) -> N
 
 def test_the_table_of_another_sweep_is_not_touched(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    ResultTable(file, ("a", "b")).close()
+    ResultTable(file, ("a", "b")).release()
     before = file.read_text(encoding="utf-8")
 
     for name, columns in (
@@ -163,6 +165,73 @@ def test_the_table_of_another_sweep_is_not_touched(tmp_path: Path) -> None:
         with pytest.raises(UsageError):
             ResultTable(name, columns)
     assert file.read_text(encoding="utf-8") == before
+
+
+def test_a_table_that_another_sweep_is_writing_is_refused(cli: Cli, tmp_path: Path) -> None:
+    scenario, file = tmp_path / "f.yaml", tmp_path / "t.csv"
+    scenario.write_text(TEXT, encoding="utf-8")
+    columns = table_columns(("n",), ())
+    table = ResultTable(file, columns)
+    table.add("a key", {"n": "7"})
+
+    refused = cli("sweep", scenario, "--grid", "n=1,2", "-o", file, "-j", "1")
+    table.release()
+
+    assert refused.returncode == 2
+    assert f"another command is writing {file}" in refused.stderr.replace("\n  ", " ")
+    assert cli("sweep", scenario, "--grid", "n=1,2", "-o", file, "-j", "1").returncode == 0
+    assert len(list(csv.DictReader(file.open(encoding="utf-8")))) == 3  # no row was lost
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.yaml", "t.csv"]
+
+
+def test_the_lock_of_a_killed_sweep_blocks_no_later_one(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    (tmp_path / "t.csv.lock").touch()
+
+    table = ResultTable(file, ("a",))
+    table.add("a key", {"a": 1})
+    table.release()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_link_to_a_table_shares_its_lock(tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "t.csv")
+    table = ResultTable(tmp_path / "t.csv", ("a",))
+
+    with pytest.raises(UsageError, match="another command is writing"):
+        ResultTable(tmp_path / "link.csv", ("a",))
+    table.release()
+
+
+def test_a_mapping_by_rank_with_else_can_be_swept(cli: Cli, tmp_path: Path) -> None:
+    scenario = tmp_path / "f.yaml"
+    scenario.write_text(
+        "world: 2\ntensors: {x: {shape: [{0: 8, else: 5}]}}\nprogram: [barrier]\n",
+        encoding="utf-8",
+    )
+
+    assert cli("sweep", scenario, "--grid", "backend=gloo,nccl").returncode == 0
+
+
+def test_a_number_and_its_text_as_keys_are_different_points() -> None:
+    text = "world: 2\nvars: {n: {%s: 8, else: 5}}\nprogram: [barrier]\n"
+
+    assert point_key(text % "0", "f", GridPoint(())) != point_key(text % "'0'", "f", GridPoint(()))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_numbers_that_json_lacks_are_texts_of_a_refused_point(
+    cli: Cli, tmp_path: Path, value: str
+) -> None:
+    scenario = tmp_path / "f.yaml"
+    scenario.write_text(TEXT, encoding="utf-8")
+
+    done = cli("sweep", scenario, "--grid", f"world={value}", "--format", "json")
+
+    (point,) = json.loads(done.stdout)["points"]
+    assert (point["world"], point["status"]) == (value, "refused")
+    assert "the number of ranks" in point["reason"]
 
 
 def test_parquet_has_the_same_rows_with_numbers_and_can_be_resumed(tmp_path: Path) -> None:

@@ -99,6 +99,13 @@ def test_an_inconsistent_header_is_refused_by_field(key: str, value: Any) -> Non
         parse_trace(header(**{key: value}))
 
 
+def test_a_call_of_a_group_that_the_header_lacks_is_refused_with_its_line() -> None:
+    lacking = {key: value for key, value in json.loads(LINES[0]).items() if key != "groups"}
+
+    with pytest.raises(UsageError, match=r"<trace>:2: the header has no such `group`, found"):
+        parse_trace([json.dumps(lacking) + "\n", *LINES[1:]])
+
+
 @pytest.mark.parametrize(
     "changed", [{"ends": [[9, "killed", 5]]}, {"groups": [["world", [0, 1, 2, 7]]]}], ids=str
 )

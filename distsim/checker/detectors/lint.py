@@ -160,6 +160,9 @@ def _excluded_member_findings(program: Program, layout: ChannelLayout) -> list[F
     Several groups with one name and the same members are one group whose ranks made it in another
     order; what members lack on each of them has no meaning.
     """
+    if program.is_partial:
+        # A member may have been stopped before it came to the call.
+        return []
     call_index = CallIndex(layout)
     group_counts = Counter((group.name, group.ranks) for group in program.groups)
     stopped = _ranks_that_stop_early(program)

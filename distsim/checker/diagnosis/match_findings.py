@@ -17,6 +17,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distsim.checker.diagnosis.collective_advice import collective_advice, models_differ
+from distsim.checker.diagnosis.first_divergence import (
+    CallDivergence,
+    divergence_head,
+    divergence_on,
+)
 from distsim.checker.matching.call_index import CallIndex, part_call
 from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
@@ -95,13 +100,21 @@ def attach_consequences(
         if mismatch is None:
             independent.append(hang)
         else:
-            consequences[mismatch].append(hang.message.partition("\n")[0])
+            consequences[mismatch].append(_wait_of(hang))
 
     explained = [
         _with_consequences(finding, consequences[finding]) if finding in consequences else finding
         for finding in found
     ]
     return (*explained, *independent)
+
+
+def _wait_of(hang: Finding) -> str:
+    """The line of a hang's message that says which ranks wait for which."""
+    first, *rest = hang.message.split("\n")
+    if rest and rest[0].startswith(_CONSEQUENCE_PREFIX):
+        return rest[0].removeprefix(_CONSEQUENCE_PREFIX)
+    return first
 
 
 def _mismatch_that_explains(
@@ -195,11 +208,16 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
         code = "DS210" if name == "new_group" else "DS206"
     calls = _minority_first(mismatch)
     rows, omitted = _rows_of_equal_calls(program, mismatch, calls)
-    head = _collective_head(name, mismatch)
+    lines = [_collective_head(name, mismatch)]
+    divergence = _divergence_behind(program, call_index, mismatch)
     if models_differ(program, mismatch):
-        head = f"DistributedDataParallel wraps different models on different ranks: {head}"
-    message = "\n".join([head, *aligned_columns(rows), *_collective_notes(mismatch, omitted)])
-    advice = collective_advice(program, call_index, mismatch, aspect)
+        lines = [f"DistributedDataParallel wraps different models on different ranks: {lines[0]}"]
+    elif divergence is not None:
+        # The calls that differ come later, shifted by the divergence: they are its evidence.
+        lines = [divergence_head(program, divergence, len(mismatch.ranks)), f"  {lines[0]}"]
+    notes = _collective_notes(mismatch, omitted, is_shifted=divergence is not None)
+    message = "\n".join([*lines, *aligned_columns(rows), *notes])
+    advice = collective_advice(program, mismatch, aspect, divergence)
     call_places = [program.place(rank, position) for rank, position, _ in calls]
     return Finding(
         code,
@@ -211,6 +229,18 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
         tuple(dict.fromkeys([*advice.places, *call_places])),
         advice.places,
     )
+
+
+def _divergence_behind(
+    program: Program, call_index: CallIndex, mismatch: CallMismatch
+) -> CallDivergence | None:
+    """The extra, missing or swapped call by which the calls of a mismatch came to meet."""
+    found = divergence_on(call_index, mismatch.sequence)
+    if found is None or not found.is_shift or found.number > mismatch.number:
+        return None
+    if mismatch.order and found.kind != "swapped":
+        return None
+    return found
 
 
 def _collective_head(name: str, mismatch: CallMismatch) -> str:
@@ -226,12 +256,12 @@ def _collective_head(name: str, mismatch: CallMismatch) -> str:
     return f"{who} {differ} from the other ranks in the {call}{order}"
 
 
-def _collective_notes(mismatch: CallMismatch, omitted: int) -> Iterator[str]:
+def _collective_notes(mismatch: CallMismatch, omitted: int, *, is_shifted: bool) -> Iterator[str]:
     if omitted:
         yield f"  … and {omitted} more"
     if mismatch.note:
         yield f"  {mismatch.note}"
-    if mismatch.later:
+    if mismatch.later and not is_shifted:
         calls_differ = "calls differ" if mismatch.later > 1 else "call differs"
         yield f"  {mismatch.later} later {calls_differ} too"
 

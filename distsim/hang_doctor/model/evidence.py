@@ -48,6 +48,10 @@ class Evidence:
     world: int = 0
     #: Stacks of processes whose rank is unknown.
     orphans: list[ThreadStack] = field(default_factory=list)
+    #: How processes of unknown rank ended.
+    orphan_ends: list[ProcessEnd] = field(default_factory=list)
+    #: Processes that the kernel killed for lack of memory, by their number.
+    oom_killed_pids: set[int] = field(default_factory=set)
     #: The stacks of calls. Each distinct stack is stored once and shared, to save memory.
     call_stacks: dict[StackKey, tuple[StackFrame, ...]] = field(default_factory=dict)
     #: A group name -> keys of the further groups that have the same name.
@@ -153,9 +157,12 @@ class Evidence:
         else:
             self.records_of(rank, stack.source).stacks.append(stack)
 
-    def add_end(self, rank: int, end: ProcessEnd) -> None:
-        """Enter how a process ended, unless another file says the same."""
-        ends = self.records_of(rank, end.source).ends
+    def add_end(self, rank: int | None, end: ProcessEnd) -> None:
+        """Enter how a process ended, unless another file says the same.
+
+        ``rank`` is None if it is unknown.
+        """
+        ends = self.orphan_ends if rank is None else self.records_of(rank, end.source).ends
         known = [(other.kind, other.text) for other in ends]
         if (end.kind, end.text) not in known:
             ends.append(end)

@@ -19,7 +19,7 @@ from distsim.hang_doctor.model.evidence_records import (
     StackFrame,
 )
 from distsim.hang_doctor.model.operation_names import P2P_OPS, operation_family
-from distsim.hang_doctor.readers.log_context import LogContext
+from distsim.hang_doctor.readers.log_context import LogContext, local_seconds
 
 _LABEL = re.compile(r"\[rank(\d{1,7})\]")
 _GROUP = re.compile(
@@ -40,6 +40,9 @@ _LAST_WORK = re.compile(
 _TIMED_OUT_WORK = re.compile(
     r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work):? (\d+)", re.IGNORECASE
 )
+#: The head of a line, which has no year: ``[E109 22:46:25.9`` is of January 9th.
+_TIME = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.")
+_RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds")
 #: Lines after "Stack trace of the failed collective:", innermost first.
 _FAILED_FRAME = re.compile(r"^#\d+ (\S+) from (\S+):(\d+)\s*$")
 
@@ -107,6 +110,21 @@ class WatchdogReader:
             self._take_counters(line, owner, key, counters)
         if work is not None:
             self._add_call(owner, key, work, order)
+            self._date_wait(owner, line)
+
+    def _date_wait(self, rank: int, line: str) -> None:
+        """Enter when the wait that timed out began, if the line says it."""
+        time = _TIME.search(line)
+        duration = _RAN_FOR.search(line)
+        if time is None or duration is None:
+            return
+        ended = local_seconds(*map(int, time.groups()))
+        if ended is None:
+            return
+        records = self._evidence.ranks[rank]
+        began = ended - int(duration[1]) / 1000
+        known = records.waits_since_s
+        records.waits_since_s = began if known is None else min(known, began)
 
     def _owner(
         self,

@@ -47,7 +47,7 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
     """
     ranks_by_refusal: dict[tuple[str, int, str], set[int]] = defaultdict(set)
     examples: dict[tuple[str, int, str], tuple[ResolvedCall, BackendProfile]] = {}
-    # Resolving a call is the expensive part. Calls with equal keys are refused or accepted alike,
+    # Resolving a call is the expensive part. Calls with equal keys have the same answer,
     # so a large program asks only once for each.
     accepted: set[Hashable] = set()
     for code in program.codes:

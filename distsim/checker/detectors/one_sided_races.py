@@ -99,7 +99,7 @@ class _HappensBefore:
         self.uses: dict[tuple[int, BufferKey], list[_MemoryAccess]] = {}
         self._signals: dict[int, int] = {}  # channel -> the newest signal
         # Signal -> the one before it on its channel. A channel has room for one signal, so a signal
-        # also tells its sender that the previous one was taken.
+        # also shows its sender that the previous one was taken.
         self._after: dict[int, int] = {}
         self._walks: dict[int, BufferUseWalk] = {}
 

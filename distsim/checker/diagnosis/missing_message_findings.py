@@ -7,7 +7,7 @@ each has its own headline and advice.
 Key idea: the headline names the edge of the wait-for graph that nothing in the program would ever
 satisfy. The rest is evidence: near misses (a message with another tag or group) suggest the typo.
 
-Who waits for whom is decided by `hang_findings`; this module only words it.
+Which rank waits for which is decided by `hang_findings`; this module only words it.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class _ClassClocks:
         """The part of a step that other threads see, whether or not the step completes."""
         step, row, rows = thread_step
         i = cls.base + row  # the row of this call on every rank of the class
-        # Either all ranks of the class have posted this row or none, so one of them tells.
+        # Either all ranks of the class have posted this row or none, so the first is enough.
         if step in _POSTING_STEPS and self.posted[i[0]] < 0:
             self.posted[i] = t
             if step in (STEP_JOIN, STEP_COLLECTIVE):

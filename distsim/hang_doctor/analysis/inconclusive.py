@@ -202,15 +202,34 @@ def _first_sentence(error: str) -> str:
 
 
 def tool_reports(job: JobWaitState) -> list[HangCause]:
-    """What other tools concluded, in their name."""
+    """What other tools concluded, in their name; those that name ranks first."""
     found = []
-    for report in job.evidence.tool_reports:
+    for report in [*job.evidence.tool_reports, *_count_differences(job)]:
         if report.tool == "monitored_barrier":
             found.append(_monitored_barrier_cause(job, report))
-        # NCCL's own errors are the subject of `connection_mismatches`.
-        elif report.tool != "NCCL" and report.ranks:
+        # NCCL's errors at a connection are the subject of `connection_mismatches`.
+        elif report.tool != "NCCL":
             found.append(_reported_cause(job, report))
+    found.sort(key=lambda cause: (cause.grade != "proved", not cause.ranks))
     return found[:_MAX_TOOL_REPORTS]
+
+
+def _count_differences(job: JobWaitState) -> list[ToolReport]:
+    """Ranks of the largest communicators that finished fewer calls of a kind than others.
+
+    The ranks of smaller communicators are not those of the job.
+    """
+    counts = job.evidence.tool_counts
+    largest = max((key.size for key in counts), default=0)
+    found = []
+    for key, by_rank in counts.items():
+        lowest, highest = min(by_rank.values()), max(by_rank.values())
+        if key.size != largest or lowest == highest:
+            continue
+        behind = tuple(sorted(rank for rank, count in by_rank.items() if count < highest))
+        text = f"finished {key.calls} up to call {lowest}, others up to call {highest}"
+        found.append(ToolReport(key.tool, behind, text, ""))
+    return found
 
 
 def _monitored_barrier_cause(job: JobWaitState, report: ToolReport) -> HangCause:
@@ -230,29 +249,45 @@ def _monitored_barrier_cause(job: JobWaitState, report: ToolReport) -> HangCause
 
 
 def _reported_cause(job: JobWaitState, report: ToolReport) -> HangCause:
+    subject = f"{ranks_text(report.ranks)} " if report.ranks else ""
+    reliability = _reliability_of(report)
     return HangCause(
         "tool_report",
-        "suspected",
-        f"{report.tool} reports: {ranks_text(report.ranks)} {report.text}",
+        "suspected" if report.ranks else "unknown",
+        f"{report.tool} reports: {subject}{report.text}",
         ranks=report.ranks,
         lines=activity_lines(job, report.ranks),
-        details=[_reliability_of(report)],
+        details=[reliability] if reliability else [],
     )
 
 
 def _reliability_of(report: ToolReport) -> str:
-    """How far a conclusion of a tool can be trusted."""
-    if "does not answer" in report.text or "dead" in report.text:
+    """How far a conclusion of a tool can be trusted; empty if its text says it."""
+    if "does not answer" in report.text or "is considered dead" in report.text:
         return (
             "a process that does not answer has exited, is stopped, or its node failed: check it "
             "first"
         )
-    if "desync" in report.tool:
-        return "its numbers mix the groups of a job, so this is no proof"
-    return (
+    for word, text in _RELIABILITY.items():
+        if word in report.tool:
+            return text
+    return ""
+
+
+_RELIABILITY: Final = {
+    "desync": "its numbers mix the groups of a job, so this is no proof",
+    "RAS": (
         "it lists the smaller set of ranks and counts each communicator separately, so this is a "
         "hint and no proof"
-    )
+    ),
+    "analyzer": (
+        "it compares all ranks with one of them, so it may name the correct ranks: give doctor the "
+        "dumps themselves"
+    ),
+    "Inspector": (
+        "it writes finished calls at intervals, so a small difference may be only the interval"
+    ),
+}
 
 
 # --- stacks without recordings ---

@@ -20,6 +20,7 @@ from distsim.hang_doctor.model.evidence_records import (
     ReportedMismatch,
     StackFrame,
     ThreadStack,
+    ToolCount,
     ToolReport,
 )
 
@@ -39,6 +40,8 @@ class Evidence:
     files: list[InputFile] = field(default_factory=list)
     tool_reports: list[ToolReport] = field(default_factory=list)
     reported_mismatches: list[ReportedMismatch] = field(default_factory=list)
+    #: Counts of finished calls: what was counted -> rank -> count.
+    tool_counts: dict[ToolCount, dict[int, int]] = field(default_factory=dict)
     #: Contradictions between files, as sentences.
     disputes: list[str] = field(default_factory=list)
     #: Ranks whose files contradict each other, or may belong to another rank.

@@ -233,6 +233,17 @@ class ToolReport(NamedTuple):
     source: str
 
 
+class ToolCount(NamedTuple):
+    """What a tool counts on each rank: the finished calls of a kind on one communicator.
+
+    ``size``: the number of ranks of the communicator.
+    """
+
+    tool: str
+    size: int
+    calls: str
+
+
 class ReportedMismatch(NamedTuple):
     """Torch's own comparison (TORCH_DISTRIBUTED_DEBUG=DETAIL): two ranks and the call of each."""
 

@@ -17,6 +17,7 @@ from distsim.hang_doctor.model.evidence_records import InputFile
 from distsim.hang_doctor.model.reconcile import reconcile
 from distsim.hang_doctor.readers import distsim_files, safe_pickle
 from distsim.hang_doctor.readers.archives import ArchiveRefused, archive_members, is_archive
+from distsim.hang_doctor.readers.debug_server import is_debug_server_page, parts_of_page
 from distsim.hang_doctor.readers.file_access import (
     MAX_BYTES,
     FileRefused,
@@ -27,6 +28,7 @@ from distsim.hang_doctor.readers.file_access import (
 )
 from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from distsim.hang_doctor.readers.flight_recorder import is_flight_recorder, read_flight_recorder
+from distsim.hang_doctor.readers.inspector import is_inspector_file, read_inspector
 from distsim.hang_doctor.readers.kineto import is_kineto, read_kineto
 from distsim.hang_doctor.readers.log_lines import LogReader
 from distsim.hang_doctor.readers.ras import (
@@ -150,6 +152,10 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
             return _Result("distsim progress file", {snapshot.rank})
     if data[:1] == b"\x80" and data[1:2] in b"\x00\x01\x02\x03\x04\x05":
         return _read_pickle(evidence, part)
+    if is_inspector_file(data):
+        return _Result("NCCL Inspector", read_inspector(evidence, data, part.shown))
+    if is_debug_server_page(data):
+        return _read_debug_server_page(evidence, part)
     if data.lstrip()[:1] in (b"{", b"["):
         parsed = _parse_json(data)
         if parsed is not None:
@@ -283,6 +289,28 @@ def _read_distsim_trace(evidence: Evidence, part: _Part) -> _Result:
         problem = f"cut short: read up to line {cut['read'] + 1}, the last complete one"
     ranks = distsim_files.read_distsim_trace(evidence, trace, part.shown)
     return _Result("distsim trace", ranks, problem)
+
+
+# --- pages of torch's debug server ---
+
+
+def _read_debug_server_page(evidence: Evidence, part: _Part) -> _Result:
+    ranks: set[int] = set()
+    found: set[str] = set()
+    for rank, text in parts_of_page(part.data):
+        parsed = _parse_json(text.encode()) if text[:1] in ("{", "[") else None
+        source = f"{part.shown}#{rank}"
+        if parsed is not None and is_flight_recorder(parsed):
+            read_flight_recorder(evidence, parsed, rank, source)
+            found.add("Flight Recorder")
+            ranks.add(rank)
+            continue
+        reader = LogReader(evidence, source, rank)
+        reader.read(line[:_MAX_LINE] for line in text.split("\n"))
+        found |= reader.found
+        ranks |= reader.ranks
+    kinds = ", ".join(sorted(found)) or "no stack or dump"
+    return _Result(f"page of torch's debug server: {kinds}", ranks)
 
 
 # --- texts ---

@@ -28,6 +28,11 @@ _ERROR = re.compile(
     r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b)(?::\s?(.*))?$"
 )
 _LAUNCHER_TIME = re.compile(r"^\d{4}-(\d\d)-(\d\d)_(\d\d):(\d\d):(\d\d)")
+#: Gloo's errors begin with a place in its sources (``gloo/common/logging.h``: ``MakeString``).
+_GLOO_ERROR = re.compile(
+    r"(?:(\w{1,40}(?:Error|Exception)): |what\(\):\s{1,4}|^\s{0,8})"
+    r"(\[[^\]\s]{0,200}gloo/[^\]\s]{1,200}:\d{1,6}\] .{1,400})"
+)
 #: Texts of errors that follow from a wait, or from another rank's end.
 _CONSEQUENCE_TEXTS = (
     "Watchdog caught collective operation timeout",
@@ -101,6 +106,7 @@ class TracebackReader:
             self._open[rank] = _PythonTraceback(harmless=is_harmless)
             return
         if trace is None:
+            self._take_bare_error(line, rank)
             return
         file = _TRACE_FILE.match(line)
         if file is not None:
@@ -109,6 +115,16 @@ class TracebackReader:
         if trace.frames and _is_error(line):
             del self._open[rank]
             self._end_traceback(rank, line.strip(), trace)
+
+    def _take_bare_error(self, line: str, rank: int | None) -> None:
+        """An error of Gloo without its traceback, as C++ or a title of an issue shows it."""
+        if "gloo/" not in line:
+            return
+        match = _GLOO_ERROR.search(line)
+        if match is None:
+            return
+        error = match[1] or "RuntimeError"
+        self._end_traceback(rank, f"{error}: {match[2]}".strip(), _PythonTraceback())
 
     def _end_traceback(self, rank: int | None, error: str, trace: _PythonTraceback) -> None:
         if trace.harmless:

@@ -178,7 +178,7 @@ class MissingMessageFindings:
         ]
         lines = [head, *aligned_columns(rows), *notes]
         found = self.rows.finding("DS304", lines, core, advice, _waits([edge]))
-        return replace(found, places=(place, *found.places))
+        return replace(found, places=(place, *found.places), slips=(place,))
 
 
 def _waits(edges: list[WaitEdge]) -> list[tuple[int, WaitDependency]]:

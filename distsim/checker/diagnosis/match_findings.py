@@ -2,6 +2,11 @@
 
 Key idea: the ranks of a mismatch do nothing meaningful afterwards. Their later hangs are symptoms,
 so they become lines of the mismatch instead of findings of their own.
+
+A mismatch may differ in several aspects at once. Its code is that of the gravest aspect, because
+the lesser ones often follow: a different operation usually has a different shape, too.
+
+What must agree, and which ranks are the minority, is decided in `distsim.checker.matching`.
 """
 
 from __future__ import annotations
@@ -74,6 +79,7 @@ def failure_findings(
     found = mismatch_findings(program, call_index, mismatches)
     if final_state is None:
         return found
+    # Imported here, because a program with a mismatch but no blocked rank needs no diagnosis.
     from distsim.checker.diagnosis.hang_findings import diagnose_hang
 
     hangs = diagnose_hang(program, final_state, call_index.layout, taken)
@@ -125,6 +131,8 @@ def _mismatch_that_explains(
     hang: Finding, reached_by: Mapping[Finding, set[int]]
 ) -> Finding | None:
     """The first mismatch that a rank of the hang's core has reached."""
+    # Only the core counts. A victim of another cycle may well have passed a mismatch before, but
+    # repairing the mismatch would not release it.
     if not hang.code.startswith("DS3"):
         return None
     for mismatch, ranks in reached_by.items():
@@ -157,7 +165,11 @@ def is_consequence_line(line: str) -> bool:
 
 
 def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalState) -> set[int]:
-    """The ranks that reached a mismatching call."""
+    """The ranks that reached a mismatching call.
+
+    A rank that stopped before its call of the mismatch is blocked for another reason, so its hang
+    is no consequence and stays a finding of its own.
+    """
     first_position: dict[int, int] = {}
     for mismatch in mismatches:
         for rank, position, _ in mismatch.calls:
@@ -254,6 +266,8 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
     aspect = next(aspect for aspect in _ASPECT_CODES if aspect in mismatch.aspects)
     code = _ASPECT_CODES[aspect]
     name = call_index.layout.sequence_names[mismatch.sequence]
+    # The same calls in another order is the better explanation of most differences. A different
+    # root is the exception: equal calls with different roots are no reordering.
     if mismatch.order and code != "DS205":
         code = "DS210" if name == "new_group" else "DS206"
     calls = _minority_first(mismatch)
@@ -349,7 +363,11 @@ def difference_words(aspects: Iterable[str]) -> str:
 
 
 def _minority_first(mismatch: CallMismatch) -> list[tuple[int, int, int]]:
-    """The calls: first those of the minority, then the rest; of each, one of every kind first."""
+    """The calls: first those of the minority, then the rest; of each, one of every kind first.
+
+    Only the first rows are shown, so they must contain each variant once. Otherwise 100 equal calls
+    would hide the two that differ.
+    """
     minority = set(mismatch.minority)
     values = list(zip(*mismatch.aspects.values(), strict=True))
     first_of_kind = {values.index(value) for value in dict.fromkeys(values)}

@@ -83,7 +83,7 @@ def analyze_recording(
     numbers = [int(i) for i in np.flatnonzero(counted)]
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
     findings = finder.findings()
-    missing = missing_rank_finding(recording, groups, counted, recorded_steps)
+    missing = missing_rank_finding(recording, groups, counted, gap)
     # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
     if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):
         findings.insert(0, missing)

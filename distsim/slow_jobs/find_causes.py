@@ -1,11 +1,13 @@
 """From costs to findings, with thresholds that noise does not reach.
 
-A rank is a **straggler** if it costs more than 3 % of the step, works longer than its peers in
-every step (in 90 % of 20 steps and more), and its median excess stands out twice: from its own
-variation (3 × 1.48 MAD / √steps), and from the usual excess of the other ranks (3 ×). It is
-**intermittent** if its excess exceeds 15 % of a step in a quarter of at least ten steps, or a pause
-of 10 % of a step repeats at one place in as many. Ranks above 1 % that miss a condition are
-reported as "not sure".
+A **straggler** costs more than 3 % of the step. It works longer than its peers in every step (in 90
+% of 20 steps and more). Its median excess stands out from its own variation (3 × 1.48 MAD /
+√steps), and is three times the usual excess of the other ranks.
+
+A rank is **intermittent** if its excess exceeds 15 % of a step in a quarter of at least ten steps.
+A pause of 10 % of a step that repeats at one place in as many steps counts as well.
+
+A rank that costs more than 1 % and misses a condition is "not sure".
 """
 
 from __future__ import annotations
@@ -111,7 +113,9 @@ class CauseFinder:
             return self._slow_rank_finding("straggler", rank, positive)
         if self._is_intermittent(rank):
             slow = slow_steps(rank, self.ranks, self.step_ns)
-            return self._slow_rank_finding("intermittent", rank, slow)
+            finding = self._slow_rank_finding("intermittent", rank, slow)
+            if finding.place is not None or finding.phase == "data" or not self._has_places():
+                return finding
         if len(self.counted) >= _INTERMITTENT_STEPS and rank.share > NOT_SURE_SHARE:
             limit = _REPEATED_PAUSE * self.step_ns
             slow = repeated_pause_steps(self.recording, rank.rank, rank.peers, self.counted, limit)
@@ -141,6 +145,10 @@ class CauseFinder:
             hints=straggler_hints(rank, place),
             slow_steps=names if kind == "intermittent" else (),
         )
+
+    def _has_places(self) -> bool:
+        """Whether the recording shows operations. Then slowness without a place may be noise."""
+        return bool(self.recording.operations)
 
     def _phases_in(self, rank: RankCost, steps: list[int]) -> Mapping[str, tuple[float, float]]:
         """The phases of a rank compared with its peers, in some of the counted steps."""

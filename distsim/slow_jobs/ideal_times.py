@@ -3,16 +3,12 @@
 Each layer keeps what the previous one removed, so the differences between the step times of
 consecutive layers add up to the whole slowdown:
 
-============  =========================================================  =======================
-layer         own times                                                  difference
-============  =========================================================  =======================
-recorded      as recorded
-no delay      work starts when its predecessors end                      late starts
-steady        mean over steps at the same place of the same rank         uneven work
-even          low median over the peers of a rank                        ranks slower than peers
-balanced      mean over the programs (stages), by label                  unequal stages
-ideal         communication takes its usual transfer time                slow communication
-============  =========================================================  =======================
+- *recorded*: as recorded.
+- *no delay*: work starts when its predecessors end. The difference is "late starts".
+- *steady*: work takes its mean over steps at the same place of the same rank: "uneven work".
+- *even*: work takes the low median over the peers of a rank: "ranks slower than peers".
+- *balanced*: work takes the mean over all ranks, by label: "unequal stages".
+- *ideal*: communication takes its usual transfer time: "slow communication".
 
 The low median of peers is used, because a mean over them contains the straggler: in ByteDance's
 trace AR it makes the ideal step 8 % longer. `mean_ideal` is that other reference, the one which

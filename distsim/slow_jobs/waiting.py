@@ -1,4 +1,4 @@
-"""Who waits for whom: the time that members of communications wait for the last one to start."""
+"""The time that members of communications wait for the last one to start."""
 
 from __future__ import annotations
 

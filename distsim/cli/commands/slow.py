@@ -57,9 +57,16 @@ def command(
 ) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
+    An operation table has the columns dp_rank, stage, rank, step, optype, start_ts and duration
+    (seconds; start_ts counts from the start of the step), seq_id (number among equal operations
+    of the step on this rank) and mc (model chunk). optype is forward-compute, backward-compute,
+    forward-send, forward-recv, backward-send, backward-recv, params-all-gather,
+    grads-reduce-scatter, layernorm-grads-all-reduce, embedding-grads-all-reduce, gc,
+    optimizer-clip-main-grad or optimizer.
+
     \b
     Example: distsim slow profiles/
-    Example: distsim slow trace.parquet --steps 10-40 --format json
+    Example: distsim slow run.jsonl --format json
     Example: distsim slow profiles/ --fail-above 10%
     """
     from distsim.api.functions import slow

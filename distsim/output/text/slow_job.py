@@ -18,7 +18,7 @@ from distsim.output.report_text import write_text
 from distsim.output.text_layout import rank_list, ranks_label
 from distsim.slow_jobs.slow_job import NOT_SURE, RankCost, SlowFinding, SlowJob
 
-#: Losses below this share of a step are left out of the table.
+#: The table omits losses below this share of a step.
 _LEAST_SHOWN_SHARE = 0.0005
 
 

@@ -1,19 +1,16 @@
 """Operation tables: one row per operation of a pipeline-parallel job, as CSV or Parquet.
 
-This is the format that ByteDance publishes with "Understanding Stragglers in Large Model Training
-Using What-if Analysis" (arXiv 2505.05713; ByteDance-Seed/StragglerAnalysis, readme.md). Columns:
+The steps may be a sample. This is the format that ByteDance publishes with "Understanding
+Stragglers in Large Model Training Using What-if Analysis" (arXiv 2505.05713;
+ByteDance-Seed/StragglerAnalysis, readme.md). Columns:
 
-==========  ======================================================================
-dp_rank     data-parallel rank of the worker
-stage       its pipeline stage
-rank        its global rank
-step        training step; steps may be a sample
-optype      see `_COMPUTE`, `_MESSAGES` and `_TAIL`
-start_ts    start, in seconds since the start of the step
-duration    duration, in seconds
-seq_id      number among the operations of this optype in the step, on this rank
-mc          model chunk (virtual stage), -1 for none
-==========  ======================================================================
+- ``dp_rank``, ``stage``, ``rank``: data-parallel rank, pipeline stage and global rank of the
+worker.
+- ``step``: training step.
+- ``optype``: see `_COMPUTE`, `_MESSAGES` and `_TAIL`.
+- ``start_ts``, ``duration``: in seconds; the start counts from the start of the step.
+- ``seq_id``: number among the operations of this optype in the step, on this rank.
+- ``mc``: model chunk (virtual stage), -1 for none.
 
 The table has no dependencies. They follow from the schedule, which is the order of computations of
 the first step on each stage's first worker; `_dependencies` states the rules. Interleaved schedules
@@ -73,7 +70,7 @@ _COLLECTIVES = {
     "embedding-grads-all-reduce": ("dp_rank",),
     "optimizer-clip-main-grad": (),
 }
-_REMEDY = "see `docs/how-to/slow.md` for the columns and operation types"
+_REMEDY = "`distsim slow --help` lists the columns and operation types"
 #: (optype, number, stage): an operation of the schedule, which every step and pipeline repeats.
 ScheduledOperation = tuple[str, int, int]
 
@@ -210,20 +207,22 @@ class MissingWorkers(NamedTuple):
         if not self.ranks:
             return {}
         found: dict[int, tuple[int, ...]] = {}
+        last = int(table["stage"].max())
         known, first = np.unique(meetings, return_index=True)
         for meeting, row in zip(known.tolist(), first.tolist(), strict=True):
             if meeting != NO_MEETING:
-                absent = self._absent(str(table["optype"][row]), table, row)
+                absent = self._absent(table, row, last)
                 if absent:
                     found[meeting] = absent
         return found
 
-    def _absent(self, optype: str, table: Mapping[str, Any], row: int) -> tuple[int, ...]:
+    def _absent(self, table: Mapping[str, Any], row: int, last: int) -> tuple[int, ...]:
+        """The members without rows of the meeting of a row; ``last``: the last stage."""
+        optype = str(table["optype"][row])
         pipeline, stage = int(table["dp_rank"][row]), int(table["stage"][row])
         if optype in _MESSAGES:
             partner = (pipeline, stage + _MESSAGES[optype][1])
             return (self.ranks[partner],) if partner in self.ranks else ()
-        last = int(table["stage"].max())
         same = _COLLECTIVES[optype]
         absent = []
         for (its_pipeline, its_stage), rank in self.ranks.items():

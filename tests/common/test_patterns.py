@@ -13,6 +13,7 @@ import re
 import signal
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from re import _constants as code  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
@@ -25,7 +26,17 @@ ROOT = Path(__file__).resolve().parents[2]
 #: Characters of a text. Quadratic patterns take 4 to 400 million steps, linear ones 0.1 million.
 LENGTH = 20_000
 LIMIT_S = 0.25
-FUNCTIONS = {"compile", "search", "match", "fullmatch", "findall", "finditer", "split", "sub", "subn"}
+FUNCTIONS = {
+    "compile",
+    "search",
+    "match",
+    "fullmatch",
+    "findall",
+    "finditer",
+    "split",
+    "sub",
+    "subn",
+}
 #: Texts that many patterns repeat in some form.
 COMMON = (" ", "a", "1", "_", ".", "-", "[", "(", '"', ",", ":", "/", "\n", "a.", "1,", " a", "a ")
 ENDS = ("!", "\n!")
@@ -35,19 +46,43 @@ class Pattern(NamedTuple):
     place: str
     text: str | bytes
     flags: int
+    #: The methods by which the package applies it. A search tries every position, a match only one.
+    methods: frozenset[str] = frozenset({"search"})
 
 
+@cache
 def patterns() -> list[Pattern]:
     """Every constant pattern in the source of the package."""
     found = []
     for path in sorted((ROOT / "distsim").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        module = ast.parse(path.read_text(encoding="utf-8"))
+        uses = _uses_by_position(module)
+        for node in ast.walk(module):
             if isinstance(node, ast.Call) and _is_call_of_re(node):
                 argument = node.args[0]
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str | bytes):
                     place = f"{path.relative_to(ROOT).as_posix()}:{node.lineno}"
-                    found.append(Pattern(place, argument.value, _flags(node)))
+                    methods = uses.get((node.lineno, node.col_offset), frozenset({"search"}))
+                    found.append(Pattern(place, argument.value, _flags(node), methods))
     return found
+
+
+def _uses_by_position(module: ast.Module) -> dict[tuple[int, int], frozenset[str]]:
+    """How each pattern is applied, by the position of the call that defines or applies it."""
+    used: dict[str, set[str]] = {}
+    uses: dict[tuple[int, int], frozenset[str]] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            if node.attr in FUNCTIONS:
+                used.setdefault(node.value.id, set()).add(node.attr)
+        if isinstance(node, ast.Call) and _is_call_of_re(node) and node.func.attr != "compile":  # type: ignore[attr-defined]
+            uses[node.lineno, node.col_offset] = frozenset({node.func.attr})  # type: ignore[attr-defined]
+    for node in ast.walk(module):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Call):
+            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+            if isinstance(target, ast.Name) and target.id in used:
+                uses[node.value.lineno, node.value.col_offset] = frozenset(used[target.id])
+    return uses
 
 
 def _is_call_of_re(node: ast.Call) -> bool:
@@ -97,7 +132,7 @@ def _sample_item(op: Any, value: Any, choice: int) -> str:
 
 def _character_of(members: Any, choice: int) -> str:
     allowed = re.compile(_class_text(members))
-    candidates = [c for c in ('a1_.-+ /:"[]()<>,=#%!\t\nZ' + "".join(map(chr, range(33, 127))))]
+    candidates = 'a1_.-+ /:"[]()<>,=#%!\t\nZ' + "".join(map(chr, range(33, 127)))
     matching = [character for character in candidates if allowed.fullmatch(character)]
     return matching[choice % len(matching)] if matching else ""
 
@@ -174,6 +209,9 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def slow_text(pattern: Pattern) -> str | None:
     """A text on which the pattern is not linear, None if there is none among those made for it."""
     compiled: Any = re.compile(pattern.text, pattern.flags)
+    apply = compiled.search
+    if pattern.methods <= {"match", "fullmatch"}:
+        apply = compiled.fullmatch if pattern.methods == {"fullmatch"} else compiled.match
     previous = signal.signal(signal.SIGVTALRM, _stop)
     try:
         for text in hard_texts(pattern):
@@ -181,7 +219,7 @@ def slow_text(pattern: Pattern) -> str | None:
             signal.setitimer(signal.ITIMER_VIRTUAL, 4 * LIMIT_S)
             started = time.process_time()
             try:
-                compiled.search(subject)
+                apply(subject)
             except TooSlow:
                 return text[:200]
             finally:

@@ -24,13 +24,13 @@ class Lesson(NamedTuple):
 LESSONS = (
     Lesson(
         "ranks",
-        "Ranks, the world, groups",
+        "Ranks, the world and groups",
         "know which ranks take part, and read a report",
         ("all_reduce",),
     ),
     Lesson(
         "startup",
-        "How ranks find each other",
+        "Start-up: how ranks find each other",
         "choose an init_method, and identify start-up failures",
         (
             "startup/tcp",
@@ -42,7 +42,7 @@ LESSONS = (
     ),
     Lesson(
         "messages",
-        "send, recv, isend, irecv",
+        "Messages: send, recv, isend, irecv",
         "pass tensors between ranks without a hang",
         ("send_one", "isend_irecv_wait", "head_to_head_sends", "tag_mismatch"),
     ),
@@ -68,25 +68,25 @@ LESSONS = (
     ),
     Lesson(
         "reductions",
-        "sum, avg, max and the others",
+        "Reductions: sum, avg, max and others",
         "choose a reduce op, and know what each backend supports",
         ("reduce",),
     ),
     Lesson(
         "groups",
-        "A part of the world",
+        "Process groups: a part of the world",
         "let some ranks work without the others",
         ("group_sum", "two_groups"),
     ),
     Lesson(
         "machines",
-        "Two machines",
+        "Two nodes",
         "set the environment of each process, and reduce traffic on the slow network",
         ("two_machines",),
     ),
     Lesson(
         "data_parallel",
-        "The nine steps of DataParallel",
+        "DataParallel in nine steps",
         "explain why it does not scale beyond a few GPUs",
         ("strategies/data_parallel",),
     ),
@@ -98,19 +98,19 @@ LESSONS = (
     ),
     Lesson(
         "fsdp",
-        "Fully sharded data parallelism",
-        "train what does not fit on one GPU",
+        "Fully sharded data parallelism (FSDP)",
+        "train a model that does not fit on one GPU",
         ("strategies/fsdp",),
     ),
     Lesson(
         "hybrid",
-        "Two model parts, two replicas",
+        "Hybrid parallelism: two stages, two replicas",
         "build a mesh of model parts and replicas",
         ("hybrid",),
     ),
     Lesson(
         "pipeline",
-        "Pipelines",
+        "Pipeline parallelism",
         "compute the bubble, and order messages without a hang",
         ("pipeline_1f1b", "pipeline_wrong_order", "strategies/pipeline_1f1b"),
     ),

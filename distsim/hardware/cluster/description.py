@@ -491,7 +491,9 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
         if data and "name" not in data:
             merged["name"] = f"{base}{CHANGED_SUFFIX}"
         if data and "error_band" not in data:
-            merged["error_band"] = f"{merged['error_band']}; wider for a changed preset"
+            merged["error_band"] = (
+                f"{merged['error_band']}; the range is wider, because the preset was changed"
+            )
         data = merged
     try:
         return Cluster.model_validate(data)

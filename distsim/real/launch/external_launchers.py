@@ -71,12 +71,14 @@ LAUNCHER_VARIABLES = (
     ),
     (
         "elastic",
-        "the same as torchrun; each restart assigns the ranks again, so RANK may change; "
-        "the first node to arrive serves the store",
+        (
+            "the same as torchrun; RANK may change, because each restart assigns the ranks again; "
+            "the first node to arrive runs the store"
+        ),
     ),
     (
         "mp.spawn",
-        "nothing: the function gets its rank as the first argument (mp.Process: in args)",
+        "none; the function gets its rank as the first argument (mp.Process: in args)",
     ),
     (
         "srun",

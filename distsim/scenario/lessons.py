@@ -92,7 +92,7 @@ LESSONS = (
     ),
     Lesson(
         "ddp",
-        "DistributedDataParallel",
+        "DistributedDataParallel (DDP)",
         "hide communication behind the backward pass",
         ("ddp_by_hand", "strategies/ddp", "strategies/ddp_uneven"),
     ),
@@ -105,7 +105,7 @@ LESSONS = (
     Lesson(
         "hybrid",
         "Hybrid parallelism: two stages, two replicas",
-        "build a mesh of model parts and replicas",
+        "build a mesh of pipeline stages and replicas",
         ("hybrid",),
     ),
     Lesson(

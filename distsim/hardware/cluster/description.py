@@ -398,7 +398,7 @@ class Cluster(_ClusterPart):
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict,
-        description="Collective algorithm for each effect (such as all_reduce), or `cheapest`.",
+        description="Algorithm of each collective (such as all_reduce), or `cheapest`.",
         examples=[{"all_reduce": "ring"}],
     )
     shared_links: bool = Field(
@@ -413,15 +413,15 @@ class Cluster(_ClusterPart):
         ge=0,
         le=4,
         description=(
-            "Flat clusters: share of a transfer's moving time that occupies the thread of the "
-            "process, from 0 to 4."
+            "For `collectives: flat`: slowdown by each other transfer of the same process, from "
+            "0 to 4 (1: two transfers take twice as long)."
         ),
         examples=[1.0],
     )
     reduce_bytes_per_ns: Bandwidth | None = Field(
         default=None,
         alias="reduce_bandwidth",
-        description="Bandwidth at which a CPU rank reduces received data into its own.",
+        description="Rate at which a CPU rank combines received data with its own data.",
         examples=["5 GB/s"],
     )
     measured: tuple[MeasuredCurve, ...] = Field(

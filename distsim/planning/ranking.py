@@ -161,8 +161,9 @@ def plan_layouts(
         else:
             results |= planner.evaluate_all(candidates)
         planner.simulate_fastest(results)
-    finally:
-        planner.table.close()
+    except BaseException:
+        planner.table.release()
+        raise
     planner.write_table(results)
     outcomes = [result for result in results.values() if isinstance(result, LayoutResult)]
     rejected = [result for result in results.values() if isinstance(result, RejectedLayout)]

@@ -44,7 +44,7 @@ def _findings(path: Path) -> tuple[Finding, ...]:
 
 
 @pytest.mark.parametrize(("faulty", "repaired"), _pairs(), ids=lambda path: path.stem)
-def test_a_finding_after_the_first_is_still_reported_once_the_first_is_repaired(
+def test_findings_after_the_first_remain_when_the_first_is_repaired(
     faulty: Path, repaired: Path
 ) -> None:
     first, *others = [found.code for found in _findings(faulty)] or [""]

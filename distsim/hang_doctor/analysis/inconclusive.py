@@ -17,7 +17,7 @@ from distsim.hang_doctor.model.evidence_records import CauseGrade, EvidenceCall,
 from distsim.hang_doctor.model.phrases import call_text, may_hide_a_wait, ranks_text, verb_form
 
 #: A position in a library's own sources, as Gloo and c10d print it before an error.
-_SOURCE_PREFIX: Final = re.compile(r"\[/?\S*?\.(cc|cpp|h|hpp):\d+\] *")
+_SOURCE_PREFIX: Final = re.compile(r"\[/?[^\s\[]*?\.(?:cc|cpp|h|hpp):\d+\] *")
 _MAX_FINISHED_ELSEWHERE: Final = 4
 _MAX_TOOL_REPORTS: Final = 6
 _MAX_CALLS_IN_TITLE: Final = 4

@@ -54,8 +54,10 @@ _MAX_LINE: Final = 20_000
 #: A file with more zero bytes at its beginning is no text.
 _MAX_ZERO_BYTES: Final = 8
 _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
-_SUFFIXES = re.compile(r"(\.(txt|log|json|gz|err|out|pickle|pkl|jsonl|dump|stack))+$")
+_FINAL_NUMBER = re.compile(r"\d{1,7}\Z")
+_SUFFIX = re.compile(r"[A-Za-z]\w*")
+#: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
+_MAX_NAME: Final = 255
 #: What torchrun's agent writes between two starts of the workers.
 _RESTART = re.compile(r"attempts left; will restart worker group")
 
@@ -114,7 +116,8 @@ def _parts_of(path: str) -> Iterator[_Part]:
         yield _Part(path, path, escaped(path), data)
         return
     for name, member in archive_members(data):
-        shown = f"{escaped(path)}/{escaped(name)}" if name else escaped(path)
+        # The zip format allows names of 64 KiB.
+        shown = f"{escaped(path)}/{escaped(name[-_MAX_NAME:])}" if name else escaped(path)
         yield _Part(path, name or path, shown, member)
 
 
@@ -133,14 +136,28 @@ def rank_of_file_name(path: str) -> int | None:
 
     Torchrun gives all its logs the same name; there the folder has the rank.
     """
-    name = os.path.basename(path)
-    found = _RANK.search(name) or _LAST_NUMBER.search(_SUFFIXES.sub("", name))
-    if found is None and name in ("stdout.log", "stderr.log"):
+    name = os.path.basename(path)[-_MAX_NAME:]
+    found = _RANK.search(name)
+    digits = found[1] if found is not None else _number_before_suffixes(name)
+    if not digits and name in ("stdout.log", "stderr.log"):
         folder = os.path.basename(os.path.dirname(path))
-        found = re.fullmatch(r"(\d{1,7})", folder)
-    if found is None or int(found[1]) >= MAX_RANKS:
+        if re.fullmatch(r"\d{1,7}", folder):
+            digits = folder
+    if not digits or int(digits) >= MAX_RANKS:
         return None
-    return int(found[1])
+    return int(digits)
+
+
+def _number_before_suffixes(name: str) -> str:
+    """The number at the end of a name, or before suffixes such as ``.txt.gz``; else ""."""
+    number = ""
+    while True:
+        found = _FINAL_NUMBER.search(name)
+        if found is not None:
+            number = found[0]
+        name, dot, suffix = name.rpartition(".")
+        if not dot or not _SUFFIX.fullmatch(suffix):
+            return number
 
 
 # --- recognition ---

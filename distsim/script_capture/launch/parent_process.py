@@ -38,7 +38,7 @@ from distsim.script_capture.launch.reaper import (
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.rebind import find_references
 from distsim.script_capture.protocol.message_types import exit_of_status
-from distsim.script_capture.protocol.wire import SharedMemoryRegions, listen_for_ranks
+from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions, listen_for_ranks
 
 #: Regions of shared memory for a script that starts its ranks itself; further ranks have none.
 _MAX_SPAWNED_RANKS: Final = 64
@@ -107,9 +107,10 @@ def run_capture(
     # First of all: whatever is started from here on is cleaned up.
     reaper = OrphanReaper()
     regions = SharedMemoryRegions(capture_options.ranks or _MAX_SPAWNED_RANKS)
-    listener, address = listen_for_ranks(os.urandom(4).hex())
+    listener, address = listen_for_ranks()
     hub = Hub(
         listener,
+        address.token,
         regions,
         BACKEND_PROFILES[capture_options.backend or "gloo"],
         None if capture_options.backend else _profile_of_request,
@@ -226,7 +227,7 @@ class _RankLauncher:
         self,
         capture_options: CaptureRunOptions,
         rank: int,
-        address: str,
+        address: HubAddress,
         regions: SharedMemoryRegions,
     ) -> None:
         """Fork a rank."""
@@ -260,7 +261,7 @@ class _RankLauncher:
         self,
         capture_options: CaptureRunOptions,
         rank: int,
-        address: str,
+        address: HubAddress,
         regions: SharedMemoryRegions,
     ) -> int:
         environment = {**capture_options.environment, CAPTURE_VARIABLE: self.reaper.token}

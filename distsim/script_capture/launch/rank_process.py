@@ -19,7 +19,7 @@ from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.unsupported import refuse_subprocess_ranks
 from distsim.script_capture.protocol.message_types import ProcessExit
-from distsim.script_capture.protocol.wire import SharedMemoryRegions
+from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.exit_reason import exit_of_exception
@@ -87,7 +87,7 @@ def _end_forks_with_parent() -> None:
 def run_rank_process(
     target: CaptureTarget,
     environment: Mapping[str, str],
-    address: str,
+    address: HubAddress,
     regions: SharedMemoryRegions,
     child_options: ChildOptions = _DEFAULT_OPTIONS,
 ) -> int:

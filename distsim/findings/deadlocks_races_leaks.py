@@ -53,7 +53,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS304",
-        "message without a counterpart",
+        "message without a matching call",
         "error",
         "deadlock",
         "A rank waits to receive a message that no rank sends, or to send a message that no rank "

@@ -303,7 +303,8 @@ def _model_error(model: object, errors: ValidationError) -> UsageError:
         return UsageError(
             f"unknown model {model}; presets are {name_list(PRESETS)}"
             f"{did_you_mean(str(model), PRESETS)}",
-            "or sizes, as '{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'",
+            "or pass sizes, for example "
+            "'{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'",
         )
     if first["type"] == "extra_forbidden":
         *parents, last = where.split(".")

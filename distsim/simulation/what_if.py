@@ -252,8 +252,8 @@ def parse_stragglers(text: str) -> StragglerModel:
         found = StragglerModel(-1.0, 0.0)
     if not 0 <= found.share <= 1 or not 1 <= found.factor <= 1e6:
         raise UsageError(
-            f"--stragglers {text}: expected a share of the ranks and how much longer they take",
-            "as --stragglers 1%x1.3",
+            f"--stragglers {text}: expected a share of the ranks and a slowdown factor",
+            "for example --stragglers 1%x1.3",
         )
     return found
 

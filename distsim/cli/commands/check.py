@@ -139,7 +139,7 @@ def _check_fix_options(arguments: CheckArguments) -> None:
         raise UsageError(f"{option} repairs the file as written", "omit --set")
     if STANDARD_INPUT in arguments.files:
         raise UsageError(
-            f"{option} needs a file, and standard input is none", "name a scenario file"
+            f"{option} needs a file; it cannot repair standard input", "name a scenario file"
         )
 
 
@@ -148,7 +148,9 @@ def _check_report_options(arguments: CheckArguments, files: list[str]) -> None:
 
     check_report_path(arguments.report)
     if arguments.report is not None and len(files) > 1:
-        raise UsageError(f"--report is of one file, and these are {len(files)}", "name one file")
+        raise UsageError(
+            f"--report describes one file, but {len(files)} were given", "name one file"
+        )
 
 
 def expand_folders(paths: list[str]) -> list[str]:

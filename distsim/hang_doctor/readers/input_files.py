@@ -51,7 +51,7 @@ _MAX_OBJECTS: Final = 3_000_000
 _MAX_ITEMS: Final = 20_000_000
 #: Longer lines of a text are cut.
 _MAX_LINE: Final = 20_000
-#: A file with more zero bytes at its beginning is no text.
+#: A file with more zero bytes at its beginning is not text.
 _MAX_ZERO_BYTES: Final = 8
 _RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _FINAL_NUMBER = re.compile(r"\d{1,7}\Z")

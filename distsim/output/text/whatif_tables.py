@@ -83,7 +83,7 @@ def speedup_section(rows: Sequence[ResourceSpeedup], makespan_ns: int) -> Sectio
 
 
 def _speed_up_note(row: ResourceSpeedup) -> str:
-    return "no effect: overlapped, unused, or fixed times" if abs(row.change) < _NEGLIGIBLE else ""
+    return "unchanged: overlapped or unused" if abs(row.change) < _NEGLIGIBLE else ""
 
 
 def _change_text(change: float | None) -> str:

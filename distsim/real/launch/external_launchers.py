@@ -449,7 +449,7 @@ def _integer_variable(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "0")
     if not text.isdigit():
         raise EnvironmentFault(
-            f"{name} is {text!r}, which is no number",
+            f"{name} is {text!r}, which is not a number",
             "start the ranks with torchrun, srun or mpirun",
         )
     return int(text)

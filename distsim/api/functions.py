@@ -153,6 +153,7 @@ def plan(
     ranks_per_node: int | None = None,
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
+    memory_reserve: int | None = None,
     jobs: int | None = None,
     address: str | None = None,
     output: str | Path | None = None,
@@ -165,13 +166,16 @@ def plan(
 
     ``model``: a preset's name, or the sizes of a ``transformer``. ``gpus``, ``cluster``: one or
     several. ``global_batch``: sequences per step. ``sequence``: tokens per sequence; None takes the
-    model's. ``ranks_per_node``: None takes the cluster's. ``step``: further fields of
-    ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``. ``jobs``: worker
-    processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or Parquet
-    file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a guided
-    search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with the
-    numbers of layouts done and of all layouts. Raises UsageError.
+    model's maximum, but at most 8192. ``ranks_per_node``: None takes the cluster's. ``step``:
+    further fields of ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``.
+    ``memory_reserve``: bytes per rank for the CUDA context and NCCL; None estimates it. ``jobs``:
+    worker processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or
+    Parquet file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a
+    guided search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with
+    the numbers of layouts done and of all layouts. Raises UsageError.
     """
+    from dataclasses import replace
+
     from distsim.planning.plan_request import checked_plan_request
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
@@ -192,6 +196,7 @@ def plan(
         for count in counts
         for one in clusters
     ]
+    requests = [replace(request, reserve_nbytes=memory_reserve) for request in requests]
     options = PlanOptions(
         jobs=jobs,
         address=address,

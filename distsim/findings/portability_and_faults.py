@@ -453,6 +453,6 @@ program:
             "appears only if a call is missing."
         ),
         "Move the call out of the selector, or create a group of the ranks that take part.",
-        two_rank_scenario("{all_reduce: {tensor: x}, ranks: 0}", "barrier"),
+        two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),
     ),
 )

@@ -47,7 +47,7 @@ BANNED: tuple[tuple[str, str], ...] = (
     ),
     (r"\bof one's own\b|\bof its own accord\b", "by itself"),
     (r"(?<!ere )\bis no (?:number|text|trace|message|loop|file|folder|integer)\b", "is not a"),
-    (r"(?<!there )(?-i:\bis none\b)", "name the thing"),
+    (r"\b(?:and|but) [\w ]{1,20} is none\b", "name the thing"),
     (r"\bas --\w", "for example --option"),
     (r"\bnever c(?:o|a)mes?\b", "never arrives"),
     (r"\bwhose rules hold\b|\bwhat it costs\b", "rules that apply, cost"),
@@ -73,6 +73,7 @@ BANNED_FOR_USERS: tuple[tuple[str, str], ...] = (
 )
 #: (file, first words of the phrase): why it may stay.
 ALLOWED: dict[tuple[str, str], str] = {
+    ("distsim/hang_doctor/readers/tool_lines.py", "Culprit"): "a word in torch's own output",
     ("distsim/planning/ranking.py", "left out"): "a value of the JSON key `status`",
     ("distsim/real/launch/monitor.py", "standstill"): "a value of the JSON key `reason`",
     ("distsim/real/results/real_run.py", "standstill"): "a value of the JSON key `reason`",

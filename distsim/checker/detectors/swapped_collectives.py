@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.checker.diagnosis.first_divergence import divergence_on
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
 from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
@@ -52,14 +53,19 @@ def _calls_by_sequence(
 ) -> dict[int, dict[int, list[int]]]:
     """Sequence -> rank -> positions of its calls there.
 
-    Sequences on which all members run one code with the same names are omitted.
+    Sequences on which all members run one code with the same names are omitted, and those with an
+    extra, a missing or a swapped call, which has a finding of its own.
     """
     sequences: dict[int, dict[int, list[int]]] = {}
     plain = [_rows_name_same_tensors(program, number) for number in range(len(program.codes))]
     for sequence in range(len(program.groups)):
         members = layout.sequence_ranks[sequence]
         codes = {program.code_of[rank] for rank in members}
-        if len(codes) > 1 or not all(plain[c] for c in codes):
+        if len(codes) == 1 and all(plain[c] for c in codes):
+            continue
+        divergence = divergence_on(call_index, sequence)
+        # Calls that an extra or a missing call has shifted are not swapped.
+        if divergence is None or not divergence.is_shift:
             sequences[sequence] = {rank: call_index.joins(rank, sequence) for rank in members}
     return sequences
 

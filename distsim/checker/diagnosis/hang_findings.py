@@ -19,6 +19,7 @@ from distsim.backends import BACKEND_PROFILES
 from distsim.checker.detectors.request_leaks import first_lost_message
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, AwaitedCallFinder, TakenMessages
 from distsim.checker.diagnosis.blocked_rows import BlockedRows
+from distsim.checker.diagnosis.collective_advice import divergence_advice
 from distsim.checker.diagnosis.exit_advice import (
     ExitAdvice,
     advise_exited_ranks,
@@ -26,6 +27,7 @@ from distsim.checker.diagnosis.exit_advice import (
     incomplete_new_group,
     open_connection_note,
 )
+from distsim.checker.diagnosis.first_divergence import divergence_head, divergence_on
 from distsim.checker.diagnosis.hang_advice import (
     EarlyDestroy,
     WrongGroupCall,
@@ -222,7 +224,9 @@ class _HangDiagnosis:
         destroyed = self._early_destroy([part for part in awaited if part is not None])
         if destroyed is not None:
             return destroyed.with_cause_first(found)
-        return found if wrong_group is None else wrong_group.with_cause_first(found)
+        if wrong_group is not None:
+            return wrong_group.with_cause_first(found)
+        return self._with_divergence_first(found, awaited)
 
     def _cycle_head(self, cycle: WaitCycle, edges: list[WaitEdge]) -> str:
         if cycle.has_any_source:
@@ -457,7 +461,38 @@ class _HangDiagnosis:
         need = needs[0]._replace(ranks=tuple(exited))
         edge = WaitEdge(ranks[0], need, exited[0])
         new_group = incomplete_new_group(self.call_index, [edge], awaited)
-        return found if new_group is None else with_new_group_rule(found, *new_group)
+        if new_group is not None:
+            return with_new_group_rule(found, *new_group)
+        # A rank that failed would have made its other calls: they are not missing.
+        return self._with_divergence_first(found, awaited) if code == "DS302" else found
+
+    # --- divergent calls ---
+    def _with_divergence_first(
+        self, finding: Finding, awaited: Sequence[AwaitedCall | None]
+    ) -> Finding:
+        """Put the call first by which a rank departed from the others, if the wait follows from it.
+
+        The calls behind it are shifted by one; often they agree, until the calls of one rank end.
+        """
+        for part in awaited:
+            if part is None or part.is_message:
+                continue
+            divergence = divergence_on(self.call_index, part.sequence)
+            if divergence is None or not divergence.is_shift or divergence.met is None:
+                continue
+            if divergence.number > part.number:
+                continue
+            members = len(self.call_index.layout.sequence_ranks[part.sequence])
+            head = divergence_head(self.program, divergence, members)
+            advice = divergence_advice(self.program, divergence)
+            return replace(
+                finding,
+                message=f"{head}\n  as a result, {finding.message}",
+                help=advice.help_lines,
+                places=tuple(dict.fromkeys((*advice.places, *finding.places))),
+                slips=advice.places,
+            )
+        return finding
 
     def _exited_ranks(self, edges: list[WaitEdge]) -> list[int]:
         """The exited ranks that these ranks wait for; equal tuples are looked at once."""

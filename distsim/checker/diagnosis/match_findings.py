@@ -2,6 +2,11 @@
 
 Key idea: the ranks of a mismatch do nothing meaningful afterwards. Their later hangs are symptoms,
 so they become lines of the mismatch instead of findings of their own.
+
+A mismatch may differ in several aspects at once. Its code is that of the gravest aspect, because
+the lesser ones often follow: a different operation usually has a different shape, too.
+
+What must agree, and which ranks are the minority, is decided in `distsim.checker.matching`.
 """
 
 from __future__ import annotations
@@ -12,6 +17,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distsim.checker.diagnosis.collective_advice import collective_advice, models_differ
+from distsim.checker.diagnosis.first_divergence import (
+    CallDivergence,
+    divergence_head,
+    divergence_on,
+)
 from distsim.checker.matching.call_index import CallIndex, part_call
 from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
@@ -62,6 +72,7 @@ def failure_findings(
     found = mismatch_findings(program, call_index, mismatches)
     if final_state is None:
         return found
+    # Imported here, because a program with a mismatch but no blocked rank needs no diagnosis.
     from distsim.checker.diagnosis.hang_findings import diagnose_hang
 
     hangs = diagnose_hang(program, final_state, call_index.layout, taken)
@@ -89,7 +100,7 @@ def attach_consequences(
         if mismatch is None:
             independent.append(hang)
         else:
-            consequences[mismatch].append(hang.message.partition("\n")[0])
+            consequences[mismatch].append(_wait_of(hang))
 
     explained = [
         _with_consequences(finding, consequences[finding]) if finding in consequences else finding
@@ -98,10 +109,20 @@ def attach_consequences(
     return (*explained, *independent)
 
 
+def _wait_of(hang: Finding) -> str:
+    """The line of a hang's message that says which ranks wait for which."""
+    first, *rest = hang.message.split("\n")
+    if rest and rest[0].startswith(_CONSEQUENCE_PREFIX):
+        return rest[0].removeprefix(_CONSEQUENCE_PREFIX)
+    return first
+
+
 def _mismatch_that_explains(
     hang: Finding, reached_by: Mapping[Finding, set[int]]
 ) -> Finding | None:
     """The first mismatch that a rank of the hang's core has reached."""
+    # Only the core counts. A victim of another cycle may well have passed a mismatch before, but
+    # repairing the mismatch would not release it.
     if not hang.code.startswith("DS3"):
         return None
     for mismatch, ranks in reached_by.items():
@@ -124,7 +145,11 @@ def is_consequence_line(line: str) -> bool:
 
 
 def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalState) -> set[int]:
-    """The ranks that reached a mismatching call."""
+    """The ranks that reached a mismatching call.
+
+    A rank that stopped before its call of the mismatch is blocked for another reason, so its hang
+    is no consequence and stays a finding of its own.
+    """
     first_position: dict[int, int] = {}
     for mismatch in mismatches:
         for rank, position, _ in mismatch.calls:
@@ -137,7 +162,11 @@ def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalS
 
 
 def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings without repetition: none twice, and no DS608 on a call that an error explains."""
+    """Findings without repetition: none twice, and no DS608 on a call that an error explains.
+
+    DS608 notes a collective that a selector withholds from a member. If an error already names this
+    call as the slip that caused a hang, the note would say the same with less authority.
+    """
     explained = {
         (slip.file, slip.line, slip.column)
         for finding in found
@@ -173,15 +202,22 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
     aspect = next(aspect for aspect in _ASPECT_CODES if aspect in mismatch.aspects)
     code = _ASPECT_CODES[aspect]
     name = call_index.layout.sequence_names[mismatch.sequence]
+    # The same calls in another order is the better explanation of most differences. A different
+    # root is the exception: equal calls with different roots are no reordering.
     if mismatch.order and code != "DS205":
         code = "DS210" if name == "new_group" else "DS206"
     calls = _minority_first(mismatch)
     rows, omitted = _rows_of_equal_calls(program, mismatch, calls)
-    head = _collective_head(name, mismatch)
+    lines = [_collective_head(name, mismatch)]
+    divergence = _divergence_behind(program, call_index, mismatch)
     if models_differ(program, mismatch):
-        head = f"DistributedDataParallel wraps different models on different ranks: {head}"
-    message = "\n".join([head, *aligned_columns(rows), *_collective_notes(mismatch, omitted)])
-    advice = collective_advice(program, call_index, mismatch, aspect)
+        lines = [f"DistributedDataParallel wraps different models on different ranks: {lines[0]}"]
+    elif divergence is not None:
+        # The calls that differ come later, shifted by the divergence: they are its evidence.
+        lines = [divergence_head(program, divergence, len(mismatch.ranks)), f"  {lines[0]}"]
+    notes = _collective_notes(mismatch, omitted, is_shifted=divergence is not None)
+    message = "\n".join([*lines, *aligned_columns(rows), *notes])
+    advice = collective_advice(program, mismatch, aspect, divergence)
     call_places = [program.place(rank, position) for rank, position, _ in calls]
     return Finding(
         code,
@@ -193,6 +229,18 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
         tuple(dict.fromkeys([*advice.places, *call_places])),
         advice.places,
     )
+
+
+def _divergence_behind(
+    program: Program, call_index: CallIndex, mismatch: CallMismatch
+) -> CallDivergence | None:
+    """The extra, missing or swapped call by which the calls of a mismatch came to meet."""
+    found = divergence_on(call_index, mismatch.sequence)
+    if found is None or not found.is_shift or found.number > mismatch.number:
+        return None
+    if mismatch.order and found.kind != "swapped":
+        return None
+    return found
 
 
 def _collective_head(name: str, mismatch: CallMismatch) -> str:
@@ -208,12 +256,12 @@ def _collective_head(name: str, mismatch: CallMismatch) -> str:
     return f"{who} {differ} from the other ranks in the {call}{order}"
 
 
-def _collective_notes(mismatch: CallMismatch, omitted: int) -> Iterator[str]:
+def _collective_notes(mismatch: CallMismatch, omitted: int, *, is_shifted: bool) -> Iterator[str]:
     if omitted:
         yield f"  … and {omitted} more"
     if mismatch.note:
         yield f"  {mismatch.note}"
-    if mismatch.later:
+    if mismatch.later and not is_shifted:
         calls_differ = "calls differ" if mismatch.later > 1 else "call differs"
         yield f"  {mismatch.later} later {calls_differ} too"
 
@@ -251,7 +299,11 @@ def difference_words(aspects: Iterable[str]) -> str:
 
 
 def _minority_first(mismatch: CallMismatch) -> list[tuple[int, int, int]]:
-    """The calls: first those of the minority, then the rest; of each, one of every kind first."""
+    """The calls: first those of the minority, then the rest; of each, one of every kind first.
+
+    Only the first rows are shown, so they must contain each variant once. Otherwise 100 equal calls
+    would hide the two that differ.
+    """
     minority = set(mismatch.minority)
     values = list(zip(*mismatch.aspects.values(), strict=True))
     first_of_kind = {values.index(value) for value in dict.fromkeys(values)}

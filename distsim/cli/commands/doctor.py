@@ -98,7 +98,9 @@ def command(
 
 
 def _exit_status(diagnosis: Diagnosis) -> int:
-    """1: a cause was found; 2: no rank is known and a file could not be read; 0: no hang found."""
+    """1: a hang or its cause was found, or cannot be excluded; 2: nothing could be read; 0: no rank
+    waits.
+    """
     if diagnosis.causes:
         return 1
     evidence = diagnosis.evidence

@@ -18,10 +18,11 @@ from distsim.hang_doctor.analysis import (
     communication_failures,
     inconclusive,
     mismatch_causes,
+    undecided,
     wait_chains,
     wait_cycles,
 )
-from distsim.hang_doctor.analysis.crashes import crash_causes
+from distsim.hang_doctor.analysis.crashes import crash_causes, ends_from_outside
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.next_steps import what_to_collect
 from distsim.hang_doctor.analysis.wait_graph import job_wait_state
@@ -98,7 +99,11 @@ def _ordered_causes(job: JobWaitState) -> list[HangCause]:
             found += inconclusive.waits_of_unknown_members(job) or inconclusive.consequence_errors(
                 job
             )
-    return _without_repetition(found)
+        if not any(cause.grade == "suspected" for cause in found):
+            found += undecided.errors_of_unknown_ranks(job)
+    if not found:
+        found = undecided.cause_not_found(job)
+    return _without_repetition([*found, *ends_from_outside(job)])
 
 
 def _recorded_causes(job: JobWaitState) -> list[HangCause]:

@@ -85,6 +85,8 @@ def with_backward_explanation(
     explained = list(findings)
     for position, finding in enumerate(findings):
         ranks = sorted(reducing & set(finding.ranks))
+        if finding.slips:  # it names the extra or missing call already
+            break
         if ranks and finding.code in _DIVERGENCE_CODES:
             remedies = (_backward_explanation(ranks), *finding.help)
             explained[position] = replace(finding, help=remedies)

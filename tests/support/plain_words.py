@@ -47,7 +47,6 @@ BANNED: tuple[tuple[str, str], ...] = (
     ),
     (r"\bof one's own\b|\bof its own accord\b", "by itself"),
     (r"(?<!ere )\bis no (?:number|text|trace|message|loop|file|folder|integer)\b", "is not a"),
-    (r"\b(?:and|but) [\w ]{1,20} is none\b", "name the thing"),
     (r"\bas --\w", "for example --option"),
     (r"\bnever c(?:o|a)mes?\b", "never arrives"),
     (r"\bwhose rules hold\b|\bwhat it costs\b", "rules that apply, cost"),

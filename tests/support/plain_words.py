@@ -81,9 +81,6 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("distsim/script_capture/cuda/build_extension.py", "import ctypes,"): "a Python program",
     ("distsim/script_capture/protocol/message_types.py", "token of"): "a table of fields",
     ("distsim/script_capture/protocol/message_types.py", "send a"): "a table of messages",
-    ("docs/explanation/zoo.md", "leave out"): "recorded output of `benchmarks/zoo.py`",
-    ("docs/explanation/zoo.md", "leaves out"): "recorded output of `benchmarks/zoo.py`",
-    ("docs/explanation/zoo.md", "left out"): "recorded output of `benchmarks/zoo.py`",
 }
 _PATTERN = re.compile("|".join(f"({pattern})" for pattern, _ in BANNED), re.IGNORECASE)
 _USER_PATTERN = re.compile(

@@ -302,9 +302,11 @@ class DoctorAnswer(Answer):
 
     raw: Diagnosis
 
-    def __init__(self, raw: Diagnosis, width: int | None = None) -> None:
+    def __init__(self, raw: Diagnosis, width: int | None = None, bundle: bytes = b"") -> None:
         super().__init__(raw)
         self._width = width
+        #: For a live job: a zip file with all that was seen, to attach to a bug report.
+        self.bundle = bundle
 
     @property
     def causes(self) -> tuple[Any, ...]:

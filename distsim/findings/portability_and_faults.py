@@ -384,6 +384,19 @@ program:
         _TWO_SENDERS,
     ),
     CodeInfo(
+        "DS903",
+        "ranks that never communicated",
+        "error",
+        None,
+        "The ranks of a captured script made no collective call and sent no message, so capture "
+        "checked nothing.",
+        "Each rank trains its own model on its own data. The job costs N GPUs and is as good as "
+        "one. Often a library found no GPU, or the script did not see the launcher's variables.",
+        "Call `init_process_group` and wrap the model (DDP, FSDP). Run `distsim capture --cuda` if "
+        "the script communicates only on GPUs.",
+        "import torch\n\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.ones(2, 4)).sum().backward()\n",
+    ),
+    CodeInfo(
         "DS604",
         "completes on one backend only",
         "warning",

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: By default, values are computed for programs of at most this many calls.
 MAX_CALLS_WITH_VALUES = 20_000
+#: The outcome of a captured script whose ranks never communicated.
+EACH_RANK_RAN_ALONE = "each rank ran alone"
 #: `Simulation.wide_values` writes out differing tensors of up to this many elements.
 MAX_WIDE_ELEMENTS = 1 << 21
 

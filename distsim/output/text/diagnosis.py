@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
+from distsim.hang_doctor.analysis.live_states import movement_text
 from distsim.hang_doctor.analysis.wait_chains import position_text
 from distsim.hang_doctor.model.evidence_records import InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (
@@ -213,7 +214,9 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
             activity = "outside any recorded call"
             if status.position is not None and status.position.op:
                 activity = position_text(status.position)
-            yield f"rank {rank}: {activity}{_frame_text(status.frame)}"
+            movement = movement_text(diagnosis.evidence.ranks[rank])
+            movement = f"; {movement}" if movement else ""
+            yield f"rank {rank}: {activity}{_frame_text(status.frame)}{movement}"
 
 
 # --- the rest ---

@@ -54,7 +54,8 @@ class CaptureRunOptions:
     """How a program is captured. ``ranks`` is 0 if the script starts the ranks itself.
 
     The rules of ``backend`` choose between messages; None takes the backend that the script asks
-    for, which the hub learns only then.
+    for, which the hub learns only then. ``devices`` is a text for the report: which devices the
+    ranks have, and why.
     """
 
     target: CaptureTarget
@@ -64,6 +65,7 @@ class CaptureRunOptions:
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
+    devices: str = ""
     child_options: ChildOptions = field(default_factory=ChildOptions)
 
 
@@ -74,6 +76,7 @@ class CapturedRun:
     ``ranks`` are those that joined, ``others`` processes that did not. ``outputs`` is what the
     ranks wrote, if it was kept. ``ranks_before_timeout`` are the ranks as they were before the
     first timeout expired. ``past`` are worlds that the script started before, and that ended.
+    ``uses_store``: the script stored keys, by which ranks may have communicated.
     """
 
     capture_options: CaptureRunOptions
@@ -84,6 +87,7 @@ class CapturedRun:
     outputs: Mapping[int, str] = field(default_factory=dict)
     ranks_before_timeout: Mapping[int, RankProcess] | None = None
     past: tuple[CapturedRun, ...] = ()
+    uses_store: bool = False
 
     @property
     def evaluated_ranks(self) -> Mapping[int, RankProcess]:
@@ -154,6 +158,7 @@ def _captured_run(
         outputs=outputs,
         ranks_before_timeout=hub.quiescence.ranks_before_timeout,
         past=tuple(past),
+        uses_store=state.store.has_keys_of_the_script(),
     )
 
 

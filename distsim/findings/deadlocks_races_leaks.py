@@ -202,9 +202,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
             "Keep the handle (`as: h`) and wait for it. In a loop, give each iteration its own "
             "handle (`as: h@i`)."
         ),
-        two_rank_scenario(
-            "{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"
-        ),
+        two_rank_scenario("{all_reduce: {tensor: x, async: true}}"),
     ),
     CodeInfo(
         "DS502",

@@ -259,7 +259,9 @@ program:
             "it closes."
         ),
         ("Nothing to fix: the scenario injects this fault. Look at the effect on the other ranks."),
-        example_scenario(2, "faults: [{rank: 1, kind: kill, before_call: 0}]\n", "barrier"),
+        example_scenario(
+            2, "faults: [{rank: 1, kind: kill, before_call: 0}]\n", "{compute: 1 ms, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS802",
@@ -309,7 +311,9 @@ program:
         "hang.",
         "Check that world_size is nnodes times nproc_per_node, that all nodes run the launcher, "
         "and that MASTER_ADDR is reachable.",
-        example_scenario(2, "faults: [{rank: 1, kind: absent}]\n", "barrier"),
+        example_scenario(
+            2, "faults: [{rank: 0, kind: absent}, {rank: 1, kind: absent}]\n", "barrier"
+        ),
     ),
     CodeInfo(
         "DS806",
@@ -448,8 +452,13 @@ program:
         ),
         "Keep the request (`as: h`) and wait for it. In a loop, give each iteration its own "
         "handle (`as: h@i`).",
-        two_rank_scenario(
-            "{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"
+        example_scenario(
+            3,
+            "",
+            "{isend: {tensor: x, dst: 1}, ranks: 2}",
+            "{recv: {tensor: y, src: 1 - rank}, ranks: rank < 2}",
+            "{send: {tensor: y, dst: 1 - rank}, ranks: rank < 2}",
+            "{recv: {tensor: x, src: 2}, ranks: 1}",
         ),
     ),
     CodeInfo(

@@ -56,7 +56,7 @@ def read_recording(
     paths: Sequence[str | Path],
     *,
     jobs: int = _DEFAULT_JOBS,
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
 ) -> Recording:
     """Read one job from files or folders. Raises UsageError if none is readable.
 
@@ -134,7 +134,7 @@ def _skipped(path: Path) -> list[str]:
 # --- profiles ---
 
 
-def _read_profiles(files: JobFiles, jobs: int, progress: Progress) -> Recording:
+def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
     profiles = []
     total = len(files.profiles)
     for done, result in enumerate(_read_each(files.profiles, jobs), start=1):
@@ -142,7 +142,8 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress) -> Recording:
             files.notes.append(result)
         else:
             profiles.append(result)
-        progress(done, total)
+        if progress is not None:
+            progress(done, total)
     if not profiles:
         raise UsageError(files.notes[0], f"give {_FORMATS}")
     by_rank: dict[int, RankProfile] = {}

@@ -28,9 +28,7 @@ def what_to_collect(
             "`distsim slow` on these files"
         )
     if absent:
-        suggestions.append(
-            f"collect the files of {ranks_text(absent)}: none was given (lost, or never written?)"
-        )
+        suggestions.append(f"collect the files of {ranks_text(absent)}; none were given")
     if not _is_settled(main):
         suggestions += _open_suggestions(job, main)
     return suggestions

@@ -540,7 +540,8 @@ class ShrinkAnswer(Answer):
 
 
 class FixAnswer(Answer):
-    """Repairs of a failing scenario, the best first. Each checks ok under every reading."""
+    """Repairs of a failing scenario, the best first. With each of them, the scenario has verdict
+    ok."""
 
     raw: tuple[ScenarioRepair, ...]
 

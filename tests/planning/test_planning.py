@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from distsim.checker.detectors.peak_memory import peak_memory
 from distsim.hardware.cluster import cluster_from, preset
+from distsim.hardware.cost.memory_fit import MemoryFit, memory_fit, memory_outside_torch
 from distsim.planning.estimate import StepEstimator
 from distsim.planning.layout_result import (
     LayoutEvaluator,
@@ -31,6 +33,7 @@ from distsim.planning.pipeline_timer import (
     PipelineWork,
     calls_by_rank,
 )
+from distsim.planning.plan_request import checked_plan_request
 from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
@@ -230,7 +233,7 @@ _OUTCOMES = st.builds(
         (StepTimePart("products", a, 0.85, 1.4), StepTimePart("tp", b, 0.72, 1.5)),
         {"products": 1.0},
         held,
-        0.5,
+        MemoryFit(held, held, 0, 10),
         1.0,
         0.5,
     ),
@@ -264,7 +267,7 @@ def test_costs_on_two_clusters_vary_independently() -> None:
         (StepTimePart("products", 100, 0.85, 1.4),),
         {"products": 1.0},
         1,
-        0.1,
+        MemoryFit(1, 1, 0, 10),
         1.0,
         0.5,
     )
@@ -312,6 +315,64 @@ def test_a_plan_is_the_same_on_one_core_on_two_and_after_resuming(tmp_path: Path
     assert set(counts) == {0}
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
     assert len(rows) == len(alone.ranked) + len(alone.left)
+
+
+def llama3_8b_on_8_h100() -> PlanRequest:
+    return PlanRequest(
+        "llama3-8b",
+        8,
+        64,
+        preset("dgx-h100"),
+        choices={"recompute": ("none",), "pp": (1,), "micro_batch": (1, 2)},
+    )
+
+
+def test_the_first_layout_fits_even_at_the_upper_end_of_the_memory_range() -> None:
+    plan = plan_layouts([llama3_8b_on_8_h100()], PlanOptions(jobs=1))
+    best = plan.best
+
+    assert best is not None
+    assert best.fit.high_nbytes <= best.fit.capacity_nbytes
+    assert [ranked.outcome.fit.may_run_out for ranked in plan.ranked] == sorted(
+        ranked.outcome.fit.may_run_out for ranked in plan.ranked
+    )
+    # FSDP with a micro-batch of 1 is faster, but its peak may exceed 79.11 GiB.
+    fsdp = ParallelLayout(8, zero=3)
+    risky = {ranked.outcome.layout: ranked.outcome for ranked in plan.risky}
+    assert fsdp in risky
+    assert risky[fsdp].fit.low_nbytes <= risky[fsdp].fit.capacity_nbytes
+
+
+def test_a_layout_is_rejected_only_if_it_does_not_fit_at_the_lower_end_of_its_range() -> None:
+    device = preset("dgx-h100").device
+    capacity = device.memory_nbytes
+    assert not memory_fit(round(capacity * 0.8), 0, device).may_run_out
+    assert memory_fit(round(capacity * 0.9), 0, device).may_run_out
+    assert not memory_fit(round(capacity * 1.02), 0, device).is_too_large
+    assert memory_fit(round(capacity * 1.06), 0, device).is_too_large
+
+
+def test_each_communicator_takes_memory_outside_torch_and_a_cpu_needs_none() -> None:
+    gpu = preset("dgx-h100").device
+    one, two = memory_outside_torch(gpu, 1), memory_outside_torch(gpu, 2)
+    assert 2**30 <= one < two < memory_outside_torch(gpu, 2, has_all_to_all=True)
+    assert memory_outside_torch(preset("cpu-10gbe").device, 3) == 0
+
+
+def test_a_stated_memory_reserve_replaces_the_estimate() -> None:
+    request = llama3_8b_on_8_h100()
+    layout = ParallelLayout(8, tp=8)
+    assert request.memory_reserve(layout) > 0
+    assert replace(request, reserve_nbytes=5).memory_reserve(layout) == 5
+
+
+def test_the_sequence_is_the_models_maximum_but_at_most_8192_tokens() -> None:
+    def tokens(model: str, sequence: int | None = None) -> int:
+        return checked_plan_request(model, 8, preset("dgx-h100"), 16, sequence=sequence).tokens
+
+    assert tokens("mixtral-8x7b") == 8192  # its maximum is 32768
+    assert tokens("mixtral-8x7b", 32768) == 32768
+    assert tokens("gpt3-175b") == 2048
 
 
 def test_a_guided_plan_tries_at_most_its_budget() -> None:

@@ -72,9 +72,10 @@ def _uses_by_position(module: ast.Module) -> dict[tuple[int, int], frozenset[str
     used: dict[str, set[str]] = {}
     uses: dict[tuple[int, int], frozenset[str]] = {}
     for node in ast.walk(module):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            if node.attr in FUNCTIONS:
-                used.setdefault(node.value.id, set()).add(node.attr)
+        if isinstance(node, ast.Attribute):
+            owner = node.value
+            if isinstance(owner, ast.Name) and node.attr in FUNCTIONS:
+                used.setdefault(owner.id, set()).add(node.attr)
         if isinstance(node, ast.Call) and _is_call_of_re(node) and node.func.attr != "compile":  # type: ignore[attr-defined]
             uses[node.lineno, node.col_offset] = frozenset({node.func.attr})  # type: ignore[attr-defined]
     for node in ast.walk(module):

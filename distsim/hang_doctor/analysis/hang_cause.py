@@ -21,6 +21,7 @@ from distsim.hang_doctor.model.evidence_records import (
 #: failed because of another rank. ``tool_report``: the conclusion of another tool.
 #: ``blocked``: ranks wait, and the cause is not found. ``undecided``: the files show no wait, and
 #: no end of the job either. ``killed_from_outside``: somebody ended a job that already hung.
+#: ``stopped``, ``data_loader``, ``kernel_wait``: what the state of a live process shows.
 CauseKind = Literal[
     "crash",
     "mismatch",
@@ -39,6 +40,9 @@ CauseKind = Literal[
     "blocked",
     "undecided",
     "killed_from_outside",
+    "stopped",
+    "data_loader",
+    "kernel_wait",
 ]
 
 

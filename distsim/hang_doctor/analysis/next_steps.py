@@ -23,9 +23,7 @@ def what_to_collect(
     """Suggestions as sentences. ``absent``: ranks of the job about which nothing was given."""
     suggestions: list[str] = []
     if absent:
-        suggestions.append(
-            f"collect the files of {ranks_text(absent)}: none was given (lost, or never written?)"
-        )
+        suggestions.append(f"collect the files of {ranks_text(absent)}; none were given")
     if not _is_settled(main):
         suggestions += _open_suggestions(job, main)
     return suggestions

@@ -138,6 +138,28 @@ class ProcessEnd:
     unexplained: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process of a live job, looked at twice.
+
+    ``state``: the letter of ``/proc/PID/stat``, or "gone". ``wait_channel``: the kernel function in
+    which it sleeps. ``moved``: the stack of its main thread changed between the looks.
+    ``cpu_share``: how much of a CPU it used between them. ``native``: its innermost functions in C.
+    ``is_child``: a child process of the rank, such as a worker of its DataLoader.
+    """
+
+    pid: int
+    host: str
+    is_child: bool
+    command: str
+    state: str
+    wait_channel: str
+    moved: bool
+    cpu_share: float
+    native: tuple[str, ...] = ()
+    stacks: tuple[ThreadStack, ...] = ()
+
+
 @dataclass(slots=True)
 class EvidenceGroup:
     """A process group.
@@ -193,6 +215,8 @@ class RankEvidence:
     status: dict[str, GroupProgress] = field(default_factory=dict)
     stacks: list[ThreadStack] = field(default_factory=list)
     ends: list[ProcessEnd] = field(default_factory=list)
+    #: Its process and its child processes, if the job was inspected live.
+    processes: list[ProcessState] = field(default_factory=list)
     #: The files that mention the rank, in order of reading.
     sources: dict[str, None] = field(default_factory=dict)
     #: There is a Flight Recorder dump, or something equally complete.

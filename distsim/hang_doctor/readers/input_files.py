@@ -30,6 +30,7 @@ from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from distsim.hang_doctor.readers.flight_recorder import is_flight_recorder, read_flight_recorder
 from distsim.hang_doctor.readers.inspector import is_inspector_file, read_inspector
 from distsim.hang_doctor.readers.kineto import is_kineto, read_kineto
+from distsim.hang_doctor.readers.live_bundle import is_live_job, read_live_job
 from distsim.hang_doctor.readers.log_lines import LogReader
 from distsim.hang_doctor.readers.ras import (
     is_ras_json,
@@ -46,14 +47,14 @@ from distsim.hang_doctor.readers.unrelated_files import (
 )
 from distsim.real.shared.progress_file import FILE_BYTES as PROGRESS_FILE_BYTES
 
-__all__ = ["MAX_BYTES", "read_evidence"]
+__all__ = ["MAX_BYTES", "read_dump_bytes", "read_evidence"]
 
 #: Limits for one JSON file. Parsed, each object, list and item takes about a hundred bytes.
 _MAX_OBJECTS: Final = 3_000_000
 _MAX_ITEMS: Final = 20_000_000
 #: Longer lines of a text are cut.
 _MAX_LINE: Final = 20_000
-#: A file with more zero bytes at its beginning is no text.
+#: A file with more zero bytes at its beginning is not text.
 _MAX_ZERO_BYTES: Final = 8
 #: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
 _MAX_NAME: Final = 255
@@ -98,6 +99,11 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     reconcile(evidence)
     drop_stale_ranks(evidence)
     return evidence
+
+
+def read_dump_bytes(evidence: Evidence, data: bytes, name: str) -> None:
+    """Enter a Flight Recorder dump that is in no file. ``name``: as the file would be called."""
+    _read_part(evidence, _Part(name, name, name, data))
 
 
 def _read_path(evidence: Evidence, path: str) -> None:
@@ -246,6 +252,8 @@ def _read_json(evidence: Evidence, parsed: Any, rank: int | None, part: _Part) -
         return _Result("py-spy stacks", {rank}, rank_of_name=rank)
     if is_ras_json(parsed):
         return _Result("NCCL RAS", read_ras_json(evidence, parsed, shown))
+    if is_live_job(parsed):
+        return _Result("live job", read_live_job(evidence, parsed, shown))
     if is_kineto(parsed):
         rank_of_trace = read_kineto(evidence, parsed, rank, shown)
         if rank_of_trace is None:

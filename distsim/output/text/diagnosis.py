@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
+from distsim.hang_doctor.analysis.live_states import movement_text
 from distsim.hang_doctor.analysis.wait_chains import position_text
 from distsim.hang_doctor.model.evidence_records import InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (
@@ -193,7 +194,7 @@ def _awaited_text(wait: _Wait) -> str:
     if wait.missing:
         parts.append(f"for {ranks_text(wait.missing)}")
     if wait.not_given:
-        parts.append(f"for {ranks_text(wait.not_given)} (no file given)")
+        parts.append(f"for {ranks_text(wait.not_given)} (no files given)")
     if parts:
         return f"waiting {' and '.join(parts)}"
     if wait.open_ended:
@@ -213,7 +214,9 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
             activity = "outside any recorded call"
             if status.position is not None and status.position.op:
                 activity = position_text(status.position)
-            yield f"rank {rank}: {activity}{_frame_text(status.frame)}"
+            movement = movement_text(diagnosis.evidence.ranks[rank])
+            movement = f"; {movement}" if movement else ""
+            yield f"rank {rank}: {activity}{_frame_text(status.frame)}{movement}"
 
 
 # --- the rest ---
@@ -229,7 +232,7 @@ def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     for text in evidence.disputes[:_MAX_NOTES]:
         yield _Paragraph("contradiction: ", "  ", text)
     if diagnosis.absent:
-        yield _Paragraph("no file given: ", "  ", ranks_text(diagnosis.absent))
+        yield _Paragraph("no files given for ", "  ", ranks_text(diagnosis.absent))
     for text in evidence.notes[:_MAX_NOTES]:
         yield _Paragraph("note: ", "  ", text)
     if evidence.orphans:

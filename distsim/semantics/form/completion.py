@@ -105,7 +105,7 @@ class CompletionConditions:
     def window(self) -> int:
         """Bytes of a channel that may be sent and not yet received.
 
-        A profile only answers whether a given message has room (`BackendProfile.credit`), so a limit
+        A profile answers whether a message has room (`BackendProfile.credit`), so a limit
         between the two extremes is found by bisection.
         """
         credit, options = self.linked.profile.credit, self.linked.program.options

@@ -259,9 +259,8 @@ def rejection_reason(request: PlanRequest, layout: ParallelLayout) -> str | None
     # equal: the sizes of micro-batches and recomputation do not matter, of ZeRO only stage 3, and
     # of the number of micro-batches only whether they fill the pipeline.
     enough = min(micro_batches, layout.pp) if layout.pp > 1 else 1
-    representative = layout._replace(
-        micro_batch=1, recompute="none", zero=3 if layout.zero == 3 else 1
-    )
+    zero_stage = 3 if layout.zero == 3 else 1
+    representative = layout._replace(micro_batch=1, recompute="none", zero=zero_stage)
     key = (representative, enough)
     if key not in request.refusals:
         step = request.fields(layout).model_copy(update={"micro_batches": enough})

@@ -39,14 +39,17 @@ def test_a_mistake_is_reported_with_a_remedy(
     assert message in " ".join(done.stderr.split())
 
 
-def test_a_script_without_distributed_calls_is_reported(cli: Cli, tmp_path: Path) -> None:
+def test_ranks_that_never_communicate_are_an_error(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "empty.py"
     script.write_text("", encoding="utf-8")
 
     done = cli("capture", "--nproc", "2", "--", "python", script)
 
-    assert "no rank called torch.distributed" in done.stdout
+    assert done.stdout.startswith("empty.py: each rank ran alone\n")
+    assert "no rank called init_process_group" in done.stdout
+    assert "devices: no GPU, because nothing that empty.py imports asks" in done.stdout
+    assert done.returncode == 1
 
 
 def test_more_ranks_per_node_than_gpus_are_reported(cli: Cli) -> None:

@@ -75,7 +75,7 @@ def test_dumps_of_a_job_without_a_hang_exit_with_0(tmp_path: Path) -> None:
 
     assert (result.exit_code, result.output.splitlines()[0]) == (
         0,
-        "no blocked rank found in the files of ranks 0-3",
+        "no rank waits: ranks 0-3 have finished all recorded calls",
     )
 
 

@@ -181,8 +181,8 @@ def test_an_independent_error_is_reported_before_ranks_that_lost_the_connection_
 def test_first_failure_of_torchrun_is_the_cause_only_if_it_is_no_consequence(
     tmp_path: Path,
 ) -> None:
-    """SIGABRT is how the watchdog ends a process that waited; SIGKILL comes from outside, as from a
-    lack of memory.
+    """SIGABRT is how the watchdog ends a process that waited. SIGSEGV is the process's own fault.
+    SIGKILL may come from a user who ends a job that hangs already.
     """
 
     def summary(code: str) -> list[str]:
@@ -197,7 +197,10 @@ def test_first_failure_of_torchrun_is_the_cause_only_if_it_is_no_consequence(
             "  traceback : Signal received by PID 77",
         ]
 
-    assert said(tmp_path, *summary("-9")).culprits == (3,)
+    killed = said(tmp_path, *summary("-9"))
+    assert killed.main is not None
+    assert (killed.main.grade, killed.main.ranks, killed.culprits) == ("suspected", (3,), ())
+    assert said(tmp_path, *summary("-11")).culprits == (3,)
     assert said(tmp_path, *summary("-6")).culprits == ()
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
-from distsim.hang_doctor.readers.input_files import rank_of_file_name
+from distsim.hang_doctor.readers.file_names import rank_of_file_name
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT.parent / "shared" / "samples"
@@ -159,7 +159,7 @@ def test_every_sample_of_another_tool_is_read_or_known_to_contain_no_evidence(pa
     not SAMPLES.is_dir(),
     reason="the samples of other tools' files lie beside the project, and not here",
 )
-def test_of_the_sample_dumps_only_the_one_that_lacks_a_rank_has_a_cause() -> None:
+def test_the_sample_dumps_name_the_rank_that_is_behind_and_leave_the_others_undecided() -> None:
     def told(name: str) -> Diagnosis:
         return diagnose_hang(
             read_evidence([str(SAMPLES / "flight-recorder" / f"gloo-torch2.13-{name}")])
@@ -170,5 +170,8 @@ def test_of_the_sample_dumps_only_the_one_that_lacks_a_rank_has_a_cause() -> Non
     assert missing.title.startswith(
         "rank 3 is behind (at call 1): ranks 0-2 wait for it in all_reduce (default group, call 2)"
     )
-    assert told("ok").causes == []
-    assert told("ring_recv_first").causes == []
+    # Gloo records no messages, so neither set shows whether its job hangs.
+    for name in ("ok", "ring_recv_first"):
+        main = told(name).main
+        assert main is not None
+        assert (main.kind, main.grade, main.culprits) == ("undecided", "unknown", ())

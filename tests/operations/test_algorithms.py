@@ -180,3 +180,13 @@ def test_a_message_is_a_schedule_of_one_transfer(row: type[Operation]) -> None:
     held = algorithms.apply_rounds(row.schedule(2, 0), algorithms.initial_chunks("whole", 2, [0]))
     assert held[1][0] == ((0, 0),)
     assert row.effect(2, 0) == (None, (((0, 0),),))
+
+
+@pytest.mark.parametrize(
+    ("op", "passes"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)]
+)
+def test_a_ring_passes_the_buffer_around_a_fixed_number_of_times(op: str, passes: int) -> None:
+    """Also for two ranks, whose ring is one hop there and one back; one rank has no ring."""
+    ring = OPERATIONS[op].algorithms["ring"]
+
+    assert [ring.ring_passes(n) for n in (1, 2, 3, 8)] == [0, passes, passes, passes]

@@ -667,3 +667,9 @@ def test_the_busbw_factor_never_decreases_with_the_group_size() -> None:
         assert all(row.busbw_factor(a) <= row.busbw_factor(b) for a, b in pairwise(range(1, 33))), (
             row.op
         )
+
+
+def test_dtypes_have_the_element_sizes_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+
+    assert {name: getattr(torch, name).itemsize for name in DTYPE_BYTES} == DTYPE_BYTES

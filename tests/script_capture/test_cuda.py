@@ -15,7 +15,7 @@ import pytest
 
 from distsim.script_capture.cuda import build_extension, emulation
 from distsim.script_capture.cuda.build_extension import ExtensionUnavailable
-from distsim.script_capture.cuda.script_scan import script_mentions_cuda
+from distsim.script_capture.cuda.script_scan import find_cuda_use
 
 pytest.importorskip("torch")
 
@@ -273,15 +273,31 @@ def test_a_mesh_selects_the_gpu_of_a_rank_and_a_checkpoint_is_saved_during_steps
     assert (tmp_path / "saved1" / ".metadata").exists()
 
 
-def test_a_script_uses_cuda_if_it_or_a_neighbouring_file_mentions_it(tmp_path: Path) -> None:
-    plain, other = tmp_path / "train.py", tmp_path / "model.py"
-    plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
-
-    assert not script_mentions_cuda(plain)
+def test_a_script_needs_a_gpu_if_it_or_a_file_that_it_imports_mentions_cuda(tmp_path: Path) -> None:
+    script, other = tmp_path / "train.py", tmp_path / "model.py"
     for line in ("device = 'cuda'", "device = torch.accelerator.current_accelerator()"):
-        other.write_text(f"{line}\n", encoding="utf-8")
-        assert script_mentions_cuda(plain)
-    assert not script_mentions_cuda(tmp_path / "nowhere" / "train.py")
+        other.write_text(f"\n{line}\n", encoding="utf-8")
+        script.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
+        assert not find_cuda_use(script).needed, "the script does not import model.py"
+
+        script.write_text("import torch\nimport model\n", encoding="utf-8")
+        assert find_cuda_use(script).needed
+    assert find_cuda_use(script).reason == "model.py, line 2, mentions torch.accelerator"
+    assert not find_cuda_use(tmp_path / "nowhere" / "train.py").needed
+
+
+def test_a_script_needs_a_gpu_if_an_installed_package_that_it_imports_asks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, library = tmp_path / "train.py", tmp_path / "site" / "trainlib"
+    library.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(library.parent))
+    script.write_text("from trainlib import Trainer\n", encoding="utf-8")
+
+    (library / "__init__.py").write_text("# runs on cuda\n", encoding="utf-8")
+    assert not find_cuda_use(script).needed, "a comment asks for nothing"
+    (library / "loop.py").write_text("torch.cuda.is_available()\n", encoding="utf-8")
+    assert find_cuda_use(script) == (True, "train.py imports trainlib, which asks torch for GPUs")
 
 
 def test_a_script_uses_cuda_if_a_neighbouring_package_that_it_imports_mentions_it(
@@ -292,9 +308,9 @@ def test_a_script_uses_cuda_if_a_neighbouring_package_that_it_imports_mentions_i
     module.write_text("model.cuda()\n", encoding="utf-8")
     script.write_text("import torch\n", encoding="utf-8")
 
-    assert not script_mentions_cuda(script), "nobody imports it"
+    assert not find_cuda_use(script).needed, "nothing imports it"
     script.write_text("def main():\n    from engine.loops import step\n", encoding="utf-8")
-    assert script_mentions_cuda(script)
+    assert find_cuda_use(script).needed
 
 
 def test_a_timer_thread_of_a_library_does_not_hide_a_hang(tmp_path: Path) -> None:

@@ -81,11 +81,11 @@ def _rows_name_same_tensors(program: Program, number: int) -> bool:
     code = program.codes[number]
     if code.guards is not None:
         return False
-    return all(
-        isinstance(b.index, int)
-        for call in code.distinct_calls(parts=False)
-        for b in _tensor_buffers(call)
-    )
+    for call in code.distinct_calls(parts=False):
+        # An index that differs by row is a vector.
+        if not all(isinstance(buffer.index, int) for buffer in _tensor_buffers(call)):
+            return False
+    return True
 
 
 def _tensor_buffers(call: CodeCall) -> tuple[BufferVector, ...]:
@@ -161,10 +161,12 @@ def _swap_between(
 
 
 def _equal_signatures(program: Program, one: tuple[int, int], other: tuple[int, int]) -> bool:
-    a, b = (
-        at_row(program.code_call(*call).signature, program.row_of[call[0]]) for call in (one, other)
-    )
-    return bool(a == b)
+    return bool(_signature(program, one) == _signature(program, other))
+
+
+def _signature(program: Program, call: tuple[int, int]) -> object:
+    rank, position = call
+    return at_row(program.code_call(rank, position).signature, program.row_of[rank])
 
 
 def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:

@@ -26,6 +26,7 @@ from distsim.output.report_record import (
 from distsim.output.report_text import write_text
 from distsim.output.text.finding_list import finding_sections, verdict_conflict_text, verdict_text
 from distsim.output.text_layout import rank_list, truncated
+from distsim.simulation.simulate_scenario import EACH_RANK_RAN_ALONE
 
 if TYPE_CHECKING:
     from distsim.analysis.critical_path import CriticalPathSegment
@@ -118,6 +119,8 @@ def _training_metrics_text(simulation: Simulation) -> str:
 
 
 def _outcome_text(simulation: Simulation) -> str:
+    if simulation.outcome == EACH_RANK_RAN_ALONE:
+        return simulation.outcome
     text = f"{simulation.outcome} immediately"
     if simulation.makespan_ns:
         preposition = "in" if simulation.outcome == "completes" else "after"

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Final, NamedTuple
 
+from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation
 from distsim.script_capture.errors import UnsupportedError
+from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.unsupported import refuse_subprocess_ranks
@@ -26,6 +28,9 @@ from distsim.script_capture.rank.exit_reason import exit_of_exception
 
 #: prctl(2): set the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG: Final = 1
+#: The variables with the rank and the number of ranks of a process that capture started.
+RANK_VARIABLE: Final = "DISTSIM_RANK"
+RANKS_VARIABLE: Final = "DISTSIM_RANKS"
 #: Functions that end a process, or replace it by another program, without running Python's exit.
 _ENDING_FUNCTIONS: Final = (
     (os, ("_exit", "abort", "kill", "execv", "execve")),
@@ -55,10 +60,16 @@ class CaptureTarget:
 
 
 class ChildOptions(NamedTuple):
-    """``counts``: report what a rank computes. ``fakes``: its tensors have sizes only."""
+    """``counts``: report what a rank computes. ``fakes``: its tensors have sizes only.
+
+    ``alias_devices``: so many GPUs that are the CPU by another name, 0 for what the parent has.
+    ``prefixes``: begin each line of output with the rank.
+    """
 
     counts: bool = False
     fakes: bool = False
+    alias_devices: int = 0
+    prefixes: bool = False
 
 
 _DEFAULT_OPTIONS: Final = ChildOptions()
@@ -95,6 +106,9 @@ def run_rank_process(
     _end_forks_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all ranks
     os.environ.update(environment)
+    write_whole_lines(_output_prefix() if child_options.prefixes else "")
+    if child_options.alias_devices:
+        CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
     _limit_torch_threads()
     _flush_before_exit(client)
@@ -104,6 +118,11 @@ def run_rank_process(
         _run_with_options(child_options, client, target)
 
     return run_and_report_exit(client, work)
+
+
+def _output_prefix() -> str:
+    rank = os.environ.get(RANK_VARIABLE)
+    return f"[rank{rank}] " if rank is not None else ""
 
 
 def _install_patches(client: HubClient) -> None:
@@ -219,25 +238,3 @@ def _run_target(target: CaptureTarget) -> object:
         return runpy.run_module(target.name, run_name="__main__", alter_sys=True)
     sys.path.insert(0, os.path.dirname(os.path.abspath(target.name)))
     return runpy.run_path(target.name, run_name="__main__")
-
-
-def torchrun_environment(rank: int, ranks: int, local_size: int, nodes: int) -> dict[str, str]:
-    """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
-    values: dict[str, object] = {
-        "RANK": rank,
-        "LOCAL_RANK": rank % local_size,
-        "GROUP_RANK": rank // local_size,
-        "ROLE_RANK": rank,
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_WORLD_SIZE": nodes,
-        "ROLE_WORLD_SIZE": ranks,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 29500,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        "TORCHELASTIC_RUN_ID": "distsim",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-    return {name: str(value) for name, value in values.items()}

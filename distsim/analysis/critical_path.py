@@ -193,21 +193,26 @@ class _BackwardWalk:
         order = np.concatenate([members[is_last], members[~is_last]])
         seen: set[int] = set()
         todo = order.tolist()
+        arrival: tuple[int, int] | None = None
         for member in todo:
             rank = int(self.rank[member])
             if rank in seen:
                 continue
             seen.add(rank)
             for row in self._ending(rank, at_ns):
-                if self.began[row] < at_ns:
+                if self.start[row] < at_ns:
                     return row, member
-                mates = self.members(row)
+                # The row has no duration. It may be a receive whose message arrived now. But it may
+                # also have waited for work that ended now, so work of any rank takes precedence.
+                if self.began[row] < at_ns and arrival is None:
+                    arrival = row, member
                 # A match without duration is no cause itself: continue with its participants. A
                 # send without duration may have waited for a buffer of its receiver.
+                mates = self.members(row)
                 if self._sends[row] or (self.end[mates] == at_ns).all():
                     todo.extend(mates.tolist())
             todo.extend(self._late_peers(rank, at_ns))
-        return -1, int(order[0])
+        return arrival or (-1, int(order[0]))
 
     def _late_peers(self, rank: int, at_ns: int) -> list[int]:
         """The rows, posted by peers at this instant, for which the host of a rank was waiting.

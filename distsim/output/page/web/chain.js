@@ -86,18 +86,21 @@ export class Walk {
     const todo = [...late, ...members.filter((row) => run.posted[row] < at)];
     const first = todo[0];
     const seen = new Set();
+    /** @type {[number, number] | null} */
+    let arrival = null;
     for (let i = 0; i < todo.length; i += 1) {
       const rank = run.rank[todo[i]];
       if (seen.has(rank)) continue;
       seen.add(rank);
       for (const row of this.ending(rank, at)) {
-        if (this.began[row] < at) return [row, todo[i]];
+        if (run.started[row] < at) return [row, todo[i]];
+        if (this.began[row] < at) arrival ??= [row, todo[i]];
         const mates = this.matches.of(row);
         if (isSend(opOf(run, row)) || mates.every((mate) => run.finished[mate] === at)) todo.push(...mates);
       }
       todo.push(...this.latePeers(rank, at));
     }
-    return [-1, first];
+    return arrival ?? [-1, first];
   }
 
   /**

@@ -160,7 +160,7 @@ class FlowScheduler:
 
         Constant time for each port, because an all-to-all written as messages has hundreds of
         transfers at one port. As soon as a second transfer joins a port, both take part in sharing
-        it. So of several transfers at a port, none still has to be told.
+        it. So if several transfers are at a port, all of them already share it.
         """
         has_competitors = False
         for port in flow.demand.ports:

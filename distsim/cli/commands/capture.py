@@ -1,4 +1,4 @@
-"""`distsim capture`: run an unmodified script of torch.distributed and judge the calls it makes.
+"""`distsim capture`: run an unmodified torch.distributed script and check its calls.
 
 The ranks are forked processes of this machine, without network or GPU; `distsim.script_capture`
 runs them and matches their calls by the rules of a backend.
@@ -133,7 +133,12 @@ CheckValuesOption = Annotated[
         "calls match.",
     ),
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Treat leaks as errors.")]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Fail also for leaks: requests and messages that never complete."
+    ),
+]
 
 
 @dataclass(frozen=True)

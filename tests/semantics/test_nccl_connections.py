@@ -151,7 +151,7 @@ def test_launches_that_connect_different_directions_are_reported_with_both_calls
 
     assert [place.line for place in told.places] == [6, 7]
     assert "connects to rank 1 and from rank 1" in told.message
-    assert told.message.endswith("connects from 0")
+    assert told.message.endswith("connects from rank 0")
     assert check_scenario(loads(ASYMMETRIC)).profiles["nccl"].possible == (
         "raises",
         "undefined",

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from distsim.repair.search import ScenarioRepair
     from distsim.simulation.check_scenario import CheckResult
 
-#: By `ScenarioRepair.kind`.
 #: A note on repairs of some kinds, by their number (`ScenarioRepair.kind`).
 _REPAIR_NOTES = {3: " (it removes a call: check that the call is not needed)"}
 

@@ -22,11 +22,21 @@ def what_to_collect(
 ) -> list[str]:
     """Suggestions as sentences. ``absent``: ranks of the job about which nothing was given."""
     suggestions: list[str] = []
+    if _has_only_profiles(job.evidence):
+        suggestions.append(
+            "a profile is written by a job that goes on: if the job is slow rather than hung, run "
+            "`distsim slow` on these files"
+        )
     if absent:
         suggestions.append(f"collect the files of {ranks_text(absent)}; none were given")
     if not _is_settled(main):
         suggestions += _open_suggestions(job, main)
     return suggestions
+
+
+def _has_only_profiles(evidence: Evidence) -> bool:
+    kinds = {file.kind for file in evidence.files if file.ranks}
+    return kinds == {"Kineto trace"}
 
 
 def _is_settled(main: HangCause | None) -> bool:

@@ -254,3 +254,51 @@ def test_an_error_without_a_rank_is_reported_with_its_line(tmp_path: Path) -> No
     assert result.exit_code == 1
     assert "a process of unknown rank gave up waiting" in " ".join(result.output.split())
     assert "train.py:20" in result.output
+
+
+# --- what to collect next ---
+
+
+def advice(folder: Path) -> str:
+    return " | ".join(diagnosed(folder).collect)
+
+
+def test_advice_asks_for_no_stack_of_a_job_that_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(WATCHDOG)
+
+    assert "while the job hangs" not in advice(tmp_path)
+    assert "when it hangs again" in advice(tmp_path)
+
+
+def test_advice_on_gloo_asks_for_no_dump_that_torch_never_writes(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [1.1.1.1]:9\n"
+    )
+
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" not in advice(tmp_path)
+    assert "Gloo writes no dump by itself" in advice(tmp_path)
+
+
+def test_advice_on_a_data_loader_is_to_look_at_its_workers(tmp_path: Path) -> None:
+    stacks(tmp_path, {0: BACKWARD, 1: DATA_LOADER})
+
+    assert "--live PID` on the node of rank 1" in advice(tmp_path)
+
+
+def test_advice_asks_for_no_newer_torch_if_the_log_names_its_groups(tmp_path: Path) -> None:
+    line = (
+        "[rank0]:[E1123 08:10:00.2 ProcessGroupNCCL.cpp:2277] [PG ID 0 PG GUID 0(default_pg) Rank "
+        "0]  failure detected by watchdog at work sequence id: 5 PG status: last enqueued work: 5, "
+        "last completed work: 4\n"
+    )
+    (tmp_path / "job.log").write_text(WATCHDOG + line)
+
+    assert "newer" not in advice(tmp_path)
+
+
+def test_no_advice_is_given_twice(tmp_path: Path) -> None:
+    stacks(tmp_path, {0: BACKWARD, 1: DATA_LOADER})
+    (tmp_path / "job.log").write_text(WATCHDOG)
+    found = diagnosed(tmp_path).collect
+
+    assert len(found) == len({text.partition(":")[0] for text in found})

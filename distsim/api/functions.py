@@ -37,6 +37,7 @@ from distsim.api.results import (
     ReplayAnswer,
     ShrinkAnswer,
     SimulationAnswer,
+    SlowAnswer,
     SweepAnswer,
 )
 from distsim.common.errors import DistsimError, UsageError
@@ -342,6 +343,31 @@ def _inspect_live(evidence: Evidence, root: int, interval_s: float) -> bytes:
     return bundle_bytes(job, dumps)
 
 
+def slow(
+    *paths: str | Path,
+    steps: str | None = None,
+    ideal: str = "peers",
+    jobs: int = 4,
+    progress: CountCallback = lambda done, total: None,
+) -> SlowAnswer:
+    """Find out why a job is slow, from the profiles or traces of its ranks (files or folders).
+
+    ``steps``: analyse only these steps, for example ``"10-40"``. ``ideal``: the reference for
+    slowdowns, ``"peers"`` or ``"mean"``. ``jobs``: processes that read ranks. ``progress`` is
+    called with the numbers of files read and of all files. Raises UsageError.
+    """
+    from distsim.recordings.read_recording import read_recording
+    from distsim.slow_jobs.analyze import analyze_recording, select_steps
+
+    if not paths:
+        raise UsageError("no input was given", "`distsim slow profiles/`")
+    if ideal not in ("peers", "mean"):
+        raise UsageError(f"ideal: unknown value {ideal!r}", "use peers or mean")
+    recording = read_recording(paths, jobs=jobs, progress=progress)
+    selected = select_steps(recording, steps)
+    return SlowAnswer(analyze_recording(recording, selected, uses_mean=ideal == "mean"))
+
+
 def run_real(
     scenario: Scenario | str | Path,
     *,
@@ -572,6 +598,6 @@ def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _Recor
 
 #: The functions that `distsim` itself offers.
 FUNCTIONS: tuple[Callable[..., object], ...] = (
-    load, simulate, check, expand, plan, sweep, capture, doctor, run_real, replay, compare, shrink,
-    fix, render, report,
+    load, simulate, check, expand, plan, sweep, capture, doctor, slow, run_real, replay, compare,
+    shrink, fix, render, report,
 )  # fmt: skip

@@ -29,7 +29,7 @@ _PYTHON_START = re.compile(
 def load(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, with ``sets`` (`name=value`, as `--set` takes them) applied.
 
-    A name without a suffix that is no file, such as ``hybrid``, is a scenario installed with
+    A name without a suffix that is not a file, such as ``hybrid``, is a scenario installed with
     distsim. Raises ScenarioErrors with all problems of the file, UsageError for a wrong item of
     ``sets``.
     """

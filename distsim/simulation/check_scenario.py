@@ -63,10 +63,10 @@ __all__ = [
 #: What `check` cannot detect.
 NOT_COVERED = (
     "kernels of several communicators that compete for one GPU",
-    "NCCL splitting a very large batch differently on each rank",
-    "faults of networks, switches and proxies",
+    "large batches of messages that NCCL splits differently on each rank",
+    "faults of the network, switches or proxies",
 )
-#: The findings on these verdicts already say why another backend hangs.
+#: The findings on these verdicts already explain why another backend hangs.
 _EXPLAINED_VERDICTS = ("invalid", "mismatch", "deadlock")
 
 
@@ -425,7 +425,8 @@ def _run_findings(
     """
     run = run_program(program, profile, cost or _default_cost(program, profile.name))
     hangs = diagnose_hang(program, run.final_state, layout) if explain else ()
-    return (*run.findings, *with_host_waits(hangs, program, run.final_state, profile))
+    hangs = with_host_waits(hangs, program, run.final_state, profile)
+    return attach_consequences(run.findings, hangs)
 
 
 def _is_undefined(outcome: BackendOutcome) -> bool:

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from distsim.cli.application import application
 from distsim.real.bench.measurement import BenchResult, BenchRow, bench_to_json
+from distsim.recordings.read_recording import SAMPLE
 from tests.real.test_calibrate import LOG
 from tests.support.command_lines import ROOT, Line, frames, spans
 
@@ -90,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ) as packed:
         packed.extractall(here / "dumps")
     (here / "stacks").mkdir()
+    shutil.copytree(SAMPLE, here / "profiles")
     shutil.move(here / "dumps" / "rank_5.log", here / "train.log")
     for name in ("a.yaml", "b.yaml", "run.yaml"):
         shutil.copyfile(here / "scenarios" / "hybrid.yaml", here / name)

@@ -130,7 +130,7 @@ def test_the_command_writes_a_file_that_tests_itself(cli: Any, tmp_path: Path) -
     found = cli("shrink", "scenarios/zoo/z02_both_send_first.yaml", "-o", out)
 
     assert found.returncode == 0, found.stderr
-    assert "DS301 first" in found.stderr
+    assert "first finding DS301" in found.stderr
     assert cli("test", out).returncode == 0
 
 

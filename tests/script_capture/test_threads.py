@@ -298,7 +298,7 @@ def test_a_rank_started_by_the_script_and_ended_by_a_signal_is_named_with_the_si
     )
 
     assert {s.rank: (s.state, s.what) for s in judged.stands}[1] == ("killed", "SIGSEGV")
-    assert [f.code for f in judged.simulation.findings] == ["DS303", "DS801"]
+    assert [f.code for f in judged.simulation.findings] == ["DS303"]
     assert "ranks 0 and 2 are blocked in barrier" in judged.simulation.findings[0].message
 
 

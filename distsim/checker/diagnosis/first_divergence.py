@@ -228,7 +228,7 @@ def _extra_head(program: Program, divergence: CallDivergence, members: int) -> s
     if divergence.met is None:
         return head
     met = f"{_op_name(program, divergence.met)} of {_others_text(divergence, members)}"
-    return f"{head}, {which} met the {met}{_at(program, divergence.met)}"
+    return f"{head}, {which} was matched with the {met}{_at(program, divergence.met)}"
 
 
 def _missing_head(program: Program, divergence: CallDivergence, members: int) -> str:
@@ -243,7 +243,7 @@ def _missing_head(program: Program, divergence: CallDivergence, members: int) ->
     head = f"{rank_list(divergence.ranks)} {skips} {what}"
     if divergence.met is None:
         return head
-    return f"{head}, so {its} {_call_at(program, divergence.met)} met {it}"
+    return f"{head}, so {its} {_call_at(program, divergence.met)} was matched with {it}"
 
 
 def _swapped_head(program: Program, divergence: CallDivergence, members: int) -> str:

@@ -141,14 +141,38 @@ class _HangDiagnosis:
         self._all_ended: dict[int, bool] = {}
 
     def findings(self) -> tuple[Finding, ...]:
-        found = [self._cycle_finding(cycles) for cycles in self._cycles_by_calls()]
-        found += [self._exit_finding(code, ranks) for code, ranks in self._exit_groups()]
-        if self.graph.victims and found:
-            found[0] = self._with_victims(found[0])
+        exit_groups = self._exit_groups()
+        waiting = {rank for _, ranks in exit_groups for rank in ranks}
+        victims = set(self.graph.victims)
+        explained: set[int] = set()
+        found = []
+        for cycles in self._cycles_by_calls():
+            edges = [edge for each in cycles for edge in each.edges]
+            never_met = {edge.rank for edge in edges if self._waits_for_exited(edge, waiting)}
+            others = [edge for edge in edges if edge.rank not in never_met]
+            if never_met and not any(map(self._is_never_met, others)):
+                # The calls that also wait for exited ranks never complete, cycle or not.
+                victims.update(edge.rank for edge in others)
+                continue
+            found.append(self._cycle_finding(cycles))
+            explained |= never_met
+        for code, ranks in exit_groups:
+            if not explained.issuperset(ranks):
+                found.append(self._exit_finding(code, ranks))
+        if victims and found:
+            found[0] = self._with_victims(found[0], tuple(sorted(victims)))
         return tuple(found)
 
-    def _with_victims(self, finding: Finding) -> Finding:
-        victims = self.graph.victims
+    def _waits_for_exited(self, edge: WaitEdge, waiting: set[int]) -> bool:
+        """Whether the call of an edge also waits for a rank that has exited."""
+        return edge.rank in waiting and bool(self._exited_of(edge.rank, edge.need))
+
+    def _is_never_met(self, edge: WaitEdge) -> bool:
+        """Whether the awaited rank never makes the call, reached or not."""
+        awaited = None if edge.need.any else self.finder.of(*edge)
+        return awaited is not None and awaited.position is None
+
+    def _with_victims(self, finding: Finding, victims: tuple[int, ...]) -> Finding:
         are = "is" if len(victims) == 1 else "are"
         them = "it" if len(finding.core) == 1 else "them"
         line = f"  {rank_list(victims)} {are} blocked behind {them}"
@@ -451,7 +475,7 @@ class _HangDiagnosis:
             advice.lines,
             [(edge.rank, edge.need) for edge in edges],
         )
-        found = replace(found, slips=advice.slips)
+        found = replace(found, slips=advice.slips, awaited=tuple(exited))
         if wrong_group is not None:
             return wrong_group.with_cause_first(found)
         destroyed = self._early_destroy([] if first is None else [first])

@@ -25,8 +25,9 @@ from distsim.checker.diagnosis.first_divergence import (
 from distsim.checker.matching.call_index import CallIndex, part_call
 from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
+from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState
-from distsim.findings.finding_types import Finding
+from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.model import Program
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ if TYPE_CHECKING:
 _MAX_CONSEQUENCES = 3
 _CONSEQUENCE_PREFIX = "  as a result, "
 _MORE_CONSEQUENCES = " more waits as a result"
+#: Findings on habits and leftovers, which an error on the same call explains.
+_EXPLAINED_BY_SLIPS = ("DS501", "DS607", "DS608")
+#: Findings on ranks that ended early, which the finding on a wait for them explains.
+_RANK_END_CODES = ("DS801", "DS802", "DS803", "DS805")
+#: Errors on calls that raise on some ranks; other ranks then wait for these.
+_RAISING_CODES = ("DS804", "DS807")
 #: The code of a difference in a collective, the gravest first.
 _ASPECT_CODES = {
     "op": "DS201",
@@ -88,7 +95,10 @@ def attach_consequences(
     names. Hangs of other ranks stay findings of their own, after ``found``.
     """
     reached_by: dict[Finding, set[int]] = {}
+    raised_at: dict[Finding, set[int]] = {}
     for finding in found:
+        if finding.code in _RAISING_CODES:
+            raised_at[finding] = set(finding.ranks)
         if finding.code.startswith("DS2"):
             ranks = set(finding.ranks)
             reached_by[finding] = ranks if past_mismatch is None else ranks & past_mismatch
@@ -96,11 +106,11 @@ def attach_consequences(
     independent: list[Finding] = []
     consequences: dict[Finding, list[str]] = defaultdict(list)
     for hang in hangs:
-        mismatch = _mismatch_that_explains(hang, reached_by)
-        if mismatch is None:
+        cause = _mismatch_that_explains(hang, reached_by) or _error_awaited_by(hang, raised_at)
+        if cause is None:
             independent.append(hang)
         else:
-            consequences[mismatch].append(_wait_of(hang))
+            consequences[cause].append(_wait_of(hang))
 
     explained = [
         _with_consequences(finding, consequences[finding]) if finding in consequences else finding
@@ -128,6 +138,16 @@ def _mismatch_that_explains(
     for mismatch, ranks in reached_by.items():
         if not ranks.isdisjoint(hang.core):
             return mismatch
+    return None
+
+
+def _error_awaited_by(hang: Finding, raised_at: Mapping[Finding, set[int]]) -> Finding | None:
+    """The finding on the call at which all ranks raised that a hang waits for."""
+    if not hang.awaited:
+        return None
+    for finding, ranks in raised_at.items():
+        if ranks.issuperset(hang.awaited):
+            return finding
     return None
 
 
@@ -162,23 +182,67 @@ def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalS
 
 
 def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings without repetition: none twice, and no DS608 on a call that an error explains.
+    """Findings without repetition: none twice, and none that another finding contains.
 
-    DS608 notes a collective that a selector withholds from a member. If an error already names this
-    call as the slip that caused a hang, the note would say the same with less authority.
+    An error explains requests without a wait on its slips, and the ends of the ranks that it waits
+    for. It also explains calls that its ranks exclude or lack (DS608): that note is for calls which
+    no run has reached yet. DS501 says the same as DS607 on one call, so it takes over its effect.
     """
-    explained = {
-        (slip.file, slip.line, slip.column)
-        for finding in found
-        if finding.severity == "error"
-        for slip in finding.slips
+    errors = [finding for finding in found if finding.severity == "error"]
+    slips = {_position(slip) for finding in errors for slip in finding.slips}
+    awaited = {rank for finding in errors for rank in finding.awaited}
+    failing = {rank for finding in errors for rank in finding.ranks}
+    invalid = {rank for finding in errors if _is_invalid_call(finding) for rank in finding.ranks}
+    unwaited = {
+        _position(place) for finding in found for place in finding.places if finding.code == "DS501"
     }
-    rest = []
+    effects: dict[_Position, str] = {}
+    rest: list[Finding] = []
     for finding in found:
-        places = {(place.file, place.line, place.column) for place in finding.places}
-        if finding.code != "DS608" or explained.isdisjoint(places):
-            rest.append(finding)
-    return tuple(dict.fromkeys(rest))
+        places = {_position(place) for place in finding.places}
+        is_on_slip = not slips.isdisjoint(places)
+        if finding.code in _EXPLAINED_BY_SLIPS and is_on_slip:
+            continue
+        if _follows_from_invalid_call(finding, invalid):
+            continue
+        if finding.code == "DS608" and not failing.isdisjoint(finding.ranks):
+            continue
+        if finding.code in _RANK_END_CODES and awaited.issuperset(finding.ranks):
+            continue
+        if finding.code == "DS607" and not unwaited.isdisjoint(places):
+            effects |= dict.fromkeys(places, finding.message.rpartition(": ")[2])
+            continue
+        rest.append(finding)
+    return tuple(dict.fromkeys(_with_effect(finding, effects) for finding in rest))
+
+
+def _is_invalid_call(finding: Finding) -> bool:
+    """Whether a call has an invalid argument (DS101 to DS119); the others are start-up failures."""
+    return finding.code in CODES and CODES[finding.code].verdict == "invalid"
+
+
+def _follows_from_invalid_call(finding: Finding, invalid: set[int]) -> bool:
+    """Whether calls mismatch or block because one of these ranks has made no valid call there."""
+    is_failure = finding.code.startswith(("DS2", "DS3"))
+    return is_failure and not invalid.isdisjoint(finding.core or finding.ranks)
+
+
+#: File, line and column of a place.
+_Position = tuple[str, int, int]
+
+
+def _position(place: SourceLocation) -> _Position:
+    return place.file, place.line, place.column
+
+
+def _with_effect(finding: Finding, effects: Mapping[_Position, str]) -> Finding:
+    """DS501 with what the backend does to a message whose request is dropped."""
+    if finding.code != "DS501":
+        return finding
+    texts = [effects[_position(p)] for p in finding.places if _position(p) in effects]
+    if not texts:
+        return finding
+    return replace(finding, message=f"{finding.message}\n  {texts[0]}")
 
 
 def mismatch_findings(

@@ -194,7 +194,7 @@ class MissingMessageFindings:
         lines = [head, *aligned_columns(rows), *notes]
         found = self.rows.finding("DS304", lines, core, advice, _waits([edge]))
         # The line to change is that of the dropped request, so it comes before the waiting line.
-        return replace(found, places=(place, *found.places))
+        return replace(found, places=(place, *found.places), slips=(place,))
 
 
 def _waits(edges: list[WaitEdge]) -> list[tuple[int, WaitDependency]]:

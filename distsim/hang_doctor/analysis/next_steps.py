@@ -37,7 +37,7 @@ def _absent_text(evidence: Evidence, absent: tuple[int, ...]) -> str:
         return (
             f"find the log of {ranks}: this file says nothing about them, and one may be the cause"
         )
-    return f"collect the files of {ranks}: none was given (lost, or never written?)"
+    return f"collect the files of {ranks}; none were given"
 
 
 def _is_settled(main: HangCause | None) -> bool:

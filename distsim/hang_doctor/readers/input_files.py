@@ -54,7 +54,7 @@ _MAX_OBJECTS: Final = 3_000_000
 _MAX_ITEMS: Final = 20_000_000
 #: Longer lines of a text are cut.
 _MAX_LINE: Final = 20_000
-#: A file with more zero bytes at its beginning is no text.
+#: A file with more zero bytes at its beginning is not text.
 _MAX_ZERO_BYTES: Final = 8
 #: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
 _MAX_NAME: Final = 255

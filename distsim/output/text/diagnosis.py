@@ -194,7 +194,7 @@ def _awaited_text(wait: _Wait) -> str:
     if wait.missing:
         parts.append(f"for {ranks_text(wait.missing)}")
     if wait.not_given:
-        parts.append(f"for {ranks_text(wait.not_given)} (no file given)")
+        parts.append(f"for {ranks_text(wait.not_given)} (no files given)")
     if parts:
         return f"waiting {' and '.join(parts)}"
     if wait.open_ended:

@@ -91,7 +91,7 @@ UNUSED = (
 )
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
-    *("capture", "doctor", "shrink", "demo", "learn", "plan", "sweep", "report"),
+    *("capture", "doctor", "slow", "shrink", "demo", "learn", "plan", "sweep", "report"),
     *("render", "explain", "test", "expand", "schema", "clusters", "new"),
 )
 

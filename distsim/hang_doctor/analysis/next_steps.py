@@ -24,6 +24,11 @@ def what_to_collect(
 ) -> list[str]:
     """Suggestions as sentences. ``absent``: ranks of the job about which nothing was given."""
     suggestions: list[str] = []
+    if _has_only_profiles(job.evidence):
+        suggestions.append(
+            "a profile is written by a job that goes on: if the job is slow rather than hung, run "
+            "`distsim slow` on these files"
+        )
     if absent:
         suggestions.append(_absent_text(job.evidence, absent))
     if not _is_settled(main):
@@ -38,6 +43,11 @@ def _absent_text(evidence: Evidence, absent: tuple[int, ...]) -> str:
             f"find the log of {ranks}: this file says nothing about them, and one may be the cause"
         )
     return f"collect the files of {ranks}; none were given"
+
+
+def _has_only_profiles(evidence: Evidence) -> bool:
+    kinds = {file.kind for file in evidence.files if file.ranks}
+    return kinds == {"Kineto trace"}
 
 
 def _is_settled(main: HangCause | None) -> bool:

@@ -13,6 +13,7 @@ from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
 from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from tests.hang_doctor.test_command import run
 from tests.support.doctor_dumps import dump, entry, write
+from tests.support.torchrun_summary import failure, summary
 
 STACK_HEAD = (
     'Process 1: python train.py\nPython v3.11.7 (python3.11)\n\nThread 1 (idle): "MainThread"'
@@ -40,23 +41,6 @@ def stack(*frames: str) -> str:
 def stacks(folder: Path, by_rank: dict[int, list[str]]) -> None:
     for rank, frames in by_rank.items():
         (folder / f"pyspy_rank{rank}.txt").write_text(stack(*frames))
-
-
-def failure(rank: int, exit_code: str, time: str, pid: int = 0) -> list[str]:
-    return [
-        f"[{rank}]:",
-        f"  time      : 2026-11-23_{time}",
-        "  host      : localhost",
-        f"  rank      : {rank} (local_rank: {rank})",
-        f"  exitcode  : {exit_code} (pid: {pid or 100 + rank})",
-        "  error_file: <N/A>",
-        "  traceback : Signal received",
-    ]
-
-
-def summary(first: list[str], *others: list[str]) -> str:
-    lines = ["Failures:", *(line for other in others for line in other)]
-    return "\n".join([*lines, "Root Cause (first observed failure):", *first]) + "\n"
 
 
 def diagnosed(folder: Path) -> Diagnosis:

@@ -37,7 +37,7 @@ _MAX_FRAMES = 64
 _MAX_TENSORS = 65536
 _MAX_DIMENSIONS = 64
 #: ``send 0->1``, ``recv 1<-0``, ``recv 1<-?``.
-_P2P_NAME = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
+_P2P_NAME = re.compile(r"^(send|recv)\s+(?:(\d+)\s*)?(?:->|<-)\s*(\d+|\?)$")
 
 
 def is_flight_recorder(data: object) -> bool:

@@ -61,6 +61,8 @@ def critical_path_by_kind(simulation: Simulation) -> tuple[CriticalPathShare, ..
 
 
 def _kind_of_piece(trace: Trace, piece: CriticalPathPiece) -> str:
+    if piece.why == "late start":
+        return piece.why
     if piece.row < 0:
         return "nothing runs"
     op = str(trace.text("op", int(trace["op"][piece.row])))

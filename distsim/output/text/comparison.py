@@ -47,7 +47,13 @@ _DIVERGENCE_KINDS = {
     "value": ("different value", "different values"),
     "time": ("call that ends at different times", "calls that end at different times"),
 }
-_REASON_TEXT = {"compute": "compute", "transfer": "transfer", "sleep": "sleep", "wait": "idle"}
+_REASON_TEXT = {
+    "compute": "compute",
+    "transfer": "transfer",
+    "sleep": "sleep",
+    "late start": "late start",
+    "wait": "idle",
+}
 
 
 def compare_text(comparison: RunComparison, names: tuple[str, str]) -> str:

@@ -22,7 +22,7 @@ _STDIN_DESCRIPTOR = 0
 #: The start of a Python program: its first line that is no comment, or the line that names its
 #: interpreter.
 _PYTHON_START = re.compile(
-    r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)"
+    r"#!.*python|(?:[^\S\n]*+(?:#.*)?\n)*+(?:import \w|from [\w.]+ import |@?def \w|class \w)"
 )
 
 

@@ -99,9 +99,33 @@ def test_a_rank_that_exited_halfway_is_not_said_to_skip_a_branch():
         ("exited", "with code 7"),
         ("killed", "SIGKILL"),
     ]
-    assert {"DS801", "DS803"} <= {f.code for f in judged.simulation.findings}
+    (finding,) = [f for f in judged.simulation.findings if f.severity == "error"]
+    assert "rank 1  has exited with code 7" in finding.message
+    assert "rank 2  was killed" in finding.message
     assert "DS608" not in text
     assert not re.search(r", \?| at$", text, flags=re.MULTILINE)
+
+
+def reduces_a_metric_on_rank_0() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    for step in range(4):
+        loss = model(torch.ones(2, 8)).sum()
+        loss.backward()
+        if dist.get_rank() == 0 and step == 2:
+            dist.all_reduce(loss.detach())
+
+
+def test_an_extra_call_in_a_branch_is_named_with_the_ddp_call_that_it_met():
+    judged = testing.run(reduces_a_metric_on_rank_0, 2, check=False)
+
+    head = judged.simulation.findings[0].message.partition("\n")[0]
+
+    assert head.startswith("rank 0 makes one extra all_reduce (")
+    assert head.endswith(", in backward())")
+    assert "DDP" not in " ".join(judged.simulation.findings[0].help)
 
 
 def test_a_syntax_error_in_a_script_shows_no_frame_of_distsim(tmp_path: Path):

@@ -29,6 +29,17 @@ from distsim.program.model import Program
 _MAX_COMPARED: Final = 8
 
 
+#: By a part of the file that makes a captured call: what users call it.
+_CALLERS: Final = {
+    "torch/nn/parallel/distributed.py": "in DistributedDataParallel",
+    "torch/distributed/fsdp/": "in FSDP",
+    "torch/distributed/pipelining/": "in the pipeline schedule",
+    "torch/distributed/checkpoint/": "in torch.distributed.checkpoint",
+    "torch/distributed/tensor/": "in DTensor",
+    "_engine_run_backward": "in backward()",
+}
+
+
 class PlacedCall(NamedTuple):
     """A call of a rank at a position of its program."""
 
@@ -275,12 +286,20 @@ def _call_at(program: Program, call: PlacedCall) -> str:
 
 
 def _call_comma(program: Program, call: PlacedCall) -> str:
-    location = location_text(program.place(*call))
-    return _op_name(program, call) + (f", {location}" if location else "")
+    where = _where(program, call)
+    return _op_name(program, call) + (f", {where}" if where else "")
 
 
 def _at(program: Program, call: PlacedCall) -> str:
-    return parenthesised(location_text(program.place(*call)))
+    return parenthesised(_where(program, call))
+
+
+def _where(program: Program, call: PlacedCall) -> str:
+    """The line of a call, and the part of PyTorch that made it, if the program was captured."""
+    place = location_text(program.place(*call))
+    via = program.sites[program.code_call(*call).site].via
+    callers = (name for folder, name in _CALLERS.items() if folder in via)
+    return ", ".join(part for part in (place, next(callers, "")) if part)
 
 
 def divergence_places(program: Program, divergence: CallDivergence) -> tuple[SourceLocation, ...]:

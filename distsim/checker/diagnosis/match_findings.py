@@ -195,7 +195,7 @@ def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     awaited = {rank for finding in errors for rank in finding.awaited}
     failing = {rank for finding in errors for rank in finding.ranks}
     invalid = {rank for finding in errors if _is_invalid_call(finding) for rank in finding.ranks}
-    lost = [finding for finding in errors if finding.code == "DS304"]
+    lost = [each for each in errors if each.code == "DS304" or _is_invalid_call(each)]
     unwaited = {
         _position(place) for finding in found for place in finding.places if finding.code == "DS501"
     }

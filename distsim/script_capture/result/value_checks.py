@@ -97,7 +97,7 @@ def _texts(difference: _Difference, common: str, odd: Sequence[int]) -> tuple[st
         return (
             f"all_gather {step} of FSDP joins shards of different parameters: {label} gathers"
             f" {value}, the other ranks gather {common}",
-            "run the same layers in the same order on all ranks: seed random choices alike",
+            "run the same layers in the same order on all ranks: give random choices the same seed",
         )
     if difference.kind == "parameter order":
         value = difference.values[odd[0]]

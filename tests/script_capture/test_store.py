@@ -93,6 +93,7 @@ def test_a_rank_in_the_url_needs_no_environment_variable(tmp_path: Path):
         "url = f'tcp://127.0.0.1:29500?rank={rank}&world_size={size}'\n"
         "dist.init_process_group('gloo', init_method=url)\n"
         "assert (dist.get_rank(), dist.get_world_size()) == (int(rank), int(size))\n"
+        "dist.barrier()\n"
     )
 
     options = CaptureRunOptions(CaptureTarget(str(script)), 2, keep_output=True)
@@ -275,6 +276,7 @@ def test_a_function_that_an_installed_package_imported_by_name_is_replaced(
         "import os\nimport took_by_name\nimport torch.distributed as dist\n"
         "assert took_by_name.TCPStore is dist.TCPStore\nassert took_by_name.init_process_group is dist.init_process_group\n"
         "took_by_name.TCPStore('127.0.0.1', 29875, 2, os.environ['RANK'] == '0')\ntook_by_name.init_process_group('gloo')\n"
+        "dist.barrier()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path / "site-packages"))
     preload(str(script))

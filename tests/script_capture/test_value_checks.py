@@ -235,19 +235,19 @@ def test_a_correct_program_has_no_finding(program) -> None:
 def test_without_the_option_no_value_is_compared() -> None:
     judged = testing.run(parameter_is_changed_on_one_rank, 2, check=False)
 
-    assert [f for f in judged.simulation.findings if f.code == "DS211"] == []
+    assert [f for f in judged.simulation.findings if f.code == "DS612"] == []
     assert not any(process.values for process in judged.captured.ranks.values())
 
 
 def test_the_page_of_the_finding_shows_a_program_that_has_it(tmp_path, cli) -> None:
-    (tmp_path / "train.py").write_text(CODES["DS211"].example, encoding="utf-8")
+    (tmp_path / "train.py").write_text(CODES["DS612"].example, encoding="utf-8")
 
     words = ("capture", "--check-values", "--nproc", "2", "--", "python", "train.py")
     done = cli(*words, cwd=tmp_path)
 
     assert done.returncode == 1, done.stdout
     assert done.stdout.startswith("train.py: wrong-data")
-    assert "DS211" in done.stdout
+    assert "DS612" in done.stdout
 
 
 def values_of(program: Callable[[], None]) -> tuple[str, list[Finding]]:
@@ -255,5 +255,5 @@ def values_of(program: Callable[[], None]) -> tuple[str, list[Finding]]:
     judged = testing.run(program, 2, check=False, check_values=True)
 
     assert all(status.state == "ended" for status in judged.stands), testing.failure_text(judged)
-    found = [finding for finding in judged.simulation.findings if finding.code == "DS211"]
+    found = [finding for finding in judged.simulation.findings if finding.code == "DS612"]
     return judged.outcome, found

@@ -84,7 +84,7 @@ def _finding(difference: _Difference) -> Finding:
     common = Counter(difference.values[rank] for rank in ranks).most_common(1)[0][0]
     odd = tuple(rank for rank in ranks if difference.values[rank] != common)
     message, remedy = _texts(difference, common, odd)
-    return Finding("DS211", "error", message, ranks, odd, (remedy,), _places(difference, odd))
+    return Finding("DS612", "error", message, ranks, odd, (remedy,), _places(difference, odd))
 
 
 def _texts(difference: _Difference, common: str, odd: Sequence[int]) -> tuple[str, str]:

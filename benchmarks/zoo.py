@@ -108,7 +108,7 @@ def _people(known: dict[str, Any], backend: str) -> tuple[str, tuple[str, ...], 
 def _ours(found: tuple[ScenarioRepair, ...], stem: str) -> str:
     if not found:
         return KNOWN["nothing to repair"].get(stem, "none found")
-    changes = [words for words in found[0].words if "expectations" not in words]
+    changes = [words for words in found[0].words if "`expect`" not in words]
     return f"{'; then '.join(changes)} ({show_ns(found[0].makespan_ns)})"
 
 

@@ -216,6 +216,6 @@ def test_a_cluster_file_accepts_only_numbers(tmp_path: Path) -> None:
     assert load_cluster(file).intra.bytes_per_ns == 300.0
 
     file.write_text("preset: dgx-a100\nintra: {bandwidth: lanes * 25 GB/s}\n", encoding="utf-8")
-    with pytest.raises(ScenarioErrors, match="known here are no names") as caught:
+    with pytest.raises(ScenarioErrors, match="known names: no names") as caught:
         load_cluster(file)
     assert (caught.value.problems[0].line, caught.value.problems[0].column) == (2, 20)

@@ -186,7 +186,7 @@ class MissingMessageFindings:
         own_place = parenthesised(location_text(self.rows.place(edge.rank, edge.need)))
         head = (
             f"rank {edge.rank} waits to {waits_for} rank {awaited.rank}{own_place}, but rank "
-            f"{awaited.rank} {why}{at_line}, which cancelled the message"
+            f"{awaited.rank} {why}{at_line}, so the message was cancelled"
         )
         posted = blocked_call_words(self.program, awaited.rank, position, position, WHOLE_CALL)
         rows = [

@@ -443,9 +443,17 @@ def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
     """The stack of a call; calls with equal stacks share one object."""
     if not isinstance(given, (list, tuple)):
         return ()
-    found = tuple(_stack_frame(frame) for frame in given[:_MAX_FRAMES] if _is_frame(frame))
-    key = tuple(frame[:3] for frame in found)
-    return evidence.call_stacks.setdefault(key, found)
+    frames = [frame for frame in given[:_MAX_FRAMES] if _is_frame(frame)]
+    key = tuple(_frame_key(frame) for frame in frames)
+    known = evidence.call_stacks.get(key)
+    if known is None:
+        known = tuple(_stack_frame(frame) for frame in frames)
+        evidence.call_stacks[key] = known
+    return known
+
+
+def _frame_key(frame: dict[str, Any]) -> tuple[str, str, int]:
+    return str(frame.get("name", "")), str(frame.get("filename", "")), frame["line"]
 
 
 def _is_frame(given: object) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from distsim.common.errors import UsageError
+from distsim.common.records import gc_paused
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
 from distsim.hang_doctor.model.reconcile import reconcile
@@ -93,11 +94,12 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     problem.
     """
     evidence = Evidence()
-    if paths:
-        for path in files_of_last_attempts(evidence, list_files(paths)):
-            _read_path(evidence, path)
-    reconcile(evidence)
-    drop_stale_ranks(evidence)
+    with gc_paused():
+        if paths:
+            for path in files_of_last_attempts(evidence, list_files(paths)):
+                _read_path(evidence, path)
+        reconcile(evidence)
+        drop_stale_ranks(evidence)
     return evidence
 
 

@@ -231,8 +231,6 @@ def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     evidence = diagnosis.evidence
     for text in evidence.disputes[:_MAX_NOTES]:
         yield _Paragraph("contradiction: ", "  ", text)
-    if diagnosis.absent:
-        yield _Paragraph("no files given for ", "  ", ranks_text(diagnosis.absent))
     for text in evidence.notes[:_MAX_NOTES]:
         yield _Paragraph("note: ", "  ", text)
     if evidence.orphans:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -41,10 +41,13 @@ _FILES_PER_COLLECTION = 20
 STANDARD_INPUT = "-"
 
 PathsArgument = Annotated[
-    list[str],
+    list[str] | None,
     typer.Argument(
         metavar="FILE",
-        help="Scenario files, traces, or folders with scenarios; - reads standard input.",
+        help=(
+            "Scenario files, traces, or folders with scenarios; - reads standard input. [default: "
+            "the scenarios under the current folder]"
+        ),
     ),
 ]
 MaxStatesOption = Annotated[
@@ -78,7 +81,7 @@ PatchOption = Annotated[
 class CheckArguments:
     """The arguments of `check`."""
 
-    files: PathsArgument
+    files: PathsArgument = None
     format: FindingsFormatOption = FindingsFormat.text
     max_states: MaxStatesOption = None
     backend: BackendOption = None
@@ -99,6 +102,9 @@ def command(arguments: CheckArguments) -> None:
     The verdict covers every order of events, with and without buffered sends. A file that cannot be
     read is reported, and the other files are still checked.
 
+    Without files, check finds the scenarios under the current folder. pyproject.toml sets defaults
+    under [tool.distsim.check]: paths, exclude, strict, max-states, max-calls.
+
     Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
     under its backend (or --backend), or if the search reached its limit and some backend may hang.
     0 otherwise.
@@ -110,8 +116,9 @@ def command(arguments: CheckArguments) -> None:
     """
     from distsim.cli.shared.progress import with_progress_bar
 
+    arguments = _with_project_settings(arguments)
     _check_fix_options(arguments)
-    files = expand_folders(arguments.files)
+    files = expand_folders(arguments.files or [])
     _check_report_options(arguments, files)
     results = _check_files(with_progress_bar(files, "checking"), arguments)
     if arguments.format is FindingsFormat.json:
@@ -120,6 +127,20 @@ def command(arguments: CheckArguments) -> None:
 
 
 # --- arguments ---
+
+
+def _with_project_settings(arguments: CheckArguments) -> CheckArguments:
+    """The arguments with defaults from pyproject.toml, and with the scenarios of the repository."""
+    from distsim.cli.shared.project_files import command_settings, find_scenarios
+
+    settings = command_settings("check")
+    return replace(
+        arguments,
+        files=arguments.files or find_scenarios(settings),
+        strict=arguments.strict or settings.strict,
+        max_states=arguments.max_states or settings.max_states,
+        max_calls=arguments.max_calls or settings.max_calls,
+    )
 
 
 def _check_fix_options(arguments: CheckArguments) -> None:
@@ -137,7 +158,7 @@ def _check_fix_options(arguments: CheckArguments) -> None:
         raise UsageError(f"{option} prints text only", "omit --format")
     if arguments.sets:
         raise UsageError(f"{option} repairs the file as written", "omit --set")
-    if STANDARD_INPUT in arguments.files:
+    if STANDARD_INPUT in (arguments.files or ()):
         raise UsageError(
             f"{option} needs a file; it cannot repair standard input", "name a scenario file"
         )
@@ -245,7 +266,7 @@ def _simulate_for_report(arguments: CheckArguments) -> Simulation | None:
     from distsim.api.functions import simulate
     from distsim.common.errors import DistsimError
 
-    (file,) = expand_folders(arguments.files)
+    (file,) = expand_folders(arguments.files or [])
     try:
         return simulate(
             _input_of(file, arguments),

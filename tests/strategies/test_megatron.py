@@ -152,7 +152,8 @@ def test_a_rank_that_skips_a_layer_raises_and_the_others_wait() -> None:
 
     assert found.verdict is not None
     assert found.verdict.verdict == "deadlock"
-    assert any("Communication call has not been issued" in f.message for f in found.findings)
+    (finding,) = found.findings
+    assert any("Communication call has not been issued" in line for line in finding.help)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def command(
     """
     from distsim.api.functions import slow
 
-    _check_output(output)
+    _check_output_files(output, trace, paths)
     limit = None if fail_above is None else parse_share(fail_above, "--fail-above")
     with progress_bar("reading ranks") as advance:
         answer = slow(*paths, steps=steps, ideal=ideal, jobs=jobs, progress=advance)
@@ -99,7 +99,7 @@ def command(
         console.write_file(trace, answer.timeline())
         console.note(f"wrote {trace}")
     if output is not None:
-        is_page = output.suffix == ".html"
+        is_page = output.suffix.lower() == ".html"
         console.write_file(output, answer.to_html().html if is_page else answer.to_svg().content)
         console.note(f"wrote {output}")
     if format is OutputFormat.json:
@@ -109,8 +109,20 @@ def command(
     raise typer.Exit(int(not answer.ok if limit is None else answer.cost_share > limit))
 
 
-def _check_output(output: Path | None) -> None:
+def _check_output_files(output: Path | None, trace: Path | None, inputs: list[str]) -> None:
+    """Check the names of both files before anything is read, and protect the recordings."""
+    from distsim.cli.shared.trace_output import check_is_no_input, check_output_folder
     from distsim.common.errors import UsageError
+    from distsim.common.file_io import is_stream
 
-    if output is not None and output.suffix not in (".svg", ".html"):
+    if output is not None and output.suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"{output}: unknown suffix", "use .svg or .html")
+    is_file = trace is not None and not is_stream(trace)
+    if trace is not None and is_file and trace.suffix.lower() != ".json":
+        raise UsageError(f"--trace {trace}: unknown suffix", "use a name that ends in .json")
+    for path in (output, trace):
+        if path is not None:
+            check_output_folder(path)
+            check_is_no_input(path, inputs)
+    if output is not None and trace is not None and output.resolve() == trace.resolve():
+        raise UsageError(f"-o and --trace both name {output}", "name two files")

@@ -491,7 +491,7 @@ class _RowCells:
         try:
             number = int(self.row[column])
         except ValueError:
-            raise self._error(column, "is no whole number") from None
+            raise self._error(column, "is not a whole number") from None
         if not least <= number <= _LARGEST_CELL:
             raise self._error(column, f"is not between {least} and 2^62")
         return number
@@ -500,7 +500,7 @@ class _RowCells:
         try:
             number = float(self.row[column])
         except ValueError:
-            raise self._error(column, "is no number") from None
+            raise self._error(column, "is not a number") from None
         if not _is_amount(number):
             raise self._error(column, "is negative or infinite")
         return number
@@ -508,20 +508,20 @@ class _RowCells:
     def shares(self, column: str) -> dict[str, float]:
         shares = self._json(column)
         if not isinstance(shares, dict) or not all(map(_is_amount, shares.values())):
-            raise self._error(column, "is no object of shares")
+            raise self._error(column, "is not an object of shares")
         return shares
 
     def parts(self, column: str) -> tuple[StepTimePart, ...]:
         parts = self._json(column)
         if not isinstance(parts, list) or not all(map(_is_part, parts)):
-            raise self._error(column, "is no list of [name, ns, low, high]")
+            raise self._error(column, "is not a list of [name, ns, low, high]")
         return tuple(StepTimePart(*part) for part in parts)
 
     def _json(self, column: str) -> object:
         try:
             return json.loads(self.row[column])
         except (ValueError, RecursionError):
-            raise self._error(column, "is no JSON") from None
+            raise self._error(column, "is not JSON") from None
 
     def _error(self, column: str, problem: str) -> UsageError:
         shown = self.row[column][:40] or "an empty cell"

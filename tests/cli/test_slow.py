@@ -137,3 +137,18 @@ def test_picture_and_trace_need_two_files(tmp_path):
 def test_suffixes_may_be_in_upper_case(tmp_path):
     assert run("sample", "-o", str(tmp_path / "JOB.HTML")).exit_code == 1
     assert "Rank 2 is a straggler" in (tmp_path / "JOB.HTML").read_text()
+
+
+def test_a_trace_with_calls_that_never_ended_is_a_hang(tmp_path):
+    path = tmp_path / "hang.jsonl"
+    scenario = tmp_path / "hang.yaml"
+    scenario.write_text(
+        "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "- all_reduce: {tensor: x}\n- all_reduce: {tensor: x}\n  ranks: rank == 0\n"
+    )
+    CliRunner().invoke(application(), ["simulate", str(scenario), "--trace", str(path)])
+
+    done = run(str(path), "--fail-above", "90%")
+
+    assert done.exit_code == 1
+    assert done.stdout.startswith("This job hangs: use `distsim doctor")

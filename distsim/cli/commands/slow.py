@@ -106,7 +106,8 @@ def command(
         console.out(console.to_json(answer.to_json()))
     else:
         console.out(answer.to_text())
-    raise typer.Exit(int(not answer.ok if limit is None else answer.cost_share > limit))
+    is_bad = not answer.ok if limit is None else answer.cost_share > limit
+    raise typer.Exit(int(is_bad or answer.raw.hangs))
 
 
 def _check_output_files(output: Path | None, trace: Path | None, inputs: list[str]) -> None:

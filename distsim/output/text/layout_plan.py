@@ -102,9 +102,10 @@ def _header_text(plan: LayoutPlan) -> str:
     model = first.model if isinstance(first.model, str) else "the model"
     gpus = ", ".join(dict.fromkeys(str(request.gpus) for request in plan.questions))
     clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.questions))
+    sequences = "sequence" if first.global_batch == 1 else "sequences"
     return (
         f"{model} on {gpus} GPUs of {clusters}, "
-        f"{first.global_batch} sequences of {first.tokens} tokens per step: "
+        f"{first.global_batch} {sequences} of {first.tokens} tokens per step: "
         f"{len(plan.certain)} layouts fit, {len(plan.risky)} may run out of memory, "
         f"{len(plan.left)} were rejected"
     )

@@ -33,7 +33,8 @@ def slow_report(job: SlowJob) -> Report:
     sections = [
         Section([Paragraph(line) for line in _headline(job)]),
         *findings,
-        _breakdown_section(job),
+        # The parts are wrong if the ranks do not fit together.
+        *([] if job.not_comparable else [_breakdown_section(job)]),
         Section([Paragraph(text) for text in _provenance(job)]),
     ]
     return Report(sections)
@@ -44,6 +45,15 @@ def slow_report(job: SlowJob) -> Report:
 
 def _headline(job: SlowJob) -> Iterator[str]:
     step = f"every {show_ns(int(job.step_ns))} step"
+    if job.hangs:
+        files = " ".join(job.recording.files)
+        calls = _count(job.recording.unended_calls, "call")
+        yield f"This job hangs: use `distsim doctor {files}`. {calls} never ended."
+        if not job.findings:
+            return
+    if job.not_comparable:
+        yield f"Not sure. {job.not_comparable}"
+        return
     if not job.findings:
         yield from _no_straggler_lines(job)
         return
@@ -127,8 +137,10 @@ def _slow_rank_texts(job: SlowJob, finding: SlowFinding) -> Iterator[str]:
     if impact is not None and impact.waited_ns:
         waits = impact.waited_ns.values()
         low, high = show_ns(int(min(waits))), show_ns(int(max(waits)))
+        verb = "waits" if len(impact.waited_ns) == 1 else "wait"
+        time = low if low == high else f"{low} to {high}"
         yield (
-            f"impact: {ranks_label(sorted(impact.waited_ns))} wait {low} to {high} per step for "
+            f"impact: {ranks_label(sorted(impact.waited_ns))} {verb} {time} per step for "
             f"rank {rank.rank}, mostly in {impact.operation}."
         )
 
@@ -154,7 +166,7 @@ def _stage_name(job: SlowJob, finding: SlowFinding) -> str:
 
 def _breakdown_section(job: SlowJob) -> Section:
     rows = [
-        {"part": row.name, "time": show_ns(int(row.cost_ns)), "share": f"{row.share:.0%}"}
+        {"part": row.name, "time": show_ns(int(row.cost_ns)), "share": _percent(row.share)}
         for row in job.breakdown
         if abs(row.share) >= _LEAST_SHOWN_SHARE
     ]
@@ -184,7 +196,8 @@ def _provenance(job: SlowJob) -> Iterator[str]:
         yield f"{aligned} within {show_ns(int(worst))}{inferred if waits else ''}.".capitalize()
     unusual = int(job.selected.sum()) - steps
     if unusual:
-        yield f"{_count(unusual, 'step')} with other operations were set apart."
+        were = "was" if unusual == 1 else "were"
+        yield f"{_count(unusual, 'step')} with other operations {were} set apart."
     if recording.missing_ranks:
         yield f"No trace of {ranks_label(recording.missing_ranks)} was given."
     if recording.unexplained_gap_ns:
@@ -195,6 +208,11 @@ def _provenance(job: SlowJob) -> Iterator[str]:
         )
     for text in recording.notes:
         yield f"note: {text}"
+
+
+def _percent(share: float) -> str:
+    """A share without ``-0%``, which a small negative number would give."""
+    return f"{round(share * 100) / 100 + 0.0:.0%}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -148,7 +148,7 @@ def _time_ns(event: Mapping[str, Any], key: str, path: Path) -> float:
         name = str(event.get("name", ""))[:60]
         shown = str(microseconds)[:24]
         raise UsageError(
-            f"{path}: event {name!r} has {key}={shown}, which is no time in microseconds",
+            f"{path}: event {name!r} has {key}={shown}, which is not a time in microseconds",
             "export the profile again",
         )
     return float(microseconds) * 1000

@@ -153,7 +153,7 @@ def _numbers(values: Any, name: str, path: Path) -> Any:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
         row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
-        raise _bad_cell(path, row, name, values[row], "is no number") from None
+        raise _bad_cell(path, row, name, values[row], "is not a number") from None
     if name in _OPTIONAL:
         numbers = np.nan_to_num(numbers, nan=-1)
     low, high = _LIMITS[name]
@@ -165,10 +165,10 @@ def _numbers(values: Any, name: str, path: Path) -> Any:
     if not good.all():
         row = int(np.flatnonzero(~good)[0])
         if np.isnan(numbers[row]):
-            raise _bad_cell(path, row, name, values[row], "is no number")
+            raise _bad_cell(path, row, name, values[row], "is not a number")
         kind = "whole number" if is_whole else "number"
         raise _bad_cell(
-            path, row, name, values[row], f"is no {kind} from {low:,.0f} to {high:,.0f}"
+            path, row, name, values[row], f"is not a {kind} from {low:,.0f} to {high:,.0f}"
         )
     return numbers.astype(np.int64) if is_whole else numbers
 

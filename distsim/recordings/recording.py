@@ -43,7 +43,7 @@ class Recording:
     ``missing_ranks``: ranks of the job without a file. ``missing_members``: number of a meeting ->
     those of them that took part. ``stages``: rank -> pipeline stage, where
     known. ``unexplained_gap_ns``: rank -> time on its streams with no known cause for starting
-    late. ``unended_calls``: how many calls never ended; the graph omits them. ``operations``: (rank,
+    late. ``unended_calls``: calls that never ended, not in the graph. ``operations``: (rank,
     step index) -> the operations of the host, where known.
     """
 

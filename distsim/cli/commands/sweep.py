@@ -56,7 +56,7 @@ PlotOption = Annotated[
     typer.Option(
         "--plot",
         metavar="F.svg",
-        help="Plot time over the swept values, and over memory (.svg, .png, .pdf).",
+        help="Draw two plots: time against the swept values, and time against memory (.svg, .png, .pdf).",
     ),
 ]
 

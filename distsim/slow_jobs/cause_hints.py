@@ -52,7 +52,10 @@ def straggler_hints(rank: RankCost, place: SlowPlace | None) -> tuple[str, ...]:
             "collection between these operations.",
         )
     if place is not None:
-        return (f"The time is lost inside {place.operation}: compare its inputs with those of the other ranks.",)
+        return (
+            f"The time is lost inside {place.operation}: compare its inputs with those of the "
+            "other ranks.",
+        )
     return ()
 
 

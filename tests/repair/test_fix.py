@@ -83,9 +83,9 @@ def test_head_to_head_requests_on_nccl_become_a_batch_and_no_tensor_changes_its_
 _CASES = {
     "dl0012": "use the tensor of the other side",
     "dl0026": "use the tag of the other side",
-    "dl0037": "ranks 1 and 3: make the collectives that",
+    "dl0037": "call the remaining collectives of the other ranks on ranks 1 and 3 too",
     "dl0134": "add the send on rank 0",
-    "dl0136": "rank 0: make the collectives that",
+    "dl0136": "call the remaining collectives of the other ranks on rank 0 too",
     "dl0016": "scatter after gather",
 }
 
@@ -202,7 +202,7 @@ _OBSERVED: dict[str, tuple[str, str]] = {
     "c09": (
         "world: 3\nbackend: gloo\ngroups: {g: [0, 1]}\ntensors: {x: {shape: [4]}}\nprogram:\n"
         "  - all_reduce: {tensor: x, group: g}\n  - barrier\n",
-        "call it on the members of the group only",
+        "call all_reduce on the members of the group only",
     ),
     "f06": (
         "world: 3\nbackend: gloo\nprogram:\n"

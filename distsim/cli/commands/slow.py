@@ -60,7 +60,10 @@ PictureOption = Annotated[
     ),
 ]
 JobsOption = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, metavar="N", help="Number of worker processes.", show_default=True)
+    int,
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Number of worker processes.", show_default=True
+    ),
 ]
 
 

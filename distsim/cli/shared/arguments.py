@@ -83,8 +83,8 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Refuse programs of more than N calls. [default: 5000000] If omitted, programs of more "
-            "than 131072 ranks are refused, too."
+            "Refuse programs of more than N calls. If omitted, refuse also programs of more than "
+            "131072 ranks. [default: 5000000]"
         ),
     ),
 ]

@@ -124,7 +124,7 @@ def _risky_rows(plan: LayoutPlan) -> Sequence[RankedLayout]:
 
 def _risky_title(plan: LayoutPlan) -> str:
     if plan.certain:
-        return "At least as fast as layout 1, but may run out of memory"
+        return "May be faster than layout 1, but may run out of memory"
     return "No layout fits for certain; these may run out of memory"
 
 
@@ -235,8 +235,8 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
         f"*: Pareto-optimal ({front})",
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         "range: step time if the hardware model is too fast or too slow by its known error",
-        "mem: peak in % of device memory; 90 % of measured peaks are in the range",
-        f"mem includes {_reserve_text(rows)} for the CUDA context and NCCL",
+        "memory: peak in % of device memory; 90 % of measured peaks are in the range",
+        f"memory includes {_reserve_text(rows)} for the CUDA context and NCCL",
     ]
     if any(_is_estimate(ranked) for ranked in rows):
         texts.append("~: estimate without contention; a simulated step may take a few % longer")

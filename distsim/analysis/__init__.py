@@ -1,3 +1,3 @@
-"""Measurements on one or two finished traces: time per rank and collective, critical path,
-comparison of two runs. Nothing here runs a simulation.
+"""Measurements on finished traces and recordings: time per rank and collective, critical path,
+comparison of two runs, and why a recorded job is slow. Nothing here runs a simulation.
 """

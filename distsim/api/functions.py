@@ -356,8 +356,8 @@ def slow(
     slowdowns, ``"peers"`` or ``"mean"``. ``jobs``: processes that read ranks. ``progress`` is
     called with the numbers of files read and of all files. Raises UsageError.
     """
+    from distsim.analysis.slow_jobs.analyze import analyze_recording, select_steps
     from distsim.recordings.read_recording import read_recording
-    from distsim.slow_jobs.analyze import analyze_recording, select_steps
 
     if not paths:
         raise UsageError("no input was given", "`distsim slow profiles/`")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas
 
     from distsim.analysis.run_comparison import RunComparison
+    from distsim.analysis.slow_jobs.slow_job import SlowJob
     from distsim.findings.finding_types import Finding
     from distsim.hang_doctor import Diagnosis
     from distsim.output.page import ReportRun
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from distsim.scenario import Scenario
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
-    from distsim.slow_jobs.slow_job import SlowJob
     from distsim.trace.model import Trace
     from distsim.trace_replay import ReplayResult
     from distsim.values import BufferValues

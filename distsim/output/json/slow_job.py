@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from distsim.slow_jobs.slow_job import RankCost, SlowFinding, SlowJob, SlowPlace
+from distsim.analysis.slow_jobs.slow_job import RankCost, SlowFinding, SlowJob, SlowPlace
 
 
 def slow_json(job: SlowJob) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.analysis.slow_jobs.slow_job import SlowJob
 from distsim.common.units import show_ns
 from distsim.output.pictures.drawing.palette import (
     BLUE,
@@ -21,7 +22,6 @@ from distsim.output.pictures.drawing.palette import (
 )
 from distsim.output.pictures.drawing.svg import SvgDrawing
 from distsim.recordings.event_graph import Numbers, Times
-from distsim.slow_jobs.slow_job import SlowJob
 
 _LEFT, _WIDTH = 90.0, 860.0
 #: Larger jobs show the ranks that cost most.

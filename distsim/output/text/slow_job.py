@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from distsim.analysis.slow_jobs.slow_job import NOT_SURE, RankCost, SlowFinding, SlowJob
 from distsim.common.units import show_ns
 from distsim.output.report_record import (
     Block,
@@ -16,7 +17,6 @@ from distsim.output.report_record import (
 )
 from distsim.output.report_text import write_text
 from distsim.output.text_layout import rank_list, ranks_label
-from distsim.slow_jobs.slow_job import NOT_SURE, RankCost, SlowFinding, SlowJob
 
 #: The table omits losses below this share of a step.
 _LEAST_SHOWN_SHARE = 0.0005

@@ -7,11 +7,8 @@ import re
 
 import numpy as np
 
-from distsim.common.errors import UsageError
-from distsim.recordings.event_graph import EventGraph, Flags, Times
-from distsim.recordings.recording import Recording
-from distsim.slow_jobs.find_causes import CauseFinder
-from distsim.slow_jobs.ideal_times import (
+from distsim.analysis.slow_jobs.find_causes import CauseFinder
+from distsim.analysis.slow_jobs.ideal_times import (
     LAYERS,
     balanced_times,
     even_times,
@@ -19,10 +16,10 @@ from distsim.slow_jobs.ideal_times import (
     steady_times,
     usual_transfers,
 )
-from distsim.slow_jobs.missing_ranks import missing_rank_finding
-from distsim.slow_jobs.peer_groups import PeerGroups, find_peer_groups
-from distsim.slow_jobs.rank_costs import RankWhatIfs, rank_costs
-from distsim.slow_jobs.slow_job import (
+from distsim.analysis.slow_jobs.missing_ranks import missing_rank_finding
+from distsim.analysis.slow_jobs.peer_groups import PeerGroups, find_peer_groups
+from distsim.analysis.slow_jobs.rank_costs import RankWhatIfs, rank_costs
+from distsim.analysis.slow_jobs.slow_job import (
     NONE,
     NOT_SURE,
     BreakdownRow,
@@ -30,7 +27,10 @@ from distsim.slow_jobs.slow_job import (
     SlowJob,
     WaitForRank,
 )
-from distsim.slow_jobs.waiting import waits_for_rank
+from distsim.analysis.slow_jobs.waiting import waits_for_rank
+from distsim.common.errors import UsageError
+from distsim.recordings.event_graph import EventGraph, Flags, Times
+from distsim.recordings.recording import Recording
 
 #: What remains when every loss is removed.
 REST = "ideal compute and transfers"

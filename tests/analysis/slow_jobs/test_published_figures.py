@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import distsim
+from distsim.analysis.slow_jobs.ideal_times import mean_ideal
+from distsim.analysis.slow_jobs.peer_groups import find_peer_groups
 from distsim.recordings.readers.operation_table import read_operation_table
-from distsim.slow_jobs.ideal_times import mean_ideal
-from distsim.slow_jobs.peer_groups import find_peer_groups
 
 DATA = Path(os.environ.get("DISTSIM_STRAGGLER_DATA", "/nonexistent"))
 TRACES = ("AR", "SE", "ST")

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.recordings.event_graph import Flags, Times
 from distsim.recordings.recording import Recording
-from distsim.slow_jobs.peer_groups import PeerGroups
 
 FindingKind = Literal["straggler", "intermittent", "missing rank", "uneven", "long stage"]
 #: The verdict is the kind of the costliest finding, or one of these.

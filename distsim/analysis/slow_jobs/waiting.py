@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.analysis.slow_jobs.peer_groups import PeerGroups
+from distsim.analysis.slow_jobs.slow_job import WaitForRank
 from distsim.recordings.event_graph import Flags, Numbers, Times
-from distsim.slow_jobs.peer_groups import PeerGroups
-from distsim.slow_jobs.slow_job import WaitForRank
 
 
 def last_to_start(groups: PeerGroups) -> Numbers:

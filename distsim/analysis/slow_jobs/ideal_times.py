@@ -22,8 +22,8 @@ from typing import Final
 
 import numpy as np
 
+from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.recordings.event_graph import Numbers, Times, sliced_lists
-from distsim.slow_jobs.peer_groups import PeerGroups
 
 #: Layer -> what the difference to the previous layer means.
 LAYERS: Final = {

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.analysis.slow_jobs.ideal_times import low_median
+from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.recordings.event_graph import Times
-from distsim.slow_jobs.ideal_times import low_median
-from distsim.slow_jobs.peer_groups import PeerGroups
 
 
 def work_by_label(groups: PeerGroups, own: Times) -> Times:

@@ -29,8 +29,8 @@ IdealOption = Annotated[
     typer.Option(
         "--ideal",
         metavar="peers|mean",
-        help="Reference for slowdowns: peers (median of equal ranks), or mean (mean over all "
-        "ranks, as in arXiv 2505.05713).",
+        help="Reference for slowdowns: peers (median of the ranks with the same role), or mean "
+        "(mean over all ranks, as in arXiv 2505.05713).",
         show_default=True,
     ),
 ]
@@ -55,12 +55,15 @@ PictureOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="Draw excess by rank and step, the breakdown, and one step (.svg), or write a page "
-        "with the report as well (.html).",
+        help="Draw the extra time per rank and step, the breakdown, and one step (.svg), or write "
+        "a page with the report as well (.html).",
     ),
 ]
 JobsOption = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, help="Processes that read ranks.", show_default=True)
+    int,
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Number of worker processes.", show_default=True
+    ),
 ]
 
 
@@ -76,12 +79,7 @@ def command(
 ) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
-    An operation table has the columns dp_rank, stage, rank, step, optype, start_ts and duration
-    (seconds; start_ts counts from the start of the step), seq_id (number among equal operations
-    of the step on this rank) and mc (model chunk). optype is forward-compute, backward-compute,
-    forward-send, forward-recv, backward-send, backward-recv, params-all-gather,
-    grads-reduce-scatter, layernorm-grads-all-reduce, embedding-grads-all-reduce, gc,
-    optimizer-clip-main-grad or optimizer.
+    Exit status 1: something was found. docs/how-to/slow.md lists the columns of operation tables.
 
     \b
     Example: distsim slow profiles/

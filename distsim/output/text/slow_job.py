@@ -91,7 +91,7 @@ def _no_straggler_lines(job: SlowJob) -> Iterator[str]:
     slower = sum(excess > 0 for excess in slowest.excess_ns)
     yield (
         f"Not sure: rank {slowest.rank} costs {cost}, but it is slower than its peers in only "
-        f"{slower} of {len(slowest.excess_ns)} steps, or no more than others at times."
+        f"{slower} of {len(slowest.excess_ns)} steps, or at times by no more than other ranks."
     )
 
 
@@ -117,19 +117,19 @@ def _finding_section(job: SlowJob, finding: SlowFinding) -> Section:
 
 def _slow_rank_texts(job: SlowJob, finding: SlowFinding) -> Iterator[str]:
     rank = next(one for one in job.ranks if one.rank == finding.ranks[0])
-    peers = f"its peers ({ranks_label(rank.peers)})"
+    peers = ranks_label(rank.peers)
     steps = f"in {finding.steps} of {finding.counted_steps} steps"
     place = finding.place
     if place is None:
         yield f"rank {rank.rank}: {_phase_ratios(rank, finding)} as long as on {peers}, {steps}."
     else:
         if place.operation is None:
-            where = f"between `{place.after}` and `{place.before}`"
+            where = f"the gap between `{place.after}` and `{place.before}`"
         else:
-            where = f"inside {place.operation}"
+            where = place.operation
         yield (
-            f"rank {rank.rank}, {finding.phase}: {show_ns(int(place.excess_ns))} longer {where} "
-            f"than on {peers}, {steps}; there it takes {show_ns(int(place.peer_ns))}."
+            f"rank {rank.rank}, {finding.phase}: {where} takes {show_ns(int(place.excess_ns))} "
+            f"longer than on {peers} ({show_ns(int(place.peer_ns))}), {steps}."
         )
     if finding.slow_steps:
         yield f"Slow steps: {rank_list(finding.slow_steps, 12)}."
@@ -192,12 +192,13 @@ def _provenance(job: SlowJob) -> Iterator[str]:
         shifted = any(recording.clocks.offsets_ns.values())
         aligned = "clocks were aligned and agree" if shifted else "clocks agree"
         waits = recording.inferred_waits
-        inferred = f"; {_count(waits, 'wait')} inferred, because Gloo profiles record none"
-        yield f"{aligned} within {show_ns(int(worst))}{inferred if waits else ''}.".capitalize()
+        yield f"{aligned} within {show_ns(int(worst))}.".capitalize()
+        if waits:
+            was = "wait was" if waits == 1 else "waits were"
+            yield f"{waits} {was} inferred, because profiles of Gloo do not record waits."
     unusual = int(job.selected.sum()) - steps
     if unusual:
-        were = "was" if unusual == 1 else "were"
-        yield f"{_count(unusual, 'step')} with other operations {were} set apart."
+        yield f"{_count(unusual, 'step')} with other operations than most steps: not analysed."
     if recording.missing_ranks:
         yield f"No trace of {ranks_label(recording.missing_ranks)} was given."
     if recording.unexplained_gap_ns:

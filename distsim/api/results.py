@@ -359,8 +359,8 @@ class SlowAnswer(Answer):
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
-        return not self.raw.findings
+        """Whether nothing was found, and the job does not hang."""
+        return not self.raw.findings and not self.raw.hangs
 
     @property
     def verdict(self) -> str:

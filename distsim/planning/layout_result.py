@@ -1,6 +1,6 @@
 """Evaluates one layout: the time of a step with its range and shares, and the memory.
 
-Key idea: all costs of one kind (compute, communication) are assumed to be wrong by the same factor.
+Key idea: all costs of one kind (compute, communication) are assumed to have one relative error.
 So the range of a step is the sum of the ranges of its parts, and two layouts on one cluster can be
 ordered with certainty although their ranges overlap (`is_order_certain`).
 """

@@ -252,8 +252,8 @@ def rejection_reason(request: PlanRequest, layout: ParallelLayout) -> str | None
     is_interleaved = layout.pp > 1 and layout.chunks > 1
     if is_interleaved and micro_batches % layout.pp:
         return (
-            f"the {micro_batches} micro-batches are not a multiple of the {layout.pp} pipeline "
-            "ranks, as the interleaved schedule requires"
+            f"the number of micro-batches ({micro_batches}) is not a multiple of the number of "
+            f"pipeline ranks ({layout.pp}), which the interleaved schedule requires"
         )
     # The strategy's own checks are slow, so their results are shared by layouts for which they are
     # equal: the sizes of micro-batches and recomputation do not matter, of ZeRO only stage 3, and

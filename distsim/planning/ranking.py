@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distsim.common.errors import UsageError
 from distsim.common.version import __version__
@@ -35,6 +35,8 @@ _LAYOUTS_PER_CHUNK = 12
 MAX_RISKY_LAYOUTS = 3
 #: For fewer layouts, worker processes are not worth their start.
 _MIN_LAYOUTS_FOR_WORKERS = 60
+#: No cell of a table of results is larger.
+_LARGEST_CELL = 1 << 62
 PLAN_COLUMNS = (
     "cluster",
     "gpus",
@@ -215,7 +217,7 @@ class _Planner:
                 missing.append(candidate)
             else:
                 results[candidate] = _from_row(
-                    self.requests[candidate.request], candidate.layout, row
+                    self.requests[candidate.request], candidate.layout, row, str(self.table.path)
                 )
         chunks = _layout_chunks(self.requests, missing)
         done = 0
@@ -447,31 +449,97 @@ def result_row(request: PlanRequest, result: LayoutResult | RejectedLayout) -> d
 
 
 def _from_row(
-    request: PlanRequest, layout: ParallelLayout, row: Mapping[str, str]
+    request: PlanRequest, layout: ParallelLayout, row: Mapping[str, str], file: str
 ) -> LayoutResult | RejectedLayout:
-    """The result that `result_row` wrote."""
-    if row["status"] != "ok":
+    """The result that `result_row` wrote. Raises UsageError if somebody has damaged the row."""
+    cells = _RowCells(row, file)
+    if cells.one_of("status", ("ok", "left out")) != "ok":
         return RejectedLayout(layout, row["reason"])
-    shares: dict[str, Any] = json.loads(row["shares"])
-    parts = tuple(StepTimePart(*part) for part in json.loads(row["parts"]))
     fit = MemoryFit(
-        int(row["memory_low_nbytes"]),
-        int(row["memory_high_nbytes"]),
-        int(row["memory_reserve_nbytes"]),
+        cells.whole_number("memory_low_nbytes"),
+        cells.whole_number("memory_high_nbytes"),
+        cells.whole_number("memory_reserve_nbytes"),
         request.cluster.device.memory_nbytes,
     )
     return LayoutResult(
         layout,
-        row["cluster"],
-        int(row["step_ns"]),
-        parts,
-        shares,
-        int(row["held_nbytes"]),
+        cells.one_of("cluster", (request.cluster.name,)),
+        cells.whole_number("step_ns", least=1),
+        cells.parts("parts"),
+        cells.shares("shares"),
+        cells.whole_number("held_nbytes"),
         fit,
-        tokens_s_gpu=float(row["tokens_s_gpu"]),
-        mfu=float(row["mfu"]),
-        timed=row["timed"],
+        tokens_s_gpu=cells.number("tokens_s_gpu"),
+        mfu=cells.number("mfu"),
+        timed=cells.one_of("timed", ("alone", "exact", "short")),
     )
+
+
+class _RowCells:
+    """The cells of a row in a table that was written earlier, checked when they are read."""
+
+    def __init__(self, row: Mapping[str, str], file: str) -> None:
+        self.row = row
+        self.file = file
+
+    def one_of(self, column: str, choices: Sequence[str]) -> str:
+        if self.row[column] not in choices:
+            raise self._error(column, f"is not {' or '.join(choices)}")
+        return self.row[column]
+
+    def whole_number(self, column: str, least: int = 0) -> int:
+        try:
+            number = int(self.row[column])
+        except ValueError:
+            raise self._error(column, "is not a whole number") from None
+        if not least <= number <= _LARGEST_CELL:
+            raise self._error(column, f"is not between {least} and 2^62")
+        return number
+
+    def number(self, column: str) -> float:
+        try:
+            number = float(self.row[column])
+        except ValueError:
+            raise self._error(column, "is not a number") from None
+        if not _is_amount(number):
+            raise self._error(column, "is negative or infinite")
+        return number
+
+    def shares(self, column: str) -> dict[str, float]:
+        shares = self._json(column)
+        if not isinstance(shares, dict) or not all(map(_is_amount, shares.values())):
+            raise self._error(column, "is not an object of shares")
+        return shares
+
+    def parts(self, column: str) -> tuple[StepTimePart, ...]:
+        parts = self._json(column)
+        if not isinstance(parts, list) or not all(map(_is_part, parts)):
+            raise self._error(column, "is not a list of [name, ns, low, high]")
+        return tuple(StepTimePart(*part) for part in parts)
+
+    def _json(self, column: str) -> object:
+        try:
+            return json.loads(self.row[column])
+        except (ValueError, RecursionError):
+            raise self._error(column, "is not JSON") from None
+
+    def _error(self, column: str, problem: str) -> UsageError:
+        shown = self.row[column][:40] or "an empty cell"
+        return UsageError(
+            f"{self.file}: row {self.row['key']}, column {column}: {shown} {problem}",
+            "remove the row; it is computed again",
+        )
+
+
+def _is_amount(value: object) -> bool:
+    """Whether this is a finite number that is not negative."""
+    return isinstance(value, int | float) and 0 <= value <= _LARGEST_CELL
+
+
+def _is_part(part: object) -> bool:
+    if not isinstance(part, list) or len(part) != len(StepTimePart._fields):
+        return False
+    return isinstance(part[0], str) and all(map(_is_amount, part[1:]))
 
 
 def distinct_clusters(questions: Sequence[PlanRequest]) -> list[Cluster]:

@@ -7,6 +7,7 @@ format. In a folder, files of other kinds are passed over and noted.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -68,10 +69,7 @@ def read_recording(
         remedy = "; ".join(files.notes) or f"give {_FORMATS}"
         raise UsageError("no recording was found", remedy)
     if len(kinds) > 1:
-        raise UsageError(
-            f"the files have different formats ({kinds[0][0]}, {kinds[1][0]})",
-            "give the files of one job in one format",
-        )
+        raise _different_formats(files)
     if files.tables:
         recording = read_operation_table(_only(files.tables))
     elif files.traces:
@@ -98,19 +96,52 @@ def _only(files: list[Path]) -> Path:
 # --- which files ---
 
 
+def _different_formats(files: JobFiles) -> UsageError:
+    formats = {
+        "an operation table": files.tables,
+        "a distsim trace": files.traces,
+        "a PyTorch profile": files.profiles,
+    }
+    present = sorted((len(paths), name) for name, paths in formats.items() if paths)
+    (_, rarest), (_, usual) = present[0], present[-1]
+    return UsageError(
+        f"{formats[rarest][0]} is {rarest}, but {formats[usual][0]} is {usual}",
+        "name only files of one format, or move the others to another folder",
+    )
+
+
 def _find_files(paths: Sequence[Path]) -> JobFiles:
     files = JobFiles([], [], [], [])
+    seen: set[Path] = set()
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder", f"give {_FORMATS}")
-        if path.is_dir():
-            for inner in sorted(path.rglob("*")):
-                if inner.is_file() and not _enter(files, inner):
-                    files.notes.extend(_skipped(inner))
-        elif not _enter(files, path):
-            reason = _skipped(path) or [f"{path}: unknown format"]
-            raise UsageError(reason[0], f"give {_FORMATS}")
+        is_folder = path.is_dir()
+        for file in _files_below(path, files.notes) if is_folder else [path]:
+            # A file may be named twice, or lie in two of the folders.
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
+            if _enter(files, file):
+                continue
+            reasons = _skipped(file)
+            if not is_folder:
+                raise UsageError([*reasons, f"{path}: unknown format"][0], f"give {_FORMATS}")
+            files.notes.extend(reasons)
     return files
+
+
+def _files_below(folder: Path, notes: list[str]) -> list[Path]:
+    """All files of a folder and its subfolders; unreadable ones are noted."""
+
+    def note_unreadable(error: OSError) -> None:
+        notes.append(f"{error.filename} cannot be read: {error.strerror}")
+
+    found: list[Path] = []
+    for parent, _, names in os.walk(folder, onerror=note_unreadable):
+        inner = [Path(parent, name) for name in names]
+        found += [path for path in inner if path.is_file()]
+    return sorted(found)
 
 
 def _enter(files: JobFiles, path: Path) -> bool:
@@ -127,7 +158,7 @@ def _enter(files: JobFiles, path: Path) -> bool:
 
 
 def _skipped(path: Path) -> list[str]:
-    reason = _UNSUPPORTED.get(path.suffix)
+    reason = _UNSUPPORTED.get(path.suffix.lower())
     return [f"{path}: {reason}"] if reason else []
 
 
@@ -136,16 +167,18 @@ def _skipped(path: Path) -> list[str]:
 
 def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
     profiles = []
+    errors: list[UsageError] = []
     total = len(files.profiles)
     for done, result in enumerate(_read_each(files.profiles, jobs), start=1):
-        if isinstance(result, str):
-            files.notes.append(result)
+        if isinstance(result, UsageError):
+            errors.append(result)
         else:
             profiles.append(result)
         if progress is not None:
             progress(done, total)
     if not profiles:
-        raise UsageError(files.notes[0], f"give {_FORMATS}")
+        raise errors[0]
+    files.notes.extend(error.message for error in errors)
     by_rank: dict[int, RankProfile] = {}
     for profile in profiles:
         if profile.rank in by_rank:
@@ -158,7 +191,7 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Rec
     return cuda_recording(profiles) if has_device else gloo_recording(profiles)
 
 
-def _read_each(paths: Sequence[Path], jobs: int) -> list[RankProfile | str]:
+def _read_each(paths: Sequence[Path], jobs: int) -> list[RankProfile | UsageError]:
     size = sum(path.stat().st_size for path in paths)
     if len(paths) == 1 or jobs < 2 or size < _PARALLEL_BYTES:
         return [_read_or_explain(path) for path in paths]
@@ -166,9 +199,9 @@ def _read_each(paths: Sequence[Path], jobs: int) -> list[RankProfile | str]:
         return list(pool.map(_read_or_explain, paths))
 
 
-def _read_or_explain(path: Path) -> RankProfile | str:
-    """The profile, or one line that says why there is none."""
+def _read_or_explain(path: Path) -> RankProfile | UsageError:
+    """The profile, or the error that says why there is none."""
     try:
         return read_profile(path)
     except UsageError as error:
-        return error.message
+        return error

@@ -43,7 +43,8 @@ class Recording:
     ``missing_ranks``: ranks of the job without a file. ``missing_members``: number of a meeting ->
     those of them that took part. ``stages``: rank -> pipeline stage, where
     known. ``unexplained_gap_ns``: rank -> time on its streams with no known cause for starting
-    late. ``operations``: (rank, step index) -> the operations of the host, where known.
+    late. ``unended_calls``: calls that never ended, not in the graph. ``operations``: (rank,
+    step index) -> the operations of the host, where known.
     """
 
     graph: EventGraph
@@ -58,6 +59,8 @@ class Recording:
     unexplained_gap_ns: Mapping[int, float] = field(default_factory=dict)
     operations: Mapping[tuple[int, int], StepOperations] = field(default_factory=dict)
     operation_count: int = 0
+    unended_calls: int = 0
+    is_profile: bool = False
     notes: tuple[str, ...] = ()
 
 

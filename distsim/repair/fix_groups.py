@@ -130,9 +130,9 @@ def call_where_valid(
         callers = [rank for rank in owners if rank not in outside]
         if callers and len(callers) < len(owners):
             step = make_step(op_of(entry), fields_of(entry), _selector(callers))
-            words = f"{op_of(entry)}: call it on {rank_list(callers)} only"
+            words = f"call {op_of(entry)} on {rank_list(callers)} only"
             if fields_of(entry).get("group") and OPERATIONS[op_of(entry)].kind == "collective":
-                words = f"{op_of(entry)}: call it on the members of the group only"
+                words = f"call {op_of(entry)} on the members of the group only"
             yield words, with_steps_replaced(data, path, [step])
 
 

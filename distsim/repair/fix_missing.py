@@ -75,7 +75,7 @@ def complete_early_exits(data: ScenarioData) -> Iterator[tuple[str, ScenarioData
         ]
         who = sorted(rank for ranks in tails.values() for rank in ranks)
         yield (
-            f"{rank_list(who)}: make the collectives that the others make after that",
+            f"call the remaining collectives of the other ranks on {rank_list(who)} too",
             found,
         )
 

@@ -46,15 +46,15 @@ def equal_iterations(
             if number > 0 and set(values) != {number}:
                 changed = copy.deepcopy(data)
                 value_at(changed, path)["repeat"]["times"] = number
-                yield _iterations_words(number, values, lines.get(path, 0)), changed
+                yield _iterations_words(number, values), changed
 
 
-def _iterations_words(number: int, values: list[int], line: int) -> str:
-    words = f"set `times: {number}` on all ranks, line {line}"
+def _iterations_words(number: int, values: list[int]) -> str:
+    words = f"set `times: {number}` on all ranks"
     if number == min(values):
-        return f"{words}: drop the extra iterations (drop_last=True)"
+        return f"{words}, which drops the extra iterations (drop_last=True)"
     if number == max(values):
-        return f"{words}: ranks with fewer batches use Join, or repeat samples (drop_last=False)"
+        return f"{words}; ranks with fewer batches use Join or repeat samples (drop_last=False)"
     return words
 
 

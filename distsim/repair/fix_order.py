@@ -92,14 +92,14 @@ def make_nonblocking(
         if not chosen:
             continue
         yield (
-            f"use {started} instead of {op}, and wait for it at the end",
+            f"use {started} instead of {op}, and wait at the end",
             _with_nonblocking_calls(data, everywhere),
         )
         if len(chosen) < 2:
             continue
         for path in chosen:
             yield (
-                f"use {started} instead of one {op}, and wait for it at the end",
+                f"use {started} instead of one {op}, and wait at the end",
                 _with_nonblocking_calls(data, [path]),
             )
 

@@ -18,7 +18,7 @@ from distsim.trace.model import Trace
 from distsim.trace.run_end import is_partial
 from distsim.trace_replay.compact import compact_trace
 
-_LINE_PATTERN = re.compile(r", line (\d+)")
+_LINE_PATTERN = re.compile(r"^line (\d+)(, |: )")
 _SOURCE_PATTERN = re.compile(r"  # (\S+:\d+)$")
 
 
@@ -81,6 +81,6 @@ def _with_script_lines(words: str, lines: list[str]) -> str:
     def place(found: re.Match[str]) -> str:
         number = int(found[1])
         source = _SOURCE_PATTERN.search(lines[number - 1]) if number <= len(lines) else None
-        return f", {source[1]}" if source else ""
+        return f"{source[1]}{found[2]}" if source else ""
 
     return _LINE_PATTERN.sub(place, words)

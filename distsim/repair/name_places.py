@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,16 +24,25 @@ _ALL_RANKS = "all ranks"
 def with_place(
     words: str, before: ScenarioData, after: ScenarioData, lines: Mapping[DataPath, int]
 ) -> str:
-    """The words of a proposal, with the line, the ranks and the group of the changed call."""
+    """The words of a proposal, after the line, the ranks and the group of the changed call.
+
+    The default group is not named: most calls use it.
+    """
     path = _first_changed_step(before, after)
     if path is None or before["program"] == after["program"]:
         return words
-    is_placed = ", line " in words or not lines.get(path)
-    place = "" if is_placed else f", line {lines[path]}"
+    place = [f"line {lines[path]}"] if lines.get(path) else []
     # A proposal for all ranks may say so in a better place of its sentence.
-    ranks = "" if _ALL_RANKS in words else f", {_ranks_text(before, path)}"
+    if _ALL_RANKS not in words:
+        place.append(_ranks_text(before, path))
     group = _group_of(value_at(before, path))
-    return f"{words}{place}{ranks}{group}"
+    if group not in ("", "world"):
+        place.append(f"group {group}")
+    if not place:
+        return words
+    # Words such as "barrier: …" name the operation, which belongs to the place.
+    separator = ", " if re.match(r"\w+: ", words) else ": "
+    return f"{', '.join(place)}{separator}{words}"
 
 
 def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath | None:
@@ -69,14 +79,14 @@ def _ranks_text(data: ScenarioData, path: DataPath) -> str:
         if isinstance(chosen, int):
             return rank_list([chosen])
         if chosen is not None:
-            return f"ranks with {chosen}"
+            return f"ranks where {chosen}"
     return _ALL_RANKS
 
 
 def _group_of(entry: Any) -> str:
     if not op_of(entry):
         return ""
-    return f", group {fields_of(entry).get('group', 'world')}"
+    return str(fields_of(entry).get("group", "world"))
 
 
 __all__ = ["with_place"]

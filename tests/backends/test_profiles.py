@@ -31,6 +31,7 @@ NAMING = {
     "hang_doctor",
     "hardware",
     "operations",
+    "recordings",
     "output",
     "real",
     "scenario",

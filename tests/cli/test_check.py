@@ -168,7 +168,7 @@ def test_text_fits_80_columns_and_states_what_is_not_covered(cli: Cli, root: Pat
     done = cli("check", "scenarios/findings", "scenarios/hybrid.yaml")
 
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert "Not covered: kernels of several communicators" in done.stdout
+    assert "Not covered:\n  - kernels of several communicators" in done.stdout
     assert "scenarios/findings/ds301_repaired.yaml: verdict ok" in done.stdout
 
 

@@ -48,7 +48,7 @@ def test_ranks_that_never_communicate_are_an_error(cli: Cli, tmp_path: Path) -> 
 
     assert done.stdout.startswith("empty.py: each rank ran alone\n")
     assert "no rank called init_process_group" in done.stdout
-    assert "devices: no GPU, because nothing that empty.py imports asks" in done.stdout
+    assert "devices: no GPU, because neither empty.py nor its imports use CUDA" in done.stdout
     assert done.returncode == 1
 
 

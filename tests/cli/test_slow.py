@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from typer.testing import CliRunner
 
 import distsim
 from distsim.cli.application import application
+from distsim.recordings.read_recording import SAMPLE
 
 
 def run(*words: str):
@@ -85,3 +87,68 @@ def test_doctor_points_to_slow_on_a_folder_of_profiles():
     from distsim.recordings.read_recording import SAMPLE
 
     assert "`distsim slow` on these files" in " ".join(distsim.doctor(SAMPLE).to_text().split())
+
+
+def sample_copy(folder):
+    """The four recordings of the sample in a folder of their own."""
+    folder.mkdir()
+    for file in SAMPLE.glob("*.json*"):
+        shutil.copy(file, folder)
+    return folder
+
+
+@pytest.mark.parametrize("option", ["--trace", "-o"])
+def test_no_recording_is_ever_overwritten(tmp_path, option):
+    job = sample_copy(tmp_path / "job")
+    recording = job / ("rank0.json" if option == "--trace" else "rank0.svg")
+    shutil.copy(next(job.glob("*.json*")), recording)
+    before = recording.read_bytes()
+
+    done = run(str(job), option, str(recording))
+
+    assert isinstance(done.exception, distsim.UsageError)
+    assert "is an input file" in done.exception.message
+    assert recording.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("trace.json.gz", "unknown suffix"),
+        ("nowhere/trace.json", "does not exist"),
+    ],
+)
+def test_the_name_of_the_trace_is_checked_before_anything_is_read(tmp_path, name, message):
+    done = run("nothing-is-read", "--trace", str(tmp_path / name))
+
+    assert isinstance(done.exception, distsim.UsageError)
+    assert message in done.exception.message
+
+
+def test_picture_and_trace_need_two_files(tmp_path):
+    (tmp_path / "both.svg").symlink_to(tmp_path / "both.json")
+
+    done = run("sample", "-o", str(tmp_path / "both.svg"), "--trace", str(tmp_path / "both.json"))
+
+    assert isinstance(done.exception, distsim.UsageError)
+    assert "-o and --trace" in done.exception.message
+
+
+def test_suffixes_may_be_in_upper_case(tmp_path):
+    assert run("sample", "-o", str(tmp_path / "JOB.HTML")).exit_code == 1
+    assert "Rank 2 is a straggler" in (tmp_path / "JOB.HTML").read_text()
+
+
+def test_a_trace_with_calls_that_never_ended_is_a_hang(tmp_path):
+    path = tmp_path / "hang.jsonl"
+    scenario = tmp_path / "hang.yaml"
+    scenario.write_text(
+        "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "- all_reduce: {tensor: x}\n- all_reduce: {tensor: x}\n  ranks: rank == 0\n"
+    )
+    CliRunner().invoke(application(), ["simulate", str(scenario), "--trace", str(path)])
+
+    done = run(str(path), "--fail-above", "90%")
+
+    assert done.exit_code == 1
+    assert done.stdout.startswith("This job hangs: use `distsim doctor")

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distsim.checker.detectors.peak_memory import peak_memory
+from distsim.common.errors import UsageError
 from distsim.hardware.cluster import cluster_from, preset
 from distsim.hardware.cost.memory_fit import MemoryFit, memory_fit, memory_outside_torch
 from distsim.planning.estimate import StepEstimator
@@ -315,6 +316,39 @@ def test_a_plan_is_the_same_on_one_core_on_two_and_after_resuming(tmp_path: Path
     assert set(counts) == {0}
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
     assert len(rows) == len(alone.ranked) + len(alone.left)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("step_ns", "fast"),
+        ("step_ns", "-1"),
+        ("mfu", "nan"),
+        ("shares", "[1]"),
+        ("parts", '[["products", "x", 1, 1]]'),
+        ("status", "fine"),
+        ("timed", ""),
+    ],
+)
+def test_an_edited_table_names_the_file_the_row_and_the_column(
+    tmp_path: Path, column: str, value: str
+) -> None:
+    asked = [question(SMALL, 8, 16, choices={"recompute": ("none",), "pp": (1,), "tp": (1,)})]
+    table = tmp_path / "all.csv"
+    plan_layouts(asked, PlanOptions(jobs=1, output=table))
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    edited = next(row for row in rows if row["status"] == "ok")
+    edited[column] = value
+    with table.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+    with pytest.raises(UsageError) as caught:
+        plan_layouts(asked, PlanOptions(jobs=1, output=table))
+
+    assert f"all.csv: row {edited['key']}, column {column}: " in caught.value.message
+    assert caught.value.remedy == "remove the row; it is computed again"
 
 
 def llama3_8b_on_8_h100() -> PlanRequest:

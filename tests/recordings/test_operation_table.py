@@ -95,6 +95,13 @@ def test_parquet_and_csv_give_the_same_answer(tmp_path):
     assert from_csv["ranks"] == from_parquet["ranks"]
 
 
+def changed(rows, column, value):
+    """The rows with another value in the third one, which is row 4 of the file."""
+    third = list(rows[2])
+    third[COLUMNS.index(column)] = value
+    return [*rows[:2], third, *rows[3:]]
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -104,7 +111,27 @@ def test_parquet_and_csv_give_the_same_answer(tmp_path):
             lambda rows: [[*row[:4], "teleport", *row[5:]] for row in rows],
             "unknown optype teleport",
         ),
-        (lambda rows: [[*row[:5], "soon", *row[6:]] for row in rows], "start_ts holds no numbers"),
+        (
+            lambda rows: changed(rows, "start_ts", "soon"),
+            "row 4, column start_ts: soon is not a number",
+        ),
+        (
+            lambda rows: changed(rows, "duration", "nan"),
+            "row 4, column duration: nan is not a number",
+        ),
+        (
+            lambda rows: changed(rows, "duration", -1),
+            "row 4, column duration: -1 is not a number from",
+        ),
+        (
+            lambda rows: changed(rows, "start_ts", -0.5),
+            "row 4, column start_ts: -0.5 is not a number",
+        ),
+        (lambda rows: changed(rows, "duration", 1e300), "row 4, column duration: 1e.300 is not"),
+        (lambda rows: changed(rows, "rank", 131072), "row 4, column rank: 131072 is not a whole"),
+        (lambda rows: changed(rows, "stage", -2), "row 4, column stage: -2 is not a whole"),
+        (lambda rows: changed(rows, "dp_rank", 0.5), "row 4, column dp_rank: 0.5 is not a whole"),
+        (lambda rows: [*rows[:3], *rows[2:]], "rows 4 and 5 are the same operation"),
     ],
 )
 def test_a_table_that_cannot_be_read_names_the_reason(tmp_path, change, message):

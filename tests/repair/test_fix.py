@@ -83,9 +83,9 @@ def test_head_to_head_requests_on_nccl_become_a_batch_and_no_tensor_changes_its_
 _CASES = {
     "dl0012": "use the tensor of the other side",
     "dl0026": "use the tag of the other side",
-    "dl0037": "ranks 1 and 3: make the collectives that",
+    "dl0037": "call the remaining collectives of the other ranks on ranks 1 and 3 too",
     "dl0134": "add the send on rank 0",
-    "dl0136": "rank 0: make the collectives that",
+    "dl0136": "call the remaining collectives of the other ranks on rank 0 too",
     "dl0016": "scatter after gather",
 }
 
@@ -156,13 +156,13 @@ _OBSERVED: dict[str, tuple[str, str]] = {
         "world: 3\nbackend: gloo\ntensors: {x: {shape: [4], value: rank + 1}, e: {shape: [0]}}\n"
         "program:\n  - {all_reduce: {tensor: x}, ranks: [0, 2]}\n"
         "  - {all_reduce: {tensor: e}, ranks: 1}\n  - barrier\n",
-        "use the same tensor as the other call, line 6, rank 1, group world",
+        "line 6, rank 1, all_reduce: use the same tensor as the other call",
     ),
     "a13": (
         "world: 3\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
         "  - {all_reduce: {tensor: x}, ranks: 2}\n"
         "  - repeat: {times: 3, steps: [{all_reduce: {tensor: x}}]}\n",
-        "remove all_reduce, line 5, rank 2, group world",
+        "line 5, rank 2: remove all_reduce",
     ),
     "b03": (
         "world: 2\nbackend: gloo\n"
@@ -197,18 +197,18 @@ _OBSERVED: dict[str, tuple[str, str]] = {
     "c08": (
         "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
         "  - new_group: {name: g, ranks: [0, 0, 1]}\n  - all_reduce: {tensor: x, group: g}\n",
-        "list each rank once: [0, 1], line 5",
+        "list each rank once: [0, 1]",
     ),
     "c09": (
         "world: 3\nbackend: gloo\ngroups: {g: [0, 1]}\ntensors: {x: {shape: [4]}}\nprogram:\n"
         "  - all_reduce: {tensor: x, group: g}\n  - barrier\n",
-        "call it on the members of the group only, line 6",
+        "call all_reduce on the members of the group only",
     ),
     "f06": (
         "world: 3\nbackend: gloo\nprogram:\n"
         "  - {broadcast_object_list: {objects: [40 B], src: 0}, ranks: [0, 2]}\n"
         "  - {broadcast_object_list: {objects: [40 B, 40 B], src: 0}, ranks: 1}\n  - barrier\n",
-        "use the same arguments as the other call, line 5, rank 1",
+        "use the same arguments as the other call",
     ),
     "n4": (
         "world: 3\nbackend: nccl\ntensors: {x: {shape: [4]}, y: {shape: [4]}}\nprogram:\n"

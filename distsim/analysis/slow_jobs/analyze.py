@@ -7,6 +7,7 @@ import re
 
 import numpy as np
 
+from distsim.analysis.slow_jobs.comparable import reason_not_to_compare
 from distsim.analysis.slow_jobs.find_causes import CauseFinder
 from distsim.analysis.slow_jobs.ideal_times import (
     LAYERS,
@@ -43,10 +44,12 @@ def select_steps(recording: Recording, text: str | None) -> Flags:
     numbers = np.array(recording.graph.steps)
     if text is None:
         return np.ones(len(numbers), dtype=bool)
-    match = re.fullmatch(r"(\d+)(?:-(\d+))?", text)
+    match = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", text)
     if match is None:
         raise UsageError(f"steps: {text} is no range", "for example 10-40")
     first, last = int(match[1]), int(match[2] or match[1])
+    if first > last:
+        raise UsageError(f"steps {text}: the range is reversed", f"use {last}-{first}")
     selected = (numbers >= first) & (numbers <= last)
     if not selected.any():
         known = f"{numbers.min()}-{numbers.max()}"
@@ -87,6 +90,12 @@ def analyze_recording(
     # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
     if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):
         findings.insert(0, missing)
+    not_comparable = reason_not_to_compare(recording, means[0])
+    if not_comparable and not (len(ranks) == 1 and findings):
+        # One rank may still show that a rank without a trace is late.
+        findings = []
+    else:
+        not_comparable = ""
     return SlowJob(
         recording=recording,
         groups=groups,
@@ -99,12 +108,13 @@ def analyze_recording(
         breakdown=rows,
         ranks=ranks,
         findings=tuple(findings),
-        verdict=_verdict(findings, finder),
+        verdict=NOT_SURE if not_comparable else _verdict(findings, finder),
         impact=_impact(groups, findings, counted),
         replay_error_ns=_replay_error(graph),
         recorded_steps_ns=recorded_steps,
         ideal_own=ideal_own,
         ideal_gap=gap,
+        not_comparable=not_comparable,
     )
 
 

@@ -48,11 +48,14 @@ def straggler_hints(rank: RankCost, place: SlowPlace | None) -> tuple[str, ...]:
         return ("The time is lost before the first operation: check data loading on this rank.",)
     if place is not None and place.operation is None:
         return (
-            "No operation is recorded there: look for Python code, locks, I/O or garbage "
-            "collection between the two.",
+            "No operation is recorded in this gap: look for Python code, locks, I/O or garbage "
+            "collection between these operations.",
         )
     if place is not None:
-        return (f"The time is lost inside {place.operation}: compare its inputs with the peers'.",)
+        return (
+            f"The time is lost inside {place.operation}: compare its inputs with those of the "
+            "other ranks.",
+        )
     return ()
 
 

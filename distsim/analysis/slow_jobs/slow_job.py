@@ -118,6 +118,13 @@ class SlowJob:
     recorded_steps_ns: Times
     ideal_own: Times
     ideal_gap: Times
+    #: Why the ranks cannot be compared; then there are no findings.
+    not_comparable: str = ""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the recording contains calls that never ended."""
+        return self.recording.unended_calls > 0
 
     @property
     def slowest(self) -> RankCost | None:

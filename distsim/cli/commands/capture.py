@@ -84,7 +84,7 @@ NnodesOption = Annotated[
     typer.Option(
         "--nnodes",
         metavar="M",
-        help="Number of nodes, for costs between nodes and LOCAL_RANK. [default: 1]",
+        help="Number of nodes; sets LOCAL_RANK and the communication costs. [default: 1]",
     ),
 ]
 TimeoutOption = Annotated[
@@ -111,7 +111,7 @@ ComputeOption = Annotated[
     bool | None,
     typer.Option(
         "--compute/--no-compute",
-        help="Predict compute times from the cluster's device. [default: with --cluster]",
+        help="Predict compute times from the cluster's device. [default: on if --cluster is given]",
     ),
 ]
 FakeOption = Annotated[

@@ -45,8 +45,8 @@ PathsArgument = Annotated[
     typer.Argument(
         metavar="FILE",
         help=(
-            "Scenario files, traces, or folders with scenarios; - reads standard input. [default: "
-            "the scenarios under the current folder]"
+            "Scenario files, traces, or folders with scenarios; `-` means standard input. "
+            "[default: the scenarios under the current folder]"
         ),
     ),
 ]
@@ -99,15 +99,15 @@ class CheckArguments:
 def command(arguments: CheckArguments) -> None:
     """Check scenarios: verdict, findings, and the outcome on every backend.
 
-    The verdict covers every order of events, with and without buffered sends. A file that cannot be
-    read is reported, and the other files are still checked.
+    The verdict covers every order of events, with and without buffered sends. If a file
+    cannot be read, distsim reports the error and checks the other files.
 
     Without files, check finds the scenarios under the current folder. pyproject.toml sets defaults
     under [tool.distsim.check]: paths, exclude, strict, max-states, max-calls.
 
-    Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
-    under its backend (or --backend), or if the search reached its limit and some backend may hang.
-    0 otherwise.
+    Exit status 2: a file cannot be read. Exit status 1: a file has an error finding or does not
+    complete on its backend, or the search over orders of events stopped early and some backend may
+    hang. Exit status 0: none of these.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml

@@ -29,7 +29,7 @@ FirstRunArgument = Annotated[
         metavar="A",
         help=(
             "Trace, or scenario to simulate. Without B: measured times (nccl-tests, `distsim "
-            "bench`) to compare with --cluster."
+            "bench`) to compare with the prediction for the cluster given by --cluster."
         ),
     ),
 ]
@@ -45,7 +45,8 @@ ToleranceOption = Annotated[
     typer.Option(
         "--tolerance",
         metavar="SHARE",
-        help="Allow the ends of calls to differ by this share of A's total time: 0.05 or 5%.",
+        help="Accept calls whose end times differ by at most this share of A's total time: 0.05 "
+        "or 5%.",
     ),
 ]
 PictureOption = Annotated[

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from distsim.api.results import DoctorAnswer
     from distsim.hang_doctor import Diagnosis
 
+_SCENARIO_SUFFIXES = (".yaml", ".yml")
+_PICTURE_SUFFIXES = (".svg", ".png", ".pdf", ".dot")
+
 PathsArgument = Annotated[
     list[str] | None,
     typer.Argument(
@@ -59,7 +62,8 @@ OutputOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="Write the smallest scenario with this hang (F.yaml) or the picture (F.svg).",
+        help="Write the smallest scenario with this hang (F.yaml), the picture (F.svg), or the "
+        "bundle of --live (F.zip).",
     ),
 ]
 WidthOption = Annotated[
@@ -91,14 +95,22 @@ def command(
     Example: distsim doctor dumps/ -o hang.yaml
     """
     from distsim.api.functions import doctor
+    from distsim.cli.shared.trace_output import check_output_folder
     from distsim.common.errors import UsageError
 
     if view not in (None, "wait-for"):
         raise UsageError(f"unknown view {view}", "use --view wait-for")
+    if output is not None:
+        _check_output_suffix(output, is_live=live is not None)
+    bundle = None if live is None else _bundle_path(live, output)
+    # An inspection may not be repeatable, so everything that can fail is checked before it.
+    for path in (output, bundle):
+        if path is not None:
+            check_output_folder(path)
     answer = doctor(*(paths or ()), pids=pid or (), torchrun=torchrun, live=live, width=width)
-    if live is not None and (output is None or output.suffix.lower() == ".zip"):
-        _write_bundle(answer, output or Path(f"hang-{live}.zip"))
-    elif output is not None:
+    if bundle is not None:
+        _write_bundle(answer, bundle)
+    if output is not None and output != bundle:
         _write_output(answer, output)
     if view is not None and output is None:
         console.out(str(answer.picture().content).rstrip("\n"))
@@ -125,20 +137,32 @@ def _write_bundle(answer: DoctorAnswer, path: Path) -> None:
     console.note(f"wrote {path}: attach it to a bug report; `distsim doctor {path}` reads it")
 
 
-def _write_output(answer: DoctorAnswer, output: Path) -> None:
-    """Write a minimal scenario or the wait-for picture, as the suffix of the file asks for."""
+def _bundle_path(live: int, output: Path | None) -> Path:
+    """Where the bundle of a live job goes; it is written even if -o names another kind of file."""
+    if output is not None and output.suffix.lower() == ".zip":
+        return output
+    return Path(f"hang-{live}.zip")
+
+
+def _check_output_suffix(output: Path, *, is_live: bool) -> None:
     from distsim.common.errors import UsageError
 
     suffix = output.suffix.lower()
-    if suffix in (".yaml", ".yml"):
-        console.write_file(output, answer.minimal_scenario())
-    elif suffix == ".zip":
+    if suffix == ".zip" and not is_live:
         raise UsageError(f"-o {output}: only a live job has a bundle", "name the job: --live PID")
-    elif suffix in (".svg", ".png", ".pdf", ".dot"):
-        console.write_file(output, answer.picture(suffix[1:]).content)
-    else:
+    if suffix not in (".zip", *_SCENARIO_SUFFIXES, *_PICTURE_SUFFIXES):
+        bundle = "F.zip for the bundle, " if is_live else ""
         raise UsageError(
             f"-o {output}: unknown file type",
-            "use F.yaml for a scenario, or F.svg, .png, .pdf or .dot for the picture",
+            f"use {bundle}F.yaml for a scenario, or F.svg, .png, .pdf or .dot for the picture",
         )
+
+
+def _write_output(answer: DoctorAnswer, output: Path) -> None:
+    """Write a minimal scenario or the wait-for picture, as the suffix of the file asks for."""
+    suffix = output.suffix.lower()
+    if suffix in _SCENARIO_SUFFIXES:
+        console.write_file(output, answer.minimal_scenario())
+    else:
+        console.write_file(output, answer.picture(suffix[1:]).content)
     console.note(f"wrote {output}")

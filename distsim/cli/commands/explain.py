@@ -62,7 +62,7 @@ ClusterSetsOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a key of that cluster, such as nics.count=4. Repeatable.",
+        help="With --cluster: set a key of the cluster, such as nics.count=4. Repeatable.",
     ),
 ]
 

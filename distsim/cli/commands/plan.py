@@ -119,8 +119,8 @@ def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
     A layout combines tensor, pipeline (1F1B, interleaved), context, expert and data parallelism,
-    ZeRO stage, recomputation and micro-batch size. distsim checks the memory of each layout, checks
-    it for hangs, and predicts its step time. Exit status: 1 if no layout fits, otherwise 0.
+    ZeRO stage, recomputation and micro-batch size. For each layout, distsim checks the memory,
+    searches for hangs, and predicts the step time. Exit status: 1 if no layout fits, otherwise 0.
 
     \b
     Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64

@@ -29,7 +29,7 @@ FileArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="FILE",
-        help="Scenario, or trace (.jsonl); - reads standard input. Not needed "
+        help="Scenario, or trace (.jsonl); `-` means standard input. Not needed "
         "for --view operation and algorithm.",
     ),
 ]

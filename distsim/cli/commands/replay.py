@@ -76,7 +76,7 @@ ScenarioOption = Annotated[
 ]
 RealOption = Annotated[
     bool,
-    typer.Option("--real", help="Run on torch.distributed; the options below need it."),
+    typer.Option("--real", help="Run on torch.distributed; the options below need --real."),
 ]
 
 

@@ -21,7 +21,9 @@ from distsim.cli.shared.html_report import check_report_path
 
 FileArgument = Annotated[
     str,
-    typer.Argument(metavar="FILE", help="Scenario to simulate, or trace; - reads standard input."),
+    typer.Argument(
+        metavar="FILE", help="Scenario to simulate, or trace; `-` means standard input."
+    ),
 ]
 OutputOption = Annotated[
     Path, typer.Option("--output", "-o", metavar="F.html", help="Write the report to this file.")

@@ -70,7 +70,7 @@ class RunArguments:
 
 @command_with_arguments(RunArguments, RealRunArguments)
 def command(arguments: RunArguments, real: RealRunArguments) -> None:
-    """Print the launch plan of a scenario; with --real, run and record it on torch.distributed.
+    """Show how a scenario would be started; with --real, run it on torch.distributed and record it.
 
     Exit status: 0 if the run completes, 1 if the scenario hangs or fails, 4 if this machine lacks
     something that the run needs.

@@ -29,8 +29,8 @@ IdealOption = Annotated[
     typer.Option(
         "--ideal",
         metavar="peers|mean",
-        help="Reference for slowdowns: peers (median of equal ranks), or mean (mean over all "
-        "ranks, as in arXiv 2505.05713).",
+        help="Reference for slowdowns: peers (median of the ranks with the same role), or mean "
+        "(mean over all ranks, as in arXiv 2505.05713).",
         show_default=True,
     ),
 ]
@@ -55,12 +55,15 @@ PictureOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="Draw excess by rank and step, the breakdown, and one step (.svg), or write a page "
-        "with the report as well (.html).",
+        help="Draw the extra time per rank and step, the breakdown, and one step (.svg), or write "
+        "a page with the report as well (.html).",
     ),
 ]
 JobsOption = Annotated[
-    int, typer.Option("--jobs", "-j", min=1, help="Processes that read ranks.", show_default=True)
+    int,
+    typer.Option(
+        "--jobs", "-j", min=1, metavar="N", help="Number of worker processes.", show_default=True
+    ),
 ]
 
 
@@ -76,12 +79,7 @@ def command(
 ) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
-    An operation table has the columns dp_rank, stage, rank, step, optype, start_ts and duration
-    (seconds; start_ts counts from the start of the step), seq_id (number among equal operations
-    of the step on this rank) and mc (model chunk). optype is forward-compute, backward-compute,
-    forward-send, forward-recv, backward-send, backward-recv, params-all-gather,
-    grads-reduce-scatter, layernorm-grads-all-reduce, embedding-grads-all-reduce, gc,
-    optimizer-clip-main-grad or optimizer.
+    Exit status 1: something was found. docs/how-to/slow.md lists the columns of operation tables.
 
     \b
     Example: distsim slow profiles/
@@ -91,7 +89,7 @@ def command(
     """
     from distsim.api.functions import slow
 
-    _check_output(output)
+    _check_output_files(output, trace, paths)
     limit = None if fail_above is None else parse_share(fail_above, "--fail-above")
     with progress_bar("reading ranks") as advance:
         answer = slow(*paths, steps=steps, ideal=ideal, jobs=jobs, progress=advance)
@@ -99,18 +97,31 @@ def command(
         console.write_file(trace, answer.timeline())
         console.note(f"wrote {trace}")
     if output is not None:
-        is_page = output.suffix == ".html"
+        is_page = output.suffix.lower() == ".html"
         console.write_file(output, answer.to_html().html if is_page else answer.to_svg().content)
         console.note(f"wrote {output}")
     if format is OutputFormat.json:
         console.out(console.to_json(answer.to_json()))
     else:
         console.out(answer.to_text())
-    raise typer.Exit(int(not answer.ok if limit is None else answer.cost_share > limit))
+    is_bad = not answer.ok if limit is None else answer.cost_share > limit
+    raise typer.Exit(int(is_bad or answer.raw.hangs))
 
 
-def _check_output(output: Path | None) -> None:
+def _check_output_files(output: Path | None, trace: Path | None, inputs: list[str]) -> None:
+    """Check the names of both files before anything is read, and protect the recordings."""
+    from distsim.cli.shared.trace_output import check_is_no_input, check_output_folder
     from distsim.common.errors import UsageError
+    from distsim.common.file_io import is_stream
 
-    if output is not None and output.suffix not in (".svg", ".html"):
+    if output is not None and output.suffix.lower() not in (".svg", ".html"):
         raise UsageError(f"{output}: unknown suffix", "use .svg or .html")
+    is_file = trace is not None and not is_stream(trace)
+    if trace is not None and is_file and trace.suffix.lower() != ".json":
+        raise UsageError(f"--trace {trace}: unknown suffix", "use a name that ends in .json")
+    for path in (output, trace):
+        if path is not None:
+            check_output_folder(path)
+            check_is_no_input(path, inputs)
+    if output is not None and trace is not None and output.resolve() == trace.resolve():
+        raise UsageError(f"-o and --trace both name {output}", "name two files")

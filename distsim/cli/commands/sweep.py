@@ -56,7 +56,8 @@ PlotOption = Annotated[
     typer.Option(
         "--plot",
         metavar="F.svg",
-        help="Plot time over the swept values, and over memory (.svg, .png, .pdf).",
+        help="Draw two plots: time against the swept values, and time against memory "
+        "(.svg, .png, .pdf).",
     ),
 ]
 

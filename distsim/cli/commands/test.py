@@ -21,8 +21,8 @@ PathsArgument = Annotated[
     typer.Argument(
         metavar="PATH",
         help=(
-            "Scenario files, or folders with scenarios; - reads standard input. [default: the "
-            "scenarios under the current folder]"
+            "Scenario files, or folders with scenarios; `-` means standard input. "
+            "[default: the scenarios under the current folder]"
         ),
     ),
 ]

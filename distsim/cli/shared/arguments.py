@@ -46,7 +46,7 @@ class OutputFormat(StrEnum):
 
 
 ScenarioArgument = Annotated[
-    str, typer.Argument(metavar="FILE", help="Scenario file; - reads standard input.")
+    str, typer.Argument(metavar="FILE", help="Scenario file; `-` means standard input.")
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -83,8 +83,8 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Refuse programs of more than N calls. [default: 5000000 calls, and at most 131072 "
-            "ranks]"
+            "Refuse programs of more than N calls. If omitted, refuse also programs of more than "
+            "131072 ranks. [default: 5000000]"
         ),
     ),
 ]
@@ -110,7 +110,7 @@ StrictOption = Annotated[
         "--strict",
         help=(
             "Fail also for leaks (requests and messages that never complete), and if the search "
-            "reached its limit."
+            "over orders of events stopped early."
         ),
     ),
 ]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from distsim.simulation.check_scenario import CheckResult
 
 #: A note on repairs of some kinds, by their number (`ScenarioRepair.kind`).
-_REPAIR_NOTES = {3: " (it removes a call: check that the call is not needed)"}
+_REPAIR_NOTES = {3: ". Check that the program does not need the removed call"}
 
 
 def failing_results(results: list[CheckResult]) -> list[CheckResult]:
@@ -129,6 +129,8 @@ def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: 
     lines = [f"\n{file}: {repairs_found} found; the verdict is ok with each"]
     for number, repair in enumerate(repairs, 1):
         lines += _repair_lines(number, repair)
+    if len(repairs) > 1:
+        lines += ["", "Patch of repair 1:"]
     return "\n".join([*lines, before_patch, repairs[0].patch])
 
 
@@ -139,7 +141,7 @@ def _repair_lines(number: int, repair: ScenarioRepair) -> list[str]:
 
     backends = ", ".join(repair.completes)
     note = _REPAIR_NOTES.get(repair.kind, "")
-    changes = f"{number}. {'; then '.join(repair.words)}{note}"
+    changes = f"{number}. {'; '.join(repair.words)}{note}"
     first, *rest = wrapped_lines(changes, indent="     ")
     return [
         f"  {first.lstrip()}",

@@ -45,7 +45,7 @@ CompareWithOption = Annotated[
     typer.Option(
         "--compare-with",
         metavar="FILE",
-        help="Compare with the scenario FILE (A in the table of differences).",
+        help="Compare with the scenario FILE. The table calls FILE 'A'.",
     ),
 ]
 WhatIfOption = Annotated[

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -87,8 +87,6 @@ def _write_chrome(simulation: Simulation, path: Path) -> None:
 
 def check_trace_path(path: Path) -> None:
     """Check that a trace can be written there. Raises UsageError before anything runs."""
-    import tempfile
-
     from distsim.common.errors import UsageError
     from distsim.common.file_io import is_stream
 
@@ -101,6 +99,19 @@ def check_trace_path(path: Path) -> None:
             "use a name that ends in .jsonl (distsim's format) or .json (for Perfetto), "
             "optionally followed by .gz",
         )
+    check_output_folder(path)
+
+
+def check_output_folder(path: Path) -> None:
+    """Check that a file can be written there. Raises UsageError before anything runs."""
+    import tempfile
+
+    from distsim.common.errors import UsageError
+    from distsim.common.file_io import is_stream
+
+    if is_stream(path):
+        return
+    _check_trace_folder(path)
     try:
         # Permissions, quotas and read-only mounts show only when a file is made.
         with tempfile.TemporaryFile(dir=path.parent):
@@ -110,6 +121,22 @@ def check_trace_path(path: Path) -> None:
             f"cannot write into {path.parent}: {error.strerror}",
             "name a file in a writable folder",
         ) from None
+
+
+def check_is_no_input(path: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise UsageError if writing ``path`` would replace an input file.
+
+    ``inputs``: files, or folders whose files are all inputs.
+    """
+    from distsim.common.errors import UsageError
+
+    if not path.is_file():
+        return
+    written = path.resolve()
+    for given in map(Path, inputs):
+        files = given.rglob("*") if given.is_dir() else [given]
+        if any(file.resolve() == written for file in files):
+            raise UsageError(f"{path} is an input file; it was not changed", "name another file")
 
 
 def write_trace_by_suffix(path: Path, trace: Trace) -> None:

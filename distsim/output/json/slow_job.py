@@ -14,6 +14,8 @@ def slow_json(job: SlowJob) -> dict[str, object]:
     return {
         "schema_version": 1,
         "verdict": job.verdict,
+        "not_comparable": job.not_comparable or None,
+        "hangs": job.hangs,
         "step_ns": round(job.step_ns),
         "ideal_ns": round(job.ideal_ns),
         "ideal": job.ideal,

@@ -183,7 +183,7 @@ class _SweepCurves:
         return self._legend()
 
     def _band(self, some: Sequence[SweepRow], place: int) -> None:
-        """The range of the predicted times, if all costs are off by the same factor.
+        """The range of the predicted times: all costs at the low or at the high end of their range.
 
         More than three bands would hide each other.
         """

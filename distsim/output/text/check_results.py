@@ -42,7 +42,8 @@ def check_report(results: Sequence[CheckResult], not_covered: Sequence[str] = ()
     """Sections for each file, then what no check covers, if at least one file was checked."""
     sections = [section for result in results for section in _file_sections(result)]
     if not_covered and not all(result.errors for result in results):
-        sections.append(Section([Paragraph(f"Not covered: {'; '.join(not_covered)}.")]))
+        blocks = [Paragraph("Not covered:"), *paragraphs(not_covered, "  - ", "    ")]
+        sections.append(Section(blocks))
     return Report(sections)
 
 

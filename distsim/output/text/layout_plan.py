@@ -102,9 +102,10 @@ def _header_text(plan: LayoutPlan) -> str:
     model = first.model if isinstance(first.model, str) else "the model"
     gpus = ", ".join(dict.fromkeys(str(request.gpus) for request in plan.questions))
     clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.questions))
+    sequences = "sequence" if first.global_batch == 1 else "sequences"
     return (
         f"{model} on {gpus} GPUs of {clusters}, "
-        f"{first.global_batch} sequences of {first.tokens} tokens per step: "
+        f"{first.global_batch} {sequences} of {first.tokens} tokens per step: "
         f"{len(plan.certain)} layouts fit, {len(plan.risky)} may run out of memory, "
         f"{len(plan.left)} were rejected"
     )
@@ -124,7 +125,7 @@ def _risky_rows(plan: LayoutPlan) -> Sequence[RankedLayout]:
 
 def _risky_title(plan: LayoutPlan) -> str:
     if plan.certain:
-        return "As fast or faster, but may run out of memory"
+        return "May be faster than layout 1, but may run out of memory"
     return "No layout fits for certain; these may run out of memory"
 
 
@@ -234,9 +235,9 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
         f"=: may be faster than layout 1, because costs are uncertain ({count})",
         f"*: Pareto-optimal ({front})",
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
-        "range: step time if all costs are off by the same factor",
-        f"memory: range of 90 % of measured peaks, with {_reserve_text(rows)} outside torch's "
-        "allocator for the CUDA context and NCCL",
+        "range: step time if the hardware model is too fast or too slow by its known error",
+        "memory: peak in % of device memory; 90 % of measured peaks are in the range",
+        f"memory includes {_reserve_text(rows)} for the CUDA context and NCCL",
     ]
     if any(_is_estimate(ranked) for ranked in rows):
         texts.append("~: estimate without contention; a simulated step may take a few % longer")
@@ -308,6 +309,11 @@ def rejection_kind(reason: str) -> str:
         return "they do not fit in the device's memory"
     if reason.startswith("it hangs"):
         return "hang"
+    if reason.startswith("the number of micro-batches"):
+        return (
+            "the number of micro-batches is not a multiple of the number of pipeline ranks "
+            "(required by the interleaved schedule)"
+        )
     if reason.startswith("the global batch"):
         return "the global batch is not divisible by replicas x micro-batch"
     # The remedy is for a scenario file; a plan has rejected the layout already.

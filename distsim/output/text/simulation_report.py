@@ -515,6 +515,6 @@ def prediction_range_text(simulation: Simulation) -> str:
     if bounds is None:
         return text
     return (
-        f"{text} If all costs on the critical path are off by the same factor, "
-        f"the run takes {show_ns_range(*bounds)}."
+        f"{text} Expected range of the run: {show_ns_range(*bounds)} (all costs on the critical "
+        "path at the low or at the high end of their range)."
     )

@@ -33,7 +33,8 @@ def slow_report(job: SlowJob) -> Report:
     sections = [
         Section([Paragraph(line) for line in _headline(job)]),
         *findings,
-        _breakdown_section(job),
+        # The parts are wrong if the ranks do not fit together.
+        *([] if job.not_comparable else [_breakdown_section(job)]),
         Section([Paragraph(text) for text in _provenance(job)]),
     ]
     return Report(sections)
@@ -44,6 +45,15 @@ def slow_report(job: SlowJob) -> Report:
 
 def _headline(job: SlowJob) -> Iterator[str]:
     step = f"every {show_ns(int(job.step_ns))} step"
+    if job.hangs:
+        files = " ".join(job.recording.files)
+        calls = _count(job.recording.unended_calls, "call")
+        yield f"This job hangs: use `distsim doctor {files}`. {calls} never ended."
+        if not job.findings:
+            return
+    if job.not_comparable:
+        yield f"Not sure. {job.not_comparable}"
+        return
     if not job.findings:
         yield from _no_straggler_lines(job)
         return
@@ -81,7 +91,7 @@ def _no_straggler_lines(job: SlowJob) -> Iterator[str]:
     slower = sum(excess > 0 for excess in slowest.excess_ns)
     yield (
         f"Not sure: rank {slowest.rank} costs {cost}, but it is slower than its peers in only "
-        f"{slower} of {len(slowest.excess_ns)} steps, or no more than others at times."
+        f"{slower} of {len(slowest.excess_ns)} steps, or at times by no more than other ranks."
     )
 
 
@@ -107,19 +117,19 @@ def _finding_section(job: SlowJob, finding: SlowFinding) -> Section:
 
 def _slow_rank_texts(job: SlowJob, finding: SlowFinding) -> Iterator[str]:
     rank = next(one for one in job.ranks if one.rank == finding.ranks[0])
-    peers = f"its peers ({ranks_label(rank.peers)})"
+    peers = ranks_label(rank.peers)
     steps = f"in {finding.steps} of {finding.counted_steps} steps"
     place = finding.place
     if place is None:
         yield f"rank {rank.rank}: {_phase_ratios(rank, finding)} as long as on {peers}, {steps}."
     else:
         if place.operation is None:
-            where = f"between `{place.after}` and `{place.before}`"
+            where = f"the gap between `{place.after}` and `{place.before}`"
         else:
-            where = f"inside {place.operation}"
+            where = place.operation
         yield (
-            f"rank {rank.rank}, {finding.phase}: {show_ns(int(place.excess_ns))} longer {where} "
-            f"than on {peers}, {steps}; there it takes {show_ns(int(place.peer_ns))}."
+            f"rank {rank.rank}, {finding.phase}: {where} takes {show_ns(int(place.excess_ns))} "
+            f"longer than on {peers} ({show_ns(int(place.peer_ns))}), {steps}."
         )
     if finding.slow_steps:
         yield f"Slow steps: {rank_list(finding.slow_steps, 12)}."
@@ -127,8 +137,10 @@ def _slow_rank_texts(job: SlowJob, finding: SlowFinding) -> Iterator[str]:
     if impact is not None and impact.waited_ns:
         waits = impact.waited_ns.values()
         low, high = show_ns(int(min(waits))), show_ns(int(max(waits)))
+        verb = "waits" if len(impact.waited_ns) == 1 else "wait"
+        time = low if low == high else f"{low} to {high}"
         yield (
-            f"impact: {ranks_label(sorted(impact.waited_ns))} wait {low} to {high} per step for "
+            f"impact: {ranks_label(sorted(impact.waited_ns))} {verb} {time} per step for "
             f"rank {rank.rank}, mostly in {impact.operation}."
         )
 
@@ -154,7 +166,7 @@ def _stage_name(job: SlowJob, finding: SlowFinding) -> str:
 
 def _breakdown_section(job: SlowJob) -> Section:
     rows = [
-        {"part": row.name, "time": show_ns(int(row.cost_ns)), "share": f"{row.share:.0%}"}
+        {"part": row.name, "time": show_ns(int(row.cost_ns)), "share": _percent(row.share)}
         for row in job.breakdown
         if abs(row.share) >= _LEAST_SHOWN_SHARE
     ]
@@ -180,11 +192,13 @@ def _provenance(job: SlowJob) -> Iterator[str]:
         shifted = any(recording.clocks.offsets_ns.values())
         aligned = "clocks were aligned and agree" if shifted else "clocks agree"
         waits = recording.inferred_waits
-        inferred = f"; {_count(waits, 'wait')} inferred, because Gloo profiles record none"
-        yield f"{aligned} within {show_ns(int(worst))}{inferred if waits else ''}.".capitalize()
+        yield f"{aligned} within {show_ns(int(worst))}.".capitalize()
+        if waits:
+            was = "wait was" if waits == 1 else "waits were"
+            yield f"{waits} {was} inferred, because profiles of Gloo do not record waits."
     unusual = int(job.selected.sum()) - steps
     if unusual:
-        yield f"{_count(unusual, 'step')} with other operations were set apart."
+        yield f"{_count(unusual, 'step')} with other operations than most steps: not analysed."
     if recording.missing_ranks:
         yield f"No trace of {ranks_label(recording.missing_ranks)} was given."
     if recording.unexplained_gap_ns:
@@ -195,6 +209,11 @@ def _provenance(job: SlowJob) -> Iterator[str]:
         )
     for text in recording.notes:
         yield f"note: {text}"
+
+
+def _percent(share: float) -> str:
+    """A share without ``-0%``, which a small negative number would give."""
+    return f"{round(share * 100) / 100 + 0.0:.0%}"
 
 
 def _count(number: int, noun: str) -> str:

@@ -55,7 +55,9 @@ def recording_of_trace(trace: Trace, file: str) -> Recording:
         of_rank = _RankRows(builder, rank, steps, list(calls))
         omitted += of_rank.add_stream_calls() if on_streams else of_rank.add_host_calls()
     if not builder.rows:
-        raise UsageError(f"{file}: no call of this run has ended", "record a run that completes")
+        raise UsageError(
+            f"{file}: no call of this run has ended: the job hangs", f"use `distsim doctor {file}`"
+        )
     graph = builder.graph(iterations, {})
     notes = (f"{omitted} calls that never ended were omitted",) if omitted else ()
     return Recording(
@@ -64,6 +66,7 @@ def recording_of_trace(trace: Trace, file: str) -> Recording:
         (file,),
         world_size=trace.world_size,
         operation_count=len(trace),
+        unended_calls=omitted,
         notes=notes,
     )
 

@@ -11,6 +11,7 @@ import gzip
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +21,13 @@ from distsim.common.errors import UsageError
 #: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
 LARGEST_FILE = 2 << 30
 SUFFIXES = (".json", ".json.gz")
-_STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
-_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})$")
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _MAX_RANKS = 1 << 17
+_GZIP_MAGIC = b"\x1f\x8b"
+#: Longer times are damage. Some profiles count from 1970, and int64 must hold nanoseconds.
+_LATEST_US = 4e15
+_LATEST_BASE_NS = 1 << 62
 _HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation", "python_function"})
 _CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
@@ -67,7 +72,7 @@ class RankProfile(NamedTuple):
 
 def is_profile_name(path: Path) -> bool:
     """Whether the file's name may be that of a profile."""
-    return path.name.endswith(SUFFIXES)
+    return path.name.lower().endswith(SUFFIXES)
 
 
 def read_profile(path: Path) -> RankProfile:
@@ -80,7 +85,7 @@ def read_profile(path: Path) -> RankProfile:
         )
     info = data.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    kept = [_event(event) for event in events if _is_kept(event)]
+    kept = [_event(event, path) for event in events if _is_kept(event)]
     # Parents begin with their children at the latest, so longer events come first.
     kept.sort(key=lambda event: (event.start, -event.end))
     base = data.get("baseTimeNanoseconds")
@@ -90,7 +95,7 @@ def read_profile(path: Path) -> RankProfile:
         _count(info.get("world_size")),
         str(info.get("backend") or ""),
         _groups_of(info),
-        base if isinstance(base, int) else 0,
+        base if isinstance(base, int) and abs(base) < _LATEST_BASE_NS else 0,
         kept,
         _steps_of(kept),
     )
@@ -99,9 +104,11 @@ def read_profile(path: Path) -> RankProfile:
 def _parse(path: Path) -> Any:
     try:
         with path.open("rb") as raw:
-            file = gzip.open(raw) if path.suffix == ".gz" else raw  # noqa: SIM115
+            # The content decides, because names lose or gain `.gz` when files are copied.
+            is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+            file = gzip.open(raw) if is_gzip else raw  # noqa: SIM115
             content = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {error}", "check the file") from None
     if len(content) > LARGEST_FILE:
         raise UsageError(
@@ -120,10 +127,9 @@ def _is_kept(event: object) -> bool:
     return str(event.get("cat", "")).lower() in _KEPT and isinstance(event.get("ts"), int | float)
 
 
-def _event(event: Mapping[str, Any]) -> ProfileEvent:
-    start = float(event["ts"]) * 1000
-    duration = event.get("dur")
-    length = float(duration) * 1000 if isinstance(duration, int | float) else 0.0
+def _event(event: Mapping[str, Any], path: Path) -> ProfileEvent:
+    start = _time_ns(event, "ts", path)
+    length = _time_ns(event, "dur", path) if isinstance(event.get("dur"), int | float) else 0.0
     args = event.get("args")
     return ProfileEvent(
         str(event.get("name", "")),
@@ -135,13 +141,26 @@ def _event(event: Mapping[str, Any]) -> ProfileEvent:
     )
 
 
+def _time_ns(event: Mapping[str, Any], key: str, path: Path) -> float:
+    microseconds = event[key]
+    # A NaN fails this comparison, too, and an integer of any length passes through it.
+    if not abs(microseconds) <= _LATEST_US:
+        name = str(event.get("name", ""))[:60]
+        shown = str(microseconds)[:24]
+        raise UsageError(
+            f"{path}: event {name!r} has {key}={shown}, which is not a time in microseconds",
+            "export the profile again",
+        )
+    return float(microseconds) * 1000
+
+
 def _rank_of(info: Mapping[str, Any], path: Path) -> int:
     rank = info.get("rank")
     if isinstance(rank, int) and 0 <= rank < _MAX_RANKS:
         return rank
     numbers = _RANK_IN_NAME.findall(path.name)
-    if numbers:
-        return min(int(numbers[-1]), _MAX_RANKS)
+    if numbers and int(numbers[-1]) < _MAX_RANKS:
+        return int(numbers[-1])
     raise UsageError(
         f"{path}: PyTorch profiler trace without a rank",
         "name the file rank<N>.json, or record it after init_process_group",

@@ -73,7 +73,8 @@ def gloo_recording(profiles: Sequence[RankProfile]) -> Recording:
     return Recording(
         graph,
         FORMAT,
-        tuple(profile.file for profile in profiles),
+        is_profile=True,
+        files=tuple(profile.file for profile in profiles),
         world_size=world,
         clocks=clocks,
         missing_ranks=tuple(rank for rank in range(world) if rank not in by_rank),

@@ -46,6 +46,22 @@ if TYPE_CHECKING:
 FORMAT = "operation table"
 COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc")
 _LARGEST_FILE = 2 << 30
+_MAX_RANK = (1 << 17) - 1
+_MAX_NUMBER = 1 << 53
+_MAX_SECONDS = 1e6
+#: The smallest and the largest value of each column of numbers.
+_LIMITS: Mapping[str, tuple[float, float]] = {
+    "dp_rank": (0, _MAX_RANK),
+    "stage": (0, _MAX_RANK),
+    "rank": (0, _MAX_RANK),
+    "step": (-1, _MAX_NUMBER),
+    "seq_id": (-1, _MAX_NUMBER),
+    "mc": (-1, _MAX_NUMBER),
+    "start_ts": (0, _MAX_SECONDS),
+    "duration": (0, _MAX_SECONDS),
+}
+#: Columns that may have empty cells.
+_OPTIONAL = ("step", "seq_id", "mc")
 _COMPUTE = ("forward-compute", "backward-compute")
 #: Message -> (its counterpart, the difference of their stages).
 _MESSAGES = {
@@ -77,13 +93,14 @@ ScheduledOperation = tuple[str, int, int]
 
 def is_operation_table(path: Path) -> bool:
     """Whether the file's name is that of a table."""
-    return path.suffix in (".csv", ".parquet") or path.name.endswith(".csv.gz")
+    return path.name.lower().endswith((".csv", ".parquet", ".csv.gz"))
 
 
 def read_operation_table(path: Path) -> Recording:
     """Read a table. Raises UsageError for a missing column and for a schedule without rules."""
     table = _read_columns(path)
     _check_schedule(table, path)
+    _check_duplicates(table, path)
     table, dropped = _complete_steps(table)
     if not len(table["rank"]):
         raise UsageError(f"{path}: no step has the operations of all ranks", _REMEDY)
@@ -114,7 +131,7 @@ def read_operation_table(path: Path) -> Recording:
 def _read_columns(path: Path) -> dict[str, Any]:
     if path.stat().st_size > _LARGEST_FILE:
         raise UsageError(f"{path} is larger than 2 GiB", "split the table by step")
-    texts = _parquet_columns(path) if path.suffix == ".parquet" else _csv_columns(path)
+    texts = _parquet_columns(path) if path.suffix.lower() == ".parquet" else _csv_columns(path)
     missing = [name for name in COLUMNS if name not in texts]
     if missing:
         raise UsageError(
@@ -131,16 +148,66 @@ def _read_columns(path: Path) -> dict[str, Any]:
 
 
 def _numbers(values: Any, name: str, path: Path) -> Any:
-    """A column of seconds as float64, any other as whole numbers, -1 for none."""
+    """A column of seconds as float64, any other as whole numbers, -1 for an empty cell."""
     try:
         numbers = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise UsageError(f"{path}: column {name} holds no numbers", _REMEDY) from None
-    if name in ("start_ts", "duration"):
-        if not np.isfinite(numbers).all():
-            raise UsageError(f"{path}: column {name} has empty cells", _REMEDY)
-        return numbers
-    return np.nan_to_num(numbers, nan=-1).astype(np.int64)
+        row = next((i for i, value in enumerate(values) if not _is_number(value)), 0)
+        raise _bad_cell(path, row, name, values[row], "is not a number") from None
+    if name in _OPTIONAL:
+        numbers = np.nan_to_num(numbers, nan=-1)
+    low, high = _LIMITS[name]
+    is_whole = name not in ("start_ts", "duration")
+    # A NaN fails the comparisons as well.
+    good = (numbers >= low) & (numbers <= high)
+    if is_whole:
+        good &= numbers == np.rint(numbers)
+    if not good.all():
+        row = int(np.flatnonzero(~good)[0])
+        if np.isnan(numbers[row]):
+            raise _bad_cell(path, row, name, values[row], "is not a number")
+        kind = "whole number" if is_whole else "number"
+        raise _bad_cell(
+            path, row, name, values[row], f"is not a {kind} from {low:,.0f} to {high:,.0f}"
+        )
+    return numbers.astype(np.int64) if is_whole else numbers
+
+
+def _is_number(value: object) -> bool:
+    try:
+        float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _row_number(path: Path, row: int) -> int:
+    """The number that a spreadsheet shows: the header of a CSV file is row 1."""
+    return row + (1 if path.suffix.lower() == ".parquet" else 2)
+
+
+def _bad_cell(path: Path, row: int, name: str, value: object, problem: str) -> UsageError:
+    place = f"{path}, row {_row_number(path, row)}, column {name}"
+    return UsageError(f"{place}: {str(value)[:40]} {problem}", _REMEDY)
+
+
+def _check_duplicates(columns: Mapping[str, Any], path: Path) -> None:
+    """Refuse two rows of one operation, because either could be the right one."""
+    _, optype = np.unique(columns["optype"].astype(str), return_inverse=True)
+    keys = [columns[name] for name in ("seq_id", "mc", "step", "stage", "dp_rank", "rank")]
+    keys.append(optype)
+    order = np.lexsort(keys)
+    same = np.ones(max(len(order) - 1, 0), dtype=bool)
+    for key in keys:
+        same &= key[order][1:] == key[order][:-1]
+    if same.any():
+        # The sort is stable, so the earlier row comes first.
+        place = int(np.flatnonzero(same)[0])
+        first, second = (_row_number(path, int(order[i])) for i in (place, place + 1))
+        raise UsageError(
+            f"{path}: rows {first} and {second} are the same operation of one rank and step",
+            "remove one of them, or give equal operations different numbers in column seq_id",
+        )
 
 
 def _parquet_columns(path: Path) -> dict[str, Any]:
@@ -163,7 +230,7 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
 
 
 def _csv_columns(path: Path) -> dict[str, Any]:
-    opened = gzip.open if path.suffix == ".gz" else open
+    opened = gzip.open if path.suffix.lower() == ".gz" else open
     columns: dict[str, list[str]] = {}
     try:
         with opened(path, "rt", encoding="utf-8", newline="") as file:

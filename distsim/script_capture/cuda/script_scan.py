@@ -91,7 +91,7 @@ def find_cuda_use(script: str | os.PathLike[str], args: Sequence[str] = ()) -> C
     for package, file in packages.items():
         if _asks_for_gpus(package):
             return CudaUse(True, f"{file.name} imports {package}, which asks torch for GPUs")
-    return CudaUse(False, f"nothing that {Path(script).name} imports asks for a GPU")
+    return CudaUse(False, f"neither {Path(script).name} nor its imports use CUDA")
 
 
 # --- own files ---

@@ -162,8 +162,9 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "torch raises ValueError or RuntimeError on the calling rank. Some code paths of Gloo "
         "compute wrong data instead.",
         (
-            "Make the larger tensor exactly group-size times as large as the smaller one, and give "
-            "both the same dtype. For uneven parts, use splits or padding."
+            "The output of all_gather must have (group size × input) elements; the input of "
+            "reduce_scatter must have (group size × output) elements. Both tensors need the same "
+            "dtype. For uneven parts, use splits or padding."
         ),
         two_rank_scenario("all_gather_into_tensor: {input: x, output: {shape: [4]}}"),
     ),

@@ -102,7 +102,7 @@ class OpenHandles:
                 True,
                 "DS105",
                 (
-                    f"wait for {shown}, which was already waited for\n"
+                    f"{shown} is waited for a second time\n"
                     "remove this wait: a handle is valid for one wait"
                 ),
             )
@@ -110,7 +110,7 @@ class OpenHandles:
             True,
             "DS106",
             (
-                f"wait for {shown}, but no earlier call on this rank creates it\n"
+                f"the call waits for {shown}, but no earlier call on this rank creates {shown}\n"
                 f"add `as: {shown}` to the call that starts the request"
             ),
         )

@@ -49,7 +49,8 @@ class GroupLowering(CommunicationLowering):
         if self._is_initialized:
             reason = (
                 "init_process_group is called a second time\n"
-                'call it once: torch raises "trying to initialize the default process group twice"'
+                "remove the second call: torch raises "
+                '"trying to initialize the default process group twice"'
             )
             draft.invalid.append(InvalidCall(True, "DS109", reason))
         self._is_initialized = True

@@ -134,7 +134,7 @@ class StepLowering(GroupLowering):
         if needs_group and not self._is_initialized:
             reason = (
                 f"{row.op} is called without a process group\n"
-                "call init_process_group before it and destroy_process_group after it"
+                f"call {row.op} after init_process_group and before destroy_process_group"
             )
             draft.invalid.append(InvalidCall(True, "DS108", reason))
         return draft

@@ -439,15 +439,15 @@ def _is_undefined(outcome: BackendOutcome) -> bool:
 def _with_buffer_sizes(finding: Finding, outcomes: Mapping[str, BackendOutcome]) -> Finding:
     """DS603 with the buffer size at which each backend's outcome changes."""
     words = {"undefined": "is undefined", "wrong-data": "computes wrong data"}
-    changes = []
+    lines = finding.message.split("\n")
     for name, outcome in outcomes.items():
         if outcome.flips_at_nbytes:
             result = words.get(outcome.outcome, outcome.outcome)
             buffer = show_bytes(outcome.flips_at_nbytes)
-            changes.append(f"{name} buffers {buffer}: the program {result}")
-    if not changes:
-        return finding
-    return replace(finding, message=f"{finding.message} ({'; '.join(changes)})")
+            lines = [line for line in lines if not line.startswith(f"  {name} buffers")]
+            limit = f"  {name} buffers messages up to {buffer}"
+            lines.append(f"{limit}: with this limit, the program {result}")
+    return replace(finding, message="\n".join(lines))
 
 
 def _portability_findings(
@@ -469,6 +469,7 @@ def _portability_findings(
     lines = [f"the program completes on {backend}, but not on {' and '.join(others)}"]
     for name, outcome in others.items():
         reason = _outcome_reason(program, layout, name, outcome)
+        reason = reason.removeprefix(f"{name}: ")
         lines.append(f"  {name.ljust(width)}  {_outcome_text(outcome)}: {reason}")
     advice = (
         f"if the program must run on {next(iter(others))}, check it with "

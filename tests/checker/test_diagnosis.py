@@ -63,7 +63,7 @@ def test_ranks_behind_a_cycle_are_reported_apart_from_it() -> None:
     found = first([[send(1), recv(1)], [send(0), recv(0)], [recv(0)]])
 
     assert (found.ranks, found.core) == ((0, 1, 2), (0, 1))
-    assert found.message.splitlines()[-1] == "  rank 2 is blocked behind them"
+    assert found.message.splitlines()[-1] == "  therefore rank 2 is blocked too"
 
 
 def test_entering_two_groups_in_different_orders_is_one_cycle_over_both() -> None:
@@ -392,13 +392,13 @@ def test_a_message_taken_by_a_wildcard_receive_is_not_called_missing() -> None:
     assert found.code == "DS304"
     assert (
         found.message.splitlines()[0]
-        == "rank 0 waits for a message from rank 1 (rank 0:2), but its receive from any source "
-        "(rank 0:1) has already taken it"
+        == "rank 0 waits for a message from rank 1 (rank 0:2), but rank 0 already received this "
+        "message with a recv from any source (rank 0:1)"
     )
     assert "took rank 1's message" in found.message.splitlines()[3]
     assert found.help == (
-        "name the source of rank 0's receive from any source (rank 0:1), or use different tags for "
-        "different kinds of messages",
+        "set `src` in the recv of rank 0 (rank 0:1), or use different tags for different kinds of "
+        "messages",
     )
 
 

@@ -89,7 +89,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "buckets in another order": (
         BUCKETS_IN_ANOTHER_ORDER,
         "DS601",
-        ("in different orders, so the results are wrong", "in the same order on"),
+        ("in different orders on world, so the results are wrong", "in the same order on"),
     ),
     "the tp group where dp was meant": (
         OTHER_GROUP,

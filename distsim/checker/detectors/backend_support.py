@@ -75,9 +75,9 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
         call, refusing = examples[refusal]
         ranks = tuple(sorted(refused_ranks))
         place = program.sites[site].place(ranks[0])
-        where = f"on {rank_list(ranks)}{parenthesised(location_text(place))}"
+        where = f"{rank_list(ranks)}{parenthesised(location_text(place))}"
         subject = _refused_subject(code_of_finding, call, refusing)
-        message = f"{subject}, {where}; torch raises: {reason}"
+        message = f"{subject}, on {where}\n  torch raises: {reason}"
         advice = _refusal_advice(code_of_finding, call, refusing)
         found.append(Finding(code_of_finding, "error", message, ranks, (), (advice,), (place,)))
     return found
@@ -95,7 +95,7 @@ def _refused_subject(code: str, call: ResolvedCall, refusing: BackendProfile) ->
         return f"{start} reduce op {call.reduce_op} for {dtype}{named}"
     if code == "DS701":
         return f"{start} receives from any source"
-    return f"{refusing.name} rejects {call_words(call)}"
+    return f"{refusing.name}: {call_words(call)} is not supported"
 
 
 def _ranks_with_valid_call(code: SharedCode, call: CodeCall) -> Sequence[int]:
@@ -163,10 +163,15 @@ def _refusal_advice(number: str, refused: ResolvedCall, refusing: BackendProfile
         dtype = (refused.inputs or refused.outputs)[0].dtype
         supported = [op for op in REDUCE_OPS if refusing.support.takes(refused.op, dtype, op)]
         if supported:
-            names = ", ".join(supported)
-            return f"use one of the reduce ops {names}, or a group on another backend"
+            names = _alternatives(supported)
+            return f"use {names}. Or create a group on another backend"
     remedy = CODES[number].remedy
     return remedy[0].lower() + remedy[1:].rstrip(".")
+
+
+def _alternatives(names: Sequence[str]) -> str:
+    """`sum, avg or min`."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _refusal_code(call: ResolvedCall, profile: BackendProfile) -> str:

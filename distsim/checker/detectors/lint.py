@@ -76,21 +76,21 @@ def _default_timeout_words(
     groups: list[RankGroup], world_ns: int, profile: BackendProfile
 ) -> tuple[str, str]:
     """Message and advice."""
-    names = ", ".join(group.name for group in groups[:_MAX_SHOWN_GROUPS])
+    names = ", ".join(f"`{group.name}`" for group in groups[:_MAX_SHOWN_GROUPS])
     hidden = len(groups) - _MAX_SHOWN_GROUPS
     if hidden > 0:
         names += f" and {hidden} more"
     default, world = duration_text(profile.timeout_ns), duration_text(world_ns)
     if len(groups) == 1:
-        subject, wait, are = f"group {names} has", "waits", "is"
+        subject, groups_are = f"group {names} sets", f"group {names} is"
     else:
-        subject, wait, are = f"groups {names} have", "wait", "are"
+        subject, groups_are = f"groups {names} set", f"groups {names} are"
     message = (
-        f"{subject} no timeout and {wait} {default} (the default of {profile.name}), although "
-        f"the timeout of the world is {world}"
+        f"{subject} no timeout, so {profile.name}'s default of {default} applies; the world uses "
+        f"{world}"
     )
-    where = "they" if hidden > 0 else names
-    return message, f"set `timeout: {world}` where {where} {are} created"
+    where = "these groups are" if hidden > 0 else groups_are
+    return message, f"set `timeout: {world}` where {where} created"
 
 
 def _keeps_default_timeout(group: RankGroup) -> bool:
@@ -246,11 +246,13 @@ def _excluded_member_finding(
 ) -> Finding:
     place = program.sites[site].place(callers[0])
     ranks = rank_list(excluded)
-    members = "a member" if len(excluded) == 1 else "members"
+    are = "is" if len(excluded) == 1 else "are"
+    them = "this rank" if len(excluded) == 1 else "these ranks"
+    at_line = f" at {location_text(place)}" if location_text(place) else ""
     message = (
-        f"{op} on {program.groups[sequence].name}{parenthesised(location_text(place))} is under a "
-        f"selector that excludes {ranks}, {members} of the group"
+        f"{ranks} {are} in group {program.groups[sequence].name}, but `ranks:`{at_line} excludes "
+        f"{them} from {op}"
     )
-    advice = f"call it on {ranks} too, or create a group of {rank_list(callers)} for it"
+    advice = f"call {op} on {ranks} too, or on a group of {rank_list(callers)}"
     concerned = tuple(sorted({*callers, *excluded}))
     return Finding("DS608", "note", message, concerned, (), (advice,), (place,))

@@ -76,7 +76,7 @@ def _excessive_memory_finding(
     needs = "needs" if len(worst.ranks) == 1 else "each need"
     message = (
         f"{rank_list(worst.ranks)} {needs} {show_bytes(worst.total)} of memory, but "
-        f"{device.name} has {show_bytes(device.memory_nbytes)} (`{worst.name}`: {kinds})"
+        f"{device.name} has {show_bytes(device.memory_nbytes)} (per rank: {kinds})"
     )
     ranks = tuple(sorted({rank for peak in excessive for rank in peak.ranks}))
     place = _memory_place(scenario, worst.name)

@@ -186,14 +186,14 @@ def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Find
         )
         for rank, position in calls
     ]
-    what = f"coalesce their tensors on {group}" if within else f"make equal calls on {group}"
-    doing = "coalesce" if within else "make the calls on"
+    doing = "coalesce" if within else f"call {program.call(*calls[0]).op} on"
+    what = f"{doing} {label[0]} and {label[1]}"
     head = (
         f"{label[0]} of rank {p} is combined with {label[1]} of rank {q}: the ranks {what} in "
-        "different orders, so the results are wrong"
+        f"different orders on {group}, so the results are wrong"
     )
     ranks = rank_list(sorted({p, q}))
-    help_line = f"{doing} {label[0]} and {label[1]} in the same order on {ranks}"
+    help_line = f"{what} in the same order on {ranks}"
     places = tuple(dict.fromkeys(program.place(*call) for call in calls))
     return Finding(
         "DS601",

@@ -55,9 +55,9 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
             f"rank {rank}",
             call_words(program.call(rank, k)),
             location_text(program.place(rank, k)),
-            f"connects {_direction_words(one, peer)}",
+            f"opens {_direction_words(one)}",
         )
-        for (rank, k), one, peer in zip(calls, launches, (q, p), strict=True)
+        for (rank, k), one in zip(calls, launches, strict=True)
     ]
     head = (
         f"undefined behaviour on {profile.name}: ranks {p} and {q} open their connection in "
@@ -66,8 +66,8 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
     advice = (
-        f"post both directions in one batch_isend_irecv on ranks {p} and {q}, "
-        "or each direction in its own call on both ranks, in the same order"
+        f"on ranks {p} and {q}, put send and receive into one batch_isend_irecv. Or use single "
+        "calls, in the same order on both ranks"
     )
     return [
         Finding(
@@ -82,13 +82,11 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
     ]
 
 
-def _direction_words(launched: ConnectingLaunch, peer: int) -> str:
-    """The directions of a launch, to and from its peer."""
-    return " and ".join(
-        words
-        for way, words in (("send", f"to rank {peer}"), ("recv", f"from rank {peer}"))
-        if way in launched.ways
-    )
+def _direction_words(launched: ConnectingLaunch) -> str:
+    """The connections that a launch opens to its peer."""
+    if len(launched.ways) > 1:
+        return "send and receive connections"
+    return "only a send connection" if "send" in launched.ways else "only a receive connection"
 
 
 def _first_order_difference(

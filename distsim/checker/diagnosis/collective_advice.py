@@ -29,15 +29,12 @@ _ASPECT_ADVICE = {
     "op": "make the same calls on all members: find the branch where the members diverge",
     "ranks": "create every group on all ranks, with the same members and in the same order",
     "backend": "use the same backend on all ranks",
-    "root": "use the same root on all members: one global rank",
+    "root": "the root is a global rank; use the same one on all members",
     "numel": (
         "use tensors of the same shape on all members: pad them, or use all_to_all_single with "
         "splits"
     ),
-    "splits": (
-        "make output_splits the transpose of input_splits (the default), "
-        "or exchange the counts first"
-    ),
+    "splits": ("make output_splits the transpose of input_splits, or exchange the counts first"),
     "dtype": "cast to the same dtype on all members before the call",
     "reduce_op": "use the same reduce operation (`op`) on all members",
 }

@@ -35,7 +35,7 @@ def _leak_finding(program: Program, leak: RequestLeak) -> Finding:
     rank = leak.ranks[0]
     call, place = program.call(rank, leak.position), program.place(rank, leak.position)
     times = f" ({leak.count} requests)" if leak.count > len(leak.ranks) else ""
-    advice = "keep its handle (`as: h`), and wait for it before the tensor is used again"
+    advice = "keep the handle (`as: h`), and wait for `h` before the tensor is used again"
     if leak.overwritten:
         why = "its handle is overwritten before the wait"
         advice = "give each request its own handle (`as: h@i` in a loop), and wait for each"
@@ -105,10 +105,10 @@ def open_receive_findings(
         ranks = tuple(dict.fromkeys(rank for rank, _ in receives))
         place = program.place(*receives[0])
         message = (
-            f"a receive from any source on {rank_list(ranks)}"
-            f"{parenthesised(location_text(place))} can take messages from several senders"
+            f"{rank_list(ranks)}{parenthesised(location_text(place))}: recv from any source can "
+            "take messages from several senders"
         )
-        advice = "if you mean one sender, name it with `src`"
+        advice = "if only one sender is meant, set `src` in the recv"
         found.append(Finding("DS605", "note", message, ranks, (), (advice,), (place,)))
     return tuple(found)
 

@@ -103,11 +103,12 @@ def open_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]
         return []
     if not all(_made_all_calls(program, end) for end in ends):
         return []
-    stays, exits = "its process stays alive", "the process exits, and its"
+    ranks = rank_list([end.rank for end in ends])
+    stay, exit_words = f"the process of {ranks} stays", "the process exits, and its"
     if len(ends) > 1:
-        stays, exits = "their processes stay alive", "the processes exit, and their"
+        stay, exit_words = f"the processes of {ranks} stay", "the processes exit, and their"
     return [
-        f"  {stays} here, as under `run --real`; in a plain script {exits} peers raise "
+        f"  in this simulation {stay} alive; in a plain script {exit_words} peers raise "
         '"Connection closed by peer" at once'
     ]
 

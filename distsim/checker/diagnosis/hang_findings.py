@@ -174,8 +174,7 @@ class _HangDiagnosis:
 
     def _with_victims(self, finding: Finding, victims: tuple[int, ...]) -> Finding:
         are = "is" if len(victims) == 1 else "are"
-        them = "it" if len(finding.core) == 1 else "them"
-        line = f"  {rank_list(victims)} {are} blocked behind {them}"
+        line = f"  therefore {rank_list(victims)} {are} blocked too"
         ranks = tuple(sorted({*finding.ranks, *victims}))
         return replace(finding, message=f"{finding.message}\n{line}", ranks=ranks)
 

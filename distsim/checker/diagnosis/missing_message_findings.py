@@ -134,8 +134,8 @@ class MissingMessageFindings:
         own_place = parenthesised(location_text(self.rows.place(rank, need)))
         taking_place = parenthesised(location_text(taking_places[0]))
         head = (
-            f"rank {rank} waits for a message from rank {awaited_rank}{own_place}, but its receive "
-            f"from any source{taking_place} has already taken it"
+            f"rank {rank} waits for a message from rank {awaited_rank}{own_place}, but rank {rank} "
+            f"already received this message with a recv from any source{taking_place}"
         )
         rows: list[Sequence[str]] = [
             self.rows.blocked_row(rank, need, ""),
@@ -147,8 +147,8 @@ class MissingMessageFindings:
             taken = f"took rank {awaited_rank}'s message"
             rows.append((f"rank {rank}", words, location_text(place), taken))
         advice = (
-            f"name the source of rank {rank}'s receive from any source{taking_place}, or use "
-            "different tags for different kinds of messages",
+            f"set `src` in the recv of rank {rank}{taking_place}, or use different tags for "
+            "different kinds of messages",
         )
         lines = [head, *aligned_columns(rows), *notes]
         return self.rows.finding("DS304", lines, core, advice, _waits(edges))

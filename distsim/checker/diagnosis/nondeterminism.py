@@ -70,8 +70,9 @@ def buffering_findings(
         )
     elif sends:
         message = (
-            "the program completes only if sends are buffered; mpi buffers small messages, and "
-            "nccl buffers them once the ranks have connected"
+            "the program completes only if sends are buffered\n"
+            "  mpi buffers small messages\n"
+            "  nccl buffers messages once the ranks have connected"
         )
         advice = (
             "fix the deadlock and do not rely on buffering: with a larger tensor or another "
@@ -108,9 +109,21 @@ def event_order_findings(
     if len(schedule.choices) > len(shown):
         lines.append(f"  … and {len(schedule.choices) - len(shown)} more")
     ranks = tuple(sorted({_choosing_call(choice).rank for choice in schedule.choices}))
-    advice = "name the source of the receive, or use different tags for different kinds of messages"
+    advice = (
+        f"{_source_advice(program, schedule)}, or use different tags for different kinds of "
+        "messages"
+    )
     unique_places = tuple(dict.fromkeys(places))
     return (Finding("DS609", "warning", "\n".join(lines), ranks, (), (advice,), unique_places),)
+
+
+def _source_advice(program: Program, schedule: ReplaySchedule) -> str:
+    """Names the first receive that takes a message of one of several senders."""
+    receives = [choice.receive for choice in schedule.choices if isinstance(choice, TakeChoice)]
+    if not receives:
+        return "set `src` in the receive"
+    place = location_text(program.place(receives[0].rank, receives[0].position))
+    return f"set `src` in the receive{parenthesised(place)}"
 
 
 def _choosing_call(choice: TakeChoice | BufferChoice) -> CallId:

@@ -12,6 +12,7 @@ It reads no files; ``readers`` do.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distsim.hang_doctor.analysis import (
@@ -24,6 +25,7 @@ from distsim.hang_doctor.analysis import (
     wait_cycles,
 )
 from distsim.hang_doctor.analysis.crashes import crash_causes, ends_from_outside
+from distsim.hang_doctor.analysis.divergence import RecordedMismatch, first_mismatch
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.next_steps import what_to_collect
 from distsim.hang_doctor.analysis.wait_graph import job_wait_state
@@ -41,15 +43,16 @@ _WAIT_KINDS = ("wait_for_cycle", "behind")
 class Diagnosis:
     """The result of the analysis.
 
-    ``causes``: the main cause first. ``common``: for each group, the last call that all ranks have
-    finished, as text. ``absent``: ranks of the job about which no file was given. ``collect``: what
-    to collect next.
+    ``causes``: the main cause first. ``mismatches``: for each group, the first call that does not
+    match. ``common``: for each group, the last call that all ranks have finished, as text.
+    ``absent``: ranks of the job about which no file was given. ``collect``: what to collect next.
     """
 
     evidence: Evidence
     standing: JobWaitState
     causes: list[HangCause] = field(default_factory=list)
     common: list[str] = field(default_factory=list)
+    mismatches: dict[str, RecordedMismatch] = field(default_factory=dict)
     absent: tuple[int, ...] = ()
     collect: list[str] = field(default_factory=list)
 
@@ -70,7 +73,8 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     diagnosis = Diagnosis(evidence, job)
     diagnosis.absent = _ranks_without_evidence(evidence)
     diagnosis.causes = _demote_disputed(evidence, _ordered_causes(job))
-    diagnosis.common = _last_common_calls(job)
+    diagnosis.mismatches = _first_mismatches(job)
+    diagnosis.common = _last_common_calls(job, diagnosis.mismatches)
     diagnosis.collect = what_to_collect(job, diagnosis.absent, diagnosis.main)
     return diagnosis
 
@@ -198,15 +202,28 @@ def _demote_disputed(evidence: Evidence, found: list[HangCause]) -> list[HangCau
 # --- the last calls that all ranks have in common ---
 
 
-def _last_common_calls(job: JobWaitState) -> list[str]:
-    """For each group that a rank waits on: the last call that all ranks finished, or else made."""
+def _first_mismatches(job: JobWaitState) -> dict[str, RecordedMismatch]:
+    """For each group with a mismatch: the first one."""
+    found = {}
+    for group in job.evidence.groups:
+        mismatch = first_mismatch(job, group)
+        if mismatch is not None:
+            found[group] = mismatch
+    return found
+
+
+def _last_common_calls(job: JobWaitState, mismatches: Mapping[str, RecordedMismatch]) -> list[str]:
+    """For each group that a rank waits on: the last call that all ranks finished, or else made.
+
+    If their calls do not match: the last call before the mismatch.
+    """
     calls = (wait.call for wait in job.all_waits())
     groups = dict.fromkeys(call.group for call in calls if call.number >= 0 and not call.p2p)
-    texts = (_last_common_call(job, group) for group in groups)
+    texts = (_last_common_call(job, group, mismatches.get(group)) for group in groups)
     return [text for text in texts if text]
 
 
-def _last_common_call(job: JobWaitState, group: str) -> str:
+def _last_common_call(job: JobWaitState, group: str, mismatch: RecordedMismatch | None) -> str:
     """Empty if fewer than two members are known."""
     last_calls = {
         member: last
@@ -216,9 +233,13 @@ def _last_common_call(job: JobWaitState, group: str) -> str:
     if len(last_calls) < 2 or not job.evidence.groups[group].sure:
         return ""
     finished = min(job.last_finished(member, group) for member in last_calls)
+    made = min(last_calls.values())
+    reached = finished if finished >= 0 else made
+    if mismatch is not None and mismatch.number <= reached:
+        matched = _call_text(job, group, mismatch.number - 1)
+        return f"that matched on {ranks_text(last_calls)}: {matched}"
     if finished >= 0:
         return f"that {ranks_text(last_calls)} all finished: {_call_text(job, group, finished)}"
-    made = min(last_calls.values())
     return f"that {ranks_text(last_calls)} all made: {_call_text(job, group, made)}"
 
 

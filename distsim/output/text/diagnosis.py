@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
+from distsim.hang_doctor.analysis.divergence import RecordedMismatch
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.live_states import movement_text
 from distsim.hang_doctor.analysis.wait_chains import position_text
-from distsim.hang_doctor.model.evidence_records import InputFile, StackFrame
+from distsim.hang_doctor.model.evidence_records import EvidenceCall, InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (
     call_text,
     ranks_text,
@@ -169,12 +170,17 @@ def _wait_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
 
 
 class _Wait(NamedTuple):
-    """A call and what it waits for. ``not_given``: awaited ranks without any evidence."""
+    """A call and what it waits for.
+
+    ``not_given``: awaited ranks without any evidence. ``differing``: ranks whose call of this
+    number does not match.
+    """
 
     call: str
     missing: tuple[int, ...]
     not_given: tuple[int, ...]
     open_ended: bool
+    differing: tuple[int, ...]
 
 
 def _wait_lines(diagnosis: Diagnosis) -> Iterator[str]:
@@ -183,10 +189,24 @@ def _wait_lines(diagnosis: Diagnosis) -> Iterator[str]:
     for rank, status in diagnosis.standing.ranks.items():
         for wait in status.waits:
             call = call_text(diagnosis.evidence, wait.call)
-            key = _Wait(call, wait.missing, wait.silent, wait.open_ended)
+            differing = _differing_ranks(diagnosis, rank, wait.call)
+            key = _Wait(call, wait.missing, wait.silent, wait.open_ended, differing)
             ranks_by_wait.setdefault(key, []).append(rank)
     for wait_key, ranks in ranks_by_wait.items():
         yield f"{ranks_text(ranks)}: blocked in {wait_key.call}; {_awaited_text(wait_key)}"
+
+
+def _differing_ranks(diagnosis: Diagnosis, rank: int, call: EvidenceCall) -> tuple[int, ...]:
+    """The ranks that disagree with this rank, if its call is the first mismatch on its group."""
+    mismatch = diagnosis.mismatches.get(call.group)
+    if mismatch is None or not call.is_collective(mismatch.group, mismatch.number):
+        return ()
+    differing = [each for side in mismatch.sides if rank not in side.ranks for each in side.ranks]
+    return tuple(sorted(differing)) if len(differing) < _rank_count(mismatch) else ()
+
+
+def _rank_count(mismatch: RecordedMismatch) -> int:
+    return sum(len(side.ranks) for side in mismatch.sides)
 
 
 def _awaited_text(wait: _Wait) -> str:
@@ -199,6 +219,9 @@ def _awaited_text(wait: _Wait) -> str:
         return f"waiting {' and '.join(parts)}"
     if wait.open_ended:
         return "the records do not show which ranks are missing"
+    if wait.differing:
+        makes = "makes" if len(wait.differing) == 1 else "make"
+        return f"{ranks_text(wait.differing)} {makes} a different call"
     return "all required ranks have arrived"
 
 

@@ -75,8 +75,8 @@ def startup_warnings(processes: Iterable[StartupProcess]) -> tuple[StartupCause,
     ranks = tuple(process.rank for process in mpi_processes if _passes_numbers(process))
     if not ranks:
         return ()
-    message = "mpi ignores rank and world_size: its launcher sets both"
-    remedy = "remove them, and start the ranks with mpirun or srun"
+    message = "mpi ignores `rank` and `world_size`, because the MPI launcher sets both"
+    remedy = "remove both arguments, and start the ranks with mpirun or srun"
     return (StartupCause("DS706", ranks, message, remedy),)
 
 
@@ -149,7 +149,11 @@ class _StartupCauseFinder:
             "where the store would listen\n"
             f"  {_ranks_text(taken)} raise{_verb_s(taken)} {outcome.error}: {outcome.text}"
         )
-        remedy = "use another port; `ss -ltnp` shows the process on this one, often an earlier run"
+        port = self.addresses[first].port
+        remedy = (
+            f"use another port; `ss -ltnp` shows which process uses port {port} (often a previous "
+            "run)"
+        )
         return [StartupCause("DS123", tuple(taken), message, remedy)]
 
     def unresolvable_hosts(self) -> list[StartupCause]:
@@ -220,11 +224,12 @@ class _StartupCauseFinder:
         stale = [rank for rank, path in files.items() if path in self.environment.files_left]
         if not stale:
             return []
+        path = self.addresses[stale[0]].path
         message = (
-            f"{self.addresses[stale[0]].path} remains from an earlier run: ranks find addresses "
-            "of processes that have exited"
+            f"{path} remains from an earlier run, so ranks find the addresses of processes that "
+            "have exited"
         )
-        remedy = "delete it before each run, or use a new path: a killed run does not delete it"
+        remedy = f"delete {path} before each run (a killed run leaves the file), or use a new path"
         return [StartupCause("DS126", tuple(stale), message, remedy)]
 
     def hash_stores(self) -> list[StartupCause]:
@@ -303,8 +308,8 @@ class _StartupCauseFinder:
             odd = [rank for rank, info in numbered.items() if info.world_size != usual]
             odd_sizes = sorted({numbered[rank].world_size for rank in odd})
             message = (
-                f"world sizes differ: {_ranks_text(odd)} use{_verb_s(odd)} "
-                f"{', '.join(map(str, odd_sizes))}, the other ranks {usual}"
+                f"{_ranks_text(odd)} use{_verb_s(odd)} world_size "
+                f"{', '.join(map(str, odd_sizes))}, all other ranks use {usual}"
             )
             remedy = "give every process the same world_size"
             return [self._cause_with_errors("DS125", odd, message, remedy)]

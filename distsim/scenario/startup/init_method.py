@@ -295,8 +295,8 @@ def _how_to_set_variable(name: str, launcher: str) -> str:
     """The remedy for a missing variable under a launcher."""
     if launcher in ("mp.spawn", "mp.Process"):
         return (
-            f"{launcher} sets no environment variables: pass rank and world_size, and set "
-            "MASTER_ADDR and MASTER_PORT, or use tcp://"
+            "pass rank and world_size to init_process_group. Also set MASTER_ADDR and MASTER_PORT, "
+            f"or use a tcp:// init_method ({launcher} sets no environment variables)"
         )
     own_variables = _VARIABLES_OF_LAUNCHERS.get(launcher)
     if own_variables is None:

@@ -21,7 +21,7 @@ _REPLACEMENTS: Final = (
         "give each request its own handle (`as: h@i` in a loop), and wait for each",
         "keep each Work, and call wait() on it",
     ),
-    ("keep its handle (`as: h`), and wait for it before", "keep the Work and call wait() before"),
+    ("keep the handle (`as: h`), and wait for `h` before", "keep the Work and call wait() before"),
     (
         "keep the handle (`as: h`) and wait for it (`wait: h`)",
         "keep the Work and call wait() on it",
@@ -38,7 +38,7 @@ _REPLACEMENTS: Final = (
     (" (`copies:`)", ""),
     (" (`init: eager`)", ""),
     (" by an injected fault", ""),
-    ("is under a selector that excludes", "is in a branch that excludes"),
+    (", but `ranks:` at ", ", but the branch at "),
 )
 
 #: torch's error for a CPU tensor on a group that has only NCCL.

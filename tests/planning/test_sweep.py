@@ -148,7 +148,7 @@ def test_a_killed_sweep_resumes_to_the_same_table(cli: Cli, tmp_path: Path) -> N
     done = cli("sweep", file, *GRID, "-o", cut, "-j", "1")
 
     assert done.returncode == 0
-    assert "from the cache" in done.stdout
+    assert "taken from the output file" in done.stdout
     assert cut.read_text(encoding="utf-8") == whole
 
 
@@ -288,7 +288,7 @@ def _where(task: int) -> int:
 
 def test_an_invalid_address_and_one_without_a_scheduler_are_reported() -> None:
     pytest.importorskip("joblib")
-    with pytest.raises(UsageError, match="expected a Dask"):
+    with pytest.raises(UsageError, match="Dask scheduler"):
         list(run_tasks(_where, [1, 2], address="node0"))
 
 

@@ -349,7 +349,7 @@ def test_equal_parts_in_another_order_are_wrong_data_and_a_warning() -> None:
 
     assert (ran.verdict.verdict, ran.outcome) == ("ok", "wrong-data")
     assert (
-        "a of rank 0 is combined with b of rank 1: the ranks coalesce their tensors on world"
+        "a of rank 0 is combined with b of rank 1: the ranks coalesce a and b in different orders on world"
         in warning.message
     )
     assert [ran.values.text(rank, "a") for rank in (0, 1)] == ["[11.0, 11.0]", "[11.0, 11.0]"]

@@ -24,9 +24,10 @@ from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
-from distsim.semantics.form.instructions import ExitRank
+from distsim.semantics.form.instructions import CompilationUnit, ExitRank
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import mismatched_receives, suspect_instances
+from distsim.semantics.form.order_dependence import requests_open_at_end
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -261,10 +262,13 @@ def _with_fault_message(end: RankEnd) -> RankEnd:
 
 
 def early_exit_ranks(linked: LinkedProgram) -> list[int]:
-    """The ranks that exit, raise or are killed before the end of their program."""
-    found = []
-    for rank, unit in enumerate(linked.unit_of):
-        last = unit.instructions[-1]
-        if isinstance(last, ExitRank) and last.gone:
-            found.append(rank)
-    return found
+    """The ranks that fail, are killed, or whose process ends while requests of it are open."""
+    exits_early = {id(unit): _exits_early(unit) for unit in linked.units}
+    return [rank for rank, unit in enumerate(linked.unit_of) if exits_early[id(unit)]]
+
+
+def _exits_early(unit: CompilationUnit) -> bool:
+    last = unit.instructions[-1]
+    if not isinstance(last, ExitRank) or not last.gone:
+        return False
+    return last.status != "ended" or bool(requests_open_at_end(unit))

@@ -33,7 +33,11 @@ from distsim.semantics.form.instructions import DropRequest
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import ProgramMismatches
 from distsim.semantics.form.nccl_connect import connection_mismatches
-from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters
+from distsim.semantics.form.order_dependence import (
+    exits_change_result,
+    exits_with_open_requests,
+    why_order_matters,
+)
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -170,8 +174,10 @@ def _surely_completes(program: Program, profile: BackendProfile, cost: CostModel
     init; and where the strict run exceeds a timeout nothing is known, because a less strict one
     enqueues earlier, and its timeouts start earlier (2.4).
     """
-    if any(call.op == "new_group" for call in _distinct_calls(program)):
-        return False  # a rendezvous under eager init only
+    # new_group is a rendezvous under eager init only. A process that exits with an error does not
+    # wait for what it launched, which the strictest options hide.
+    if any(call.op in ("new_group", "exit") for call in _distinct_calls(program)):
+        return False
     strictest = _with_options(program, init="lazy", buffsize=_NO_BUFFER_BYTES, serial=True)
     runner = _LinkedRunner(strictest, profile, cost)
     if runner.linked.mixes_batches or runner.ordered:
@@ -244,7 +250,8 @@ class _LinkedRunner:
                 return None
             if has_overlap(conditions, columns, self.cost):
                 return None
-        return self._end_of(done)
+        end = self._end_of(done)
+        return None if exits_change_result(linked, end.final_state) else end
 
     def _end_of(self, done: RunProgress) -> ProgramEnd:
         notes = _mismatch_notes(done.linked, self.mismatches.in_run(done.posted))

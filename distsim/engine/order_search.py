@@ -6,7 +6,7 @@ Under gloo one more order matters: a receive that names its sender goes before a
 receive, if it is posted before that one has taken the message (`MessageMatcher.specific_first`). So
 a host that is about to post such a receive is a choice too.
 
-If a rank exits early (it raises, crashes or exits), its open requests are lost, and it matters what
+If a process ends with an error, or while requests are open, these are lost, and it matters what
 other ranks did before: a mismatched message ends the rank in another way, if it arrives in time.
 Then every step of every rank is a choice. The same holds if a program drops a request that gloo
 cancels unless it has matched by then (G4); the caller passes ``every_step`` in this case.
@@ -29,6 +29,7 @@ from distsim.semantics.ordered.machine_tables import OP_POST
 from distsim.semantics.ordered.state import (
     CHOICE_STEP,
     RankEnded,
+    RowCancelled,
     RowsMismatched,
     RunState,
     SchedulerChoice,
@@ -82,8 +83,8 @@ class _SearchNode(NamedTuple):
 class _OrderSearch:
     """A depth-first search over states. States with equal keys and mismatches are visited once.
 
-    ``has_early_exit``: in some order, a rank exited before its end. ``ends`` has the ends in the
-    order in which they were found.
+    ``has_early_exit``: in some order, a process ended so that others may have lost something.
+    ``ends`` has the ends in the order in which they were found.
     """
 
     def __init__(self, rules: TransitionRules, max_states: int, every_step: bool) -> None:
@@ -131,26 +132,38 @@ class _OrderSearch:
         """The node that a choice leads to. The given state is not changed."""
         after = state.copy()
         events = self.rules.advance(after, choice)
-        return _SearchNode(after, self._with_mismatches(events, notes))
+        return _SearchNode(after, self._with_mismatches(after, events, notes))
 
     def _settle(self, state: RunState, notes: frozenset[MismatchNote]) -> frozenset[MismatchNote]:
         """Run everything that has no alternative, in place; return the mismatches up to there."""
         if self.every_step:
             return notes
         hold = self._may_overtake_any_source if self.rules.profile.specific_first else None
-        return self._with_mismatches(self.rules.settle(state, hold), notes)
+        events = self.rules.settle(state, hold)
+        return self._with_mismatches(state, events, notes)
 
     def _with_mismatches(
-        self, events: list[TransitionEvent], notes: frozenset[MismatchNote]
+        self, state: RunState, events: list[TransitionEvent], notes: frozenset[MismatchNote]
     ) -> frozenset[MismatchNote]:
-        """``notes`` and the mismatches among some events. Also detects early exits."""
+        """``notes`` and the mismatches among the events that led to a state.
+
+        Also detects exits whose order matters.
+        """
         for event in events:
-            if isinstance(event, RankEnded) and event.gone:
+            if isinstance(event, RowCancelled) or self._exits_early(state, event):
                 self.has_early_exit = True
             if isinstance(event, RowsMismatched):
                 ranks = tuple(sorted(self.rules.rank_of[row] for row in event.rows))
                 notes |= {MismatchNote(event.outcome, event.fields, ranks)}
         return notes
+
+    @staticmethod
+    def _exits_early(state: RunState, event: TransitionEvent) -> bool:
+        """Whether a rank ends with an error, or while its requests are open."""
+        if not isinstance(event, RankEnded):
+            return False
+        end = state.ends[event.rank]
+        return not event.gone or (end is not None and end.status != "ended")
 
     def _may_overtake_any_source(self, state: RunState, rank: int) -> bool:
         """Whether a rank is about to post a receive that overtakes an older any-source receive.

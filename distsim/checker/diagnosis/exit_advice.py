@@ -93,22 +93,18 @@ def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
     return words[ends[0].status]
 
 
-def open_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]:
-    """What a plain script would show, if the backend reports the end of a peer's process.
-
-    The ranks of a simulated or real run keep their process, so peers wait; semantics G13 is about
-    a process that has ended.
-    """
+def closed_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]:
+    """What ranks that wait for a process see, if the backend reports that the process has ended."""
     if BACKEND_PROFILES[program.backend].peer_death != "raises":
         return []
-    if not all(_made_all_calls(program, end) for end in ends):
+    if program.options.get("stays_connected") or any(end.status != "ended" for end in ends):
         return []
-    stays, exits = "its process stays alive", "the process exits, and its"
+    whose = "the process ends and closes its connections"
     if len(ends) > 1:
-        stays, exits = "their processes stay alive", "the processes exit, and their"
+        whose = "the processes end and close their connections"
     return [
-        f"  {stays} here, as under `run --real`; in a plain script {exits} peers raise "
-        '"Connection closed by peer" at once'
+        f"  on {program.backend}, {whose}: ranks that wait for "
+        f'{"it" if len(ends) == 1 else "them"} raise "Connection closed by peer"'
     ]
 
 

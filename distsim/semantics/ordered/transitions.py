@@ -41,11 +41,13 @@ from distsim.semantics.ordered.machine_tables import (
 )
 from distsim.semantics.ordered.queue_rules import QueueRules
 from distsim.semantics.ordered.state import (
+    CHOICE_CLOSE,
     CHOICE_FINISH,
     CHOICE_STEP,
     CHOICE_TAKE,
     CLOSED,
     DUE,
+    QUEUED,
     RUNNING,
     HostReleased,
     RankEnded,
@@ -68,7 +70,7 @@ OWN_TIMEOUT_MESSAGE = "Application timeout caused pair closure"
 _DROPPED_WORK_MESSAGE = (
     "Attempted destruction of AsyncWork before work has completed, terminating the program."
 )
-_SEND = int(PartKind.SEND)
+_SEND, _COLLECTIVE = int(PartKind.SEND), int(PartKind.COLLECTIVE)
 #: What `TransitionRules.open_row` returns if no row is open.
 NO_OPEN_ROW = -1
 
@@ -84,6 +86,8 @@ class TransitionRules(QueueRules):
     ) -> None:
         super().__init__(program, profile)
         self.ranks_to_crash = []
+        #: Whether processes outlive their programs, as if every rank stayed connected.
+        self.processes_stay = False
 
     # --- states ---
     def initial(self) -> RunState:
@@ -99,6 +103,7 @@ class TransitionRules(QueueRules):
         return RunState(
             pc=[0] * size,
             ends=ends,
+            exiting={},
             open_launches=[0] * size,
             phase=bytearray(self.linked.rows),
             queues={},
@@ -129,12 +134,15 @@ class TransitionRules(QueueRules):
     def enabled(self, state: RunState) -> list[SchedulerChoice]:
         """All that may happen next, in a fixed order.
 
-        Hosts by rank come first, then rows that are due, then any-source receives.
+        Hosts by rank come first, then rows that are due, any-source receives, and processes that
+        exit while messages are open.
         """
         ranks = [rank for rank in range(len(state.pc)) if self.can_step(state, rank)]
         choices = [SchedulerChoice(CHOICE_STEP, rank) for rank in ranks]
         choices += [SchedulerChoice(CHOICE_FINISH, row) for row in self.due_rows(state)]
         choices += [SchedulerChoice(CHOICE_TAKE, *take) for take in state.matcher.takes()]
+        closing = (rank for rank in state.exiting if not self.open_collectives(state, rank))
+        choices += [SchedulerChoice(CHOICE_CLOSE, rank) for rank in closing]
         return choices
 
     def due_rows(self, state: RunState) -> list[int]:
@@ -203,8 +211,10 @@ class TransitionRules(QueueRules):
             self.step(state, choice.a, out)
         elif choice.kind == CHOICE_FINISH:
             self.finish(state, choice.a, out)
-        else:
+        elif choice.kind == CHOICE_TAKE:
             self.take(state, choice.b, out)
+        else:
+            self.close_process(state, choice.a, out)
 
     def take(self, state: RunState, send: int, out: TransitionListener) -> None:
         """The oldest any-source receive of the message's box takes the message."""
@@ -243,8 +253,8 @@ class TransitionRules(QueueRules):
                     ranks.append(self.rank_of[event.row])
                 elif type(event) is HostReleased:
                     ranks.append(event.rank)
-                elif type(event) is RankEnded and event.gone:
-                    # Any rank may have waited for the rank that has exited.
+                elif type(event) is RankEnded and event.gone and self.detects_peer_death:
+                    # Any rank may have waited for the process that has ended.
                     ranks.extend(range(len(state.pc)))
             seen = len(out.events)
         return out.events
@@ -266,10 +276,14 @@ class TransitionRules(QueueRules):
             self.end_row(state, row, out)
         if self.ranks_to_crash:
             self.abort(state, out)
+        if state.exiting and self.rank_of[row] in state.exiting:
+            self._end_exits(state, out)
 
     def kill(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
         """End a rank from outside, at its current instruction: a fault at a given time."""
-        self._exit(state, rank, end, out)
+        if state.ends[rank] is None:
+            state.ends[rank] = end
+            self.close_process(state, rank, out)
         self.abort(state, out)
 
     def close(self, state: RunState, rank: int, group: int) -> None:
@@ -405,17 +419,73 @@ class TransitionRules(QueueRules):
             self.released(state, row, out)
 
     def _exit(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
+        """A rank ends. Its process ends at once, unless it exits by itself while requests are open.
+
+        Such a process first waits for its open collectives, if the backend does so, and takes time
+        until it closes its sockets, in which open messages may still arrive (`close_process`).
+        """
         if state.ends[rank] is not None:
             return
         state.ends[rank] = end
-        out.ended(rank, end.gone)
+        if not end.gone or (self.processes_stay and end.status == "ended"):
+            state.ends[rank] = end._replace(gone=False)
+            self._leave_rendezvous(state, rank)
+            out.ended(rank, False)
+            return
+        exits_by_itself = end.status in ("ended", "raised")
+        if exits_by_itself and self.profile.joins_collectives_at_exit:
+            state.ends[rank] = end._replace(gone=False)
+            if self.has_open_requests(state, rank):
+                state.exiting[rank] = None
+                self._leave_rendezvous(state, rank)
+                out.ended(rank, False)
+                self._end_exits(state, out)
+                return
+        self.close_process(state, rank, out)
+
+    def _leave_rendezvous(self, state: RunState, rank: int) -> None:
         for arrived in state.at_rendezvous.values():
             arrived.pop(rank, None)
-        if end.gone:
+
+    def close_process(self, state: RunState, rank: int, out: TransitionListener) -> None:
+        """The process of a rank that has ended closes its sockets, and its open requests are lost.
+
+        The ranks that need them find out through `broken`.
+        """
+        end = state.ends[rank]
+        assert end is not None
+        state.ends[rank] = end._replace(gone=True)
+        state.exiting.pop(rank, None)
+        self._leave_rendezvous(state, rank)
+        out.ended(rank, True)
+        if self.detects_peer_death:
             state.lost_ranks[rank] = None
-            for row in range(self.base[rank], self.base[rank + 1]):
-                if state.phase[row]:
+        for row in range(self.base[rank], self.base[rank + 1]):
+            if state.phase[row]:
+                self.cancel(state, row, out)
+        if state.exiting:
+            self._end_exits(state, out)
+
+    def open_collectives(self, state: RunState, rank: int) -> list[int]:
+        """The open rows of a rank's collectives."""
+        rows = range(self.base[rank], self.base[rank + 1])
+        return [row for row in rows if state.phase[row] and self.kind[row] == _COLLECTIVE]
+
+    def has_open_requests(self, state: RunState, rank: int) -> bool:
+        """Whether any request of a rank is open."""
+        return any(state.phase[self.base[rank] : self.base[rank + 1]])
+
+    def _end_exits(self, state: RunState, out: TransitionListener) -> None:
+        """End processes that have nothing left to wait for in their exit.
+
+        A collective that can no longer complete ends with an error, which no code sees.
+        """
+        for rank in tuple(state.exiting):
+            for row in self.open_collectives(state, rank):
+                if state.phase[row] > QUEUED and self.broken(state, row):
                     self.cancel(state, row, out)
+            if rank in state.exiting and not self.has_open_requests(state, rank):
+                self.close_process(state, rank, out)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
         """G14: end the processes that a mismatch kills."""

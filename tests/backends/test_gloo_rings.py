@@ -117,7 +117,8 @@ def test_of_equal_sizes_all_get_round(kind: str) -> None:
 def test_of_an_empty_tensor_only_what_is_no_ring_waits_for_the_others(op: str, waits: bool) -> None:
     """Run, each with the two other ranks asleep."""
     root = {"root": 0} if op in ("reduce", "broadcast", "gather", "scatter") else {}
-    program = build_program(3, {0: [coll(op, 0, **root)], 1: [], 2: []})
+    stays = {"stays_connected": True}
+    program = build_program(3, {0: [coll(op, 0, **root)], 1: [], 2: []}, options=stays)
     assert backend_outcome(program, BACKEND_PROFILES["gloo"]).outcome == (
         "hangs" if waits else "completes"
     )

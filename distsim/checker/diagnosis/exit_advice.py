@@ -70,10 +70,6 @@ def ended_by_exit_call(program: Program, end: RankEnd) -> bool:
     return calls[end.position].op == "exit"
 
 
-def _made_all_calls(program: Program, end: RankEnd) -> bool:
-    return end.status == "ended" and end.position >= len(program.code(end.rank).calls)
-
-
 def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
     """How ranks ended.
 

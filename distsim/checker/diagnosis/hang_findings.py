@@ -22,9 +22,9 @@ from distsim.checker.diagnosis.blocked_rows import BlockedRows
 from distsim.checker.diagnosis.exit_advice import (
     ExitAdvice,
     advise_exited_ranks,
+    closed_connection_note,
     exit_words,
     incomplete_new_group,
-    closed_connection_note,
 )
 from distsim.checker.diagnosis.hang_advice import (
     EarlyDestroy,

@@ -263,12 +263,15 @@ def _with_fault_message(end: RankEnd) -> RankEnd:
 
 def early_exit_ranks(linked: LinkedProgram) -> list[int]:
     """The ranks that fail, are killed, or whose process ends while requests of it are open."""
-    exits_early = {id(unit): _exits_early(unit) for unit in linked.units}
+    has_requests = "requests" in linked.program.features
+    exits_early = {id(unit): _exits_early(unit, has_requests) for unit in linked.units}
     return [rank for rank, unit in enumerate(linked.unit_of) if exits_early[id(unit)]]
 
 
-def _exits_early(unit: CompilationUnit) -> bool:
+def _exits_early(unit: CompilationUnit, has_requests: bool) -> bool:
     last = unit.instructions[-1]
     if not isinstance(last, ExitRank) or not last.gone:
         return False
-    return last.status != "ended" or bool(requests_open_at_end(unit))
+    if last.status != "ended":
+        return True
+    return has_requests and bool(requests_open_at_end(unit))

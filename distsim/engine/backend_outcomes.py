@@ -238,7 +238,7 @@ class _LinkedRunner:
         done = run_local_clocks(self.linked, self._conditions(self.linked))
         if may_exceed_timeout(done, self.cost.cluster.shared_links):
             return False
-        return self._end_of(done) is _CLEAN_END
+        return self._end_of(done, blocked_state_of_run(done)) is _CLEAN_END
 
     def _local_end(self, conditions: CompletionConditions) -> ProgramEnd | None:
         """The end of a run with local clocks; None if a wait may exceed its timeout."""
@@ -250,12 +250,13 @@ class _LinkedRunner:
                 return None
             if has_overlap(conditions, columns, self.cost):
                 return None
-        end = self._end_of(done)
-        return None if exits_change_result(linked, end.final_state) else end
-
-    def _end_of(self, done: RunProgress) -> ProgramEnd:
-        notes = _mismatch_notes(done.linked, self.mismatches.in_run(done.posted))
         final_state = blocked_state_of_run(done)
+        if exits_change_result(linked, final_state, done.has_open_collective):
+            return None
+        return self._end_of(done, final_state)
+
+    def _end_of(self, done: RunProgress, final_state: FinalState) -> ProgramEnd:
+        notes = _mismatch_notes(done.linked, self.mismatches.in_run(done.posted))
         failed = bool(final_state.blocked or notes)
         self.all_messages_received = failed and not final_state.unreceived
         return ProgramEnd(final_state, notes) if failed else _CLEAN_END

@@ -163,7 +163,9 @@ class _EventDrivenEngine:
 
     def exits_matter(self, run: OrderedRun) -> bool:
         """Whether the result may change if processes end with their programs."""
-        return self.exited_with_requests or exits_change_result(self.rules.linked, run.final_state)
+        if self.exited_with_requests:
+            return True
+        return exits_change_result(self.rules.linked, run.final_state, lambda: False)
 
     def _start(self) -> None:
         """Schedule faults and the starts of hosts.

@@ -104,7 +104,7 @@ def _run_with_local_clocks(
         times_out = _exceeds_timeout(program, profile, columns)
         too_large = program.call_count > MAX_SHARED_LINK_CALLS
         final_state = blocked_state_of_run(done)
-        exits_matter = exits_change_result(linked, final_state)
+        exits_matter = exits_change_result(linked, final_state, done.has_open_collective)
         if not times_out and not exits_matter and (not shares_links or too_large):
             met = list(mismatches.in_run(done.posted))
             run = _local_clock_result(done, cost, columns, final_state, met)

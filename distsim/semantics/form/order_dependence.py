@@ -7,7 +7,7 @@ and calls that match but differ. Each of these is recognised in the compiled pro
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 from distsim.findings.final_state import FinalState
 from distsim.semantics.form.instructions import (
@@ -135,6 +135,8 @@ def _loses_requests_at_exit(linked: LinkedProgram, unit: CompilationUnit) -> boo
     last = unit.instructions[-1]
     if not isinstance(last, ExitRank) or not last.gone:
         return False
+    if "requests" not in linked.program.features and not linked.profile.device:
+        return False
     kinds = {part.kind for part in requests_open_at_end(unit)}
     exits_by_itself = last.status in ("ended", "raised")
     if exits_by_itself and linked.profile.joins_collectives_at_exit:
@@ -144,6 +146,8 @@ def _loses_requests_at_exit(linked: LinkedProgram, unit: CompilationUnit) -> boo
 
 def requests_open_at_end(unit: CompilationUnit) -> list[LaunchPart]:
     """The messages and collectives for which the host never waits."""
+    if len(unit.instructions) > 1 and isinstance(unit.instructions[-2], SyncDevice):
+        return []
     waited: set[int] = set()
     found: list[LaunchPart] = []
     for instruction in unit.instructions:
@@ -156,12 +160,19 @@ def requests_open_at_end(unit: CompilationUnit) -> list[LaunchPart]:
     return [part for part in found if part.kind is not KIND_WORK and part.row not in waited]
 
 
-def exits_change_result(linked: LinkedProgram, final_state: FinalState) -> bool:
+def exits_change_result(
+    linked: LinkedProgram, final_state: FinalState, has_open_collective: Callable[[], bool]
+) -> bool:
     """Whether a run whose processes stay may end in another way if they end with their programs.
 
-    Peers of a process that has ended raise instead of being blocked for ever. Only then, because a
-    rank that has finished its requests owes nobody anything.
+    Peers of a process that has ended raise instead of being blocked for ever. A process does not
+    end while a collective of it is open (``has_open_collective``: one has been called, and some
+    member has not joined). Otherwise ranks that have ended owe nobody anything.
     """
-    if linked.profile.peer_death != "raises" or not final_state.blocked:
+    if linked.profile.peer_death != "raises":
         return False
-    return any(end.status == "ended" for end in final_state.ends)
+    if not any(end.status == "ended" for end in final_state.ends):
+        return False
+    if final_state.blocked:
+        return True
+    return "requests" in linked.program.features and has_open_collective()

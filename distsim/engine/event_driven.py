@@ -138,6 +138,8 @@ class _EventDrivenEngine:
         self.take_scheduled_at = -1
         self.exited_with_requests = False
         self.ended_ranks: set[int] = set()
+        #: By rank that has ended: when its process closes its sockets.
+        self.exits_due: dict[int, int] = {}
         #: Ranks whose `EXIT_NS` have passed, but whose process waits for open collectives.
         self.overdue_exits: set[int] = set()
         self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
@@ -147,19 +149,65 @@ class _EventDrivenEngine:
 
     def run(self) -> OrderedRun:
         self._start()
-        if self.deadlines is None:
+        exits_take_time = self.rules.profile.joins_collectives_at_exit
+        if self.deadlines is None and (self.rules.processes_stay or not exits_take_time):
             self.clock.run()
-        else:
-            deadlines, since = self.deadlines, self.hosts.since
-            self.clock.run(lambda: deadlines.next_ns(since), self._expire)
-            # All ranks are blocked, but a monitored_barrier still times out.
-            while deadlines.watches(since):
-                at = deadlines.next_ns(since)
-                if at is None or at < self.clock.now:
-                    break
-                self.clock.put(at, self._expire)
-                self.clock.run(lambda: deadlines.next_ns(since), self._expire)
-        return self._result()
+            return self._result()
+        while True:
+            self.clock.run(self._next_deadline, self._reach_deadline)
+            # Nothing else can happen, so the exits need not take their time.
+            if not self._close_next_process() and not self._await_monitored_barrier():
+                return self._result()
+
+    def _next_deadline(self) -> int | None:
+        """When the next timeout expires, or the next process that exits closes its sockets."""
+        times = list(self.exits_due.values())
+        if self.deadlines is not None:
+            expires = self.deadlines.next_ns(self.hosts.since)
+            times += [] if expires is None else [expires]
+        return min(times, default=None)
+
+    def _reach_deadline(self) -> None:
+        self.now = self.clock.now
+        due = [rank for rank, at in self.exits_due.items() if at <= self.now]
+        for rank in due:
+            self._close_process(rank)
+        self._expire()
+
+    def _await_monitored_barrier(self) -> bool:
+        """All ranks are blocked, but a monitored_barrier still times out. Whether that is so."""
+        if self.deadlines is None or not self.deadlines.watches(self.hosts.since):
+            return False
+        at = self.deadlines.next_ns(self.hosts.since)
+        if at is None or at < self.clock.now:
+            return False
+        self.clock.put(at, self._expire)
+        return True
+
+    # --- exits of processes ---
+    def _close_next_process(self) -> bool:
+        """Close the next process that exits and has no open collectives; whether there is one."""
+        while self.exits_due:
+            rank = min(self.exits_due, key=self.exits_due.__getitem__)
+            if self._close_process(rank):
+                return True
+        return False
+
+    def _close_process(self, rank: int) -> bool:
+        """A process that exits closes its sockets, unless it still waits for collectives."""
+        del self.exits_due[rank]
+        if self.rules.open_collectives(self.state, rank):
+            self.overdue_exits.add(rank)
+            return False
+        self.rules.close_process(self.state, rank, self)
+        self._follow_up()
+        return True
+
+    def _note_exit_progress(self, row: int) -> None:
+        rank = self.rank_of[row]
+        if rank in self.overdue_exits:
+            self.overdue_exits.discard(rank)
+            self.exits_due[rank] = self.now
 
     def exits_matter(self, run: OrderedRun) -> bool:
         """Whether the result may change if processes end with their programs."""
@@ -453,32 +501,15 @@ class _EventDrivenEngine:
         self._wake(rank)
 
     def ended(self, rank: int, gone: bool, /) -> None:
-        is_exiting = rank in self.state.exiting
         if rank not in self.ended_ranks:
             self.ended_ranks.add(rank)
             self.hosts.since[rank] = self.now
-        if is_exiting:
-            self.put(self.now + EXIT_NS, lambda: self._close_process(rank))
+        if rank in self.state.exiting:
+            self.exits_due[rank] = self.now + EXIT_NS
         if gone and self.rules.detects_peer_death:
             self._wake_all()
         elif not self.exited_with_requests:
             self.exited_with_requests = self.rules.has_open_requests(self.state, rank)
-
-    def _close_process(self, rank: int) -> None:
-        """A process that exits closes its sockets, unless it still waits for collectives."""
-        if rank not in self.state.exiting:
-            return
-        if self.rules.open_collectives(self.state, rank):
-            self.overdue_exits.add(rank)
-            return
-        self.rules.close_process(self.state, rank, self)
-        self._follow_up()
-
-    def _note_exit_progress(self, row: int) -> None:
-        rank = self.rank_of[row]
-        if rank in self.overdue_exits:
-            self.overdue_exits.discard(rank)
-            self.put(self.now, lambda: self._close_process(rank))
 
     def cancelled(self, row: int, /) -> None:
         """The row's end stays -1."""

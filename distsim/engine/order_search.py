@@ -114,6 +114,7 @@ class _OrderSearch:
                 continue
             seen.add(key)
             choices = [c for c in self.rules.enabled(state) if self._branches_at(state, c)]
+            self.has_early_exit |= bool(self.rules.exits_with_open_messages(state))
             if not choices:
                 self.ends[ProgramEnd(blocked_state_at(self.rules, state), notes)] = None
             # Reversed: the last of the list is continued first.
@@ -159,11 +160,11 @@ class _OrderSearch:
 
     @staticmethod
     def _exits_early(state: RunState, event: TransitionEvent) -> bool:
-        """Whether a rank ends with an error, or while its requests are open."""
+        """Whether a rank ends with an error."""
         if not isinstance(event, RankEnded):
             return False
         end = state.ends[event.rank]
-        return not event.gone or (end is not None and end.status != "ended")
+        return end is not None and end.status != "ended"
 
     def _may_overtake_any_source(self, state: RunState, rank: int) -> bool:
         """Whether a rank is about to post a receive that overtakes an older any-source receive.

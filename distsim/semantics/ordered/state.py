@@ -38,7 +38,7 @@ class SchedulerChoice(NamedTuple):
     - ``step``: rank ``a`` runs its next host instruction.
     - ``finish``: row ``a``, which is due, finishes.
     - ``take``: the any-source receive ``a`` takes the message ``b`` (both are rows).
-    - ``close``: the process of rank ``a``, which is exiting, ends, and its open messages are lost.
+    - ``close``: the process of rank ``a``, which has ended its program, closes its sockets.
     """
 
     kind: str
@@ -60,8 +60,8 @@ class TransitionListener(Protocol):
     - ``cancelled``: the row will never finish.
     - ``mismatched``: rows that matched differ; see `RowsMismatched`.
     - ``released``: a host that was blocked at a rendezvous may continue.
-    - ``ended``: a rank reached its end; ``gone``: its process has ended. A process that exits while
-      requests are open reports its end twice, first without ``gone``.
+    - ``ended``: a rank reached its end; ``gone``: its process has ended. A process that exits
+      slowly reports its end twice, first without ``gone``.
     - ``touched``: the content of a box with any-source receives has changed.
 
     ``quiet`` listeners need no ``started`` events, except for batches that are one launch.
@@ -238,7 +238,7 @@ class RunState:
     - ``pc``: the next host instruction.
     - ``ends``: how the rank ended; None while it runs.
     - ``open_launches``: the number of launches that were posted and have not ended.
-    - ``exiting``: ranks that have ended, and whose process has not, because requests are open.
+    - ``exiting``: ranks that have ended, and whose process has not.
     - ``lost_ranks``: ranks whose process has ended, or that have closed a group.
     - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
 

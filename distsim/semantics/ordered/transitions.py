@@ -141,9 +141,21 @@ class TransitionRules(QueueRules):
         choices = [SchedulerChoice(CHOICE_STEP, rank) for rank in ranks]
         choices += [SchedulerChoice(CHOICE_FINISH, row) for row in self.due_rows(state)]
         choices += [SchedulerChoice(CHOICE_TAKE, *take) for take in state.matcher.takes()]
-        closing = (rank for rank in state.exiting if not self.open_collectives(state, rank))
-        choices += [SchedulerChoice(CHOICE_CLOSE, rank) for rank in closing]
-        return choices
+        choices += self.exits_with_open_messages(state)
+        return choices or self._exits(state)[:1]
+
+    def exits_with_open_messages(self, state: RunState) -> list[SchedulerChoice]:
+        """Exits by which messages may be lost: whether they happen before or after others is a
+        race.
+        """
+        return [exit for exit in self._exits(state) if self.has_open_requests(state, exit.a)]
+
+    def _exits(self, state: RunState) -> list[SchedulerChoice]:
+        """Processes that may close. An exit is slow, so all but `exits_with_open_messages` wait
+        until nothing else can happen.
+        """
+        ready = (rank for rank in state.exiting if not self.open_collectives(state, rank))
+        return [SchedulerChoice(CHOICE_CLOSE, rank) for rank in ready]
 
     def due_rows(self, state: RunState) -> list[int]:
         """The rows for which everything that they need has arrived."""
@@ -277,7 +289,7 @@ class TransitionRules(QueueRules):
         if self.ranks_to_crash:
             self.abort(state, out)
         if state.exiting and self.rank_of[row] in state.exiting:
-            self._end_exits(state, out)
+            self._cancel_broken_collectives(state, out)
 
     def kill(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
         """End a rank from outside, at its current instruction: a fault at a given time."""
@@ -419,10 +431,10 @@ class TransitionRules(QueueRules):
             self.released(state, row, out)
 
     def _exit(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
-        """A rank ends. Its process ends at once, unless it exits by itself while requests are open.
+        """A rank ends, and its process with it.
 
-        Such a process first waits for its open collectives, if the backend does so, and takes time
-        until it closes its sockets, in which open messages may still arrive (`close_process`).
+        If the backend lets a process that exits by itself wait for its collectives, the driver
+        closes the process (`close_process`). That takes time, in which open messages still arrive.
         """
         if state.ends[rank] is not None:
             return
@@ -435,12 +447,11 @@ class TransitionRules(QueueRules):
         exits_by_itself = end.status in ("ended", "raised")
         if exits_by_itself and self.profile.joins_collectives_at_exit:
             state.ends[rank] = end._replace(gone=False)
-            if self.has_open_requests(state, rank):
-                state.exiting[rank] = None
-                self._leave_rendezvous(state, rank)
-                out.ended(rank, False)
-                self._end_exits(state, out)
-                return
+            state.exiting[rank] = None
+            self._leave_rendezvous(state, rank)
+            out.ended(rank, False)
+            self._cancel_broken_collectives(state, out)
+            return
         self.close_process(state, rank, out)
 
     def _leave_rendezvous(self, state: RunState, rank: int) -> None:
@@ -464,7 +475,7 @@ class TransitionRules(QueueRules):
             if state.phase[row]:
                 self.cancel(state, row, out)
         if state.exiting:
-            self._end_exits(state, out)
+            self._cancel_broken_collectives(state, out)
 
     def open_collectives(self, state: RunState, rank: int) -> list[int]:
         """The open rows of a rank's collectives."""
@@ -475,17 +486,14 @@ class TransitionRules(QueueRules):
         """Whether any request of a rank is open."""
         return any(state.phase[self.base[rank] : self.base[rank + 1]])
 
-    def _end_exits(self, state: RunState, out: TransitionListener) -> None:
-        """End processes that have nothing left to wait for in their exit.
-
-        A collective that can no longer complete ends with an error, which no code sees.
+    def _cancel_broken_collectives(self, state: RunState, out: TransitionListener) -> None:
+        """A collective that an exit waits for, and that can no longer complete, ends with an error,
+        which no code sees.
         """
         for rank in tuple(state.exiting):
             for row in self.open_collectives(state, rank):
                 if state.phase[row] > QUEUED and self.broken(state, row):
                     self.cancel(state, row, out)
-            if rank in state.exiting and not self.has_open_requests(state, rank):
-                self.close_process(state, rank, out)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
         """G14: end the processes that a mismatch kills."""

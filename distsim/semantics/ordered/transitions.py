@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from distsim.backends.gloo import monitored_barrier_error
 from distsim.backends.message_matching import MessageMatcher
 from distsim.backends.profile import BackendProfile
 from distsim.program.model import Program
@@ -151,11 +152,15 @@ class TransitionRules(QueueRules):
         return [exit for exit in self._exits(state) if self.has_open_requests(state, exit.a)]
 
     def _exits(self, state: RunState) -> list[SchedulerChoice]:
-        """Processes that may close. An exit is slow, so all but `exits_with_open_messages` wait
-        until nothing else can happen.
+        """Processes that may close. An exit is slow: transfers that have begun finish before, and
+        all but `exits_with_open_messages` wait until nothing else can happen.
         """
-        ready = (rank for rank in state.exiting if not self.open_collectives(state, rank))
+        ready = (rank for rank in state.exiting if self._may_close(state, rank))
         return [SchedulerChoice(CHOICE_CLOSE, rank) for rank in ready]
+
+    def _may_close(self, state: RunState, rank: int) -> bool:
+        is_transferring = DUE in state.phase[self.base[rank] : self.base[rank + 1]]
+        return not is_transferring and not self.open_collectives(state, rank)
 
     def due_rows(self, state: RunState) -> list[int]:
         """The rows for which everything that they need has arrived."""
@@ -340,7 +345,21 @@ class TransitionRules(QueueRules):
         parts = [row for row in rows if self.part_of[row] is not None]
         timed_out_itself = any((rank, self.group[row]) in state.closed_groups for row in parts)
         message = OWN_TIMEOUT_MESSAGE if timed_out_itself else PEER_CLOSED_MESSAGE
+        broken = next((row for row in parts if state.phase[row]), NO_OPEN_ROW)
+        if broken != NO_OPEN_ROW and self.part(broken).call.op == "monitored_barrier":
+            message = self._monitored_barrier_message(state, broken) or message
         self._exit(state, rank, ExitRank(wait.position, "raised", message), out)
+
+    def _monitored_barrier_message(self, state: RunState, row: int) -> str:
+        """What the rank that checks the arrivals says if a member can no longer arrive."""
+        rank, group, call = self.rank_of[row], self.program.groups[self.group[row]], self.call(row)
+        if group.ranks[0] != rank:
+            return ""
+        arrived = state.arrived.get(self.instance[row], {})
+        missing = [member for member in group.ranks if member not in arrived]
+        world_ns = self.program.options.get("timeout_ns") if group.id == 0 else None
+        limit_ns = call.timeout_ns or group.timeout_ns or world_ns or self.profile.timeout_ns
+        return monitored_barrier_error(rank, missing, call.wait_all_ranks, int(limit_ns))
 
     def start_waiting_collective(self, state: RunState, rank: int, out: TransitionListener) -> None:
         """The host has released the lock: a collective that waits for it starts."""

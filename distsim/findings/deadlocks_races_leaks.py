@@ -26,7 +26,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "A rank is blocked in a call, but another rank has ended (or exited) without making its "
         "part of the call.",
         "The call never completes. NCCL's watchdog ends the job after its timeout; on Gloo, ranks "
-        "that need the ended rank raise \"Connection closed by peer\".",
+        'that need the ended rank raise "Connection closed by peer".',
         "Make the same number of calls on every member. Usual causes: uneven batches, an early "
         "return, a skipped branch.",
         two_rank_scenario("{barrier: {}, ranks: 0}"),

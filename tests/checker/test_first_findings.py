@@ -33,7 +33,8 @@ def errors(program: str, world: int = 4, backend: str = "gloo", more: str = "") 
     [
         # only the back end stands still: gloo's root waits for nobody
         (
-            "  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n",
+            "  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n"
+            "options: {stays_connected: true}\n",
             "DS205",
             [
                 "ranks 0 → 2 → 0 wait for each other in a cycle: all are blocked in broadcast",
@@ -346,8 +347,8 @@ def test_a_program_that_is_built_has_the_same_words() -> None:
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
             "gloo",
-            "",
-            "The program follows the rules of torch.distributed, but on gloo it raises. Repair: "
+            "options: {stays_connected: true}\n",
+            "The program follows the rules of torch.distributed, but on gloo it hangs. Repair: "
             "on rank 0, keep the request",
         ),
     ],

@@ -171,8 +171,14 @@ def exits_change_result(
     """
     if linked.profile.peer_death != "raises":
         return False
-    if not any(end.status == "ended" for end in final_state.ends):
+    ended = (end.rank for end in final_state.ends if end.status == "ended")
+    if not any(_process_ends(linked.unit_of[rank]) for rank in ended):
         return False
     if final_state.blocked:
         return True
     return "requests" in linked.program.features and has_open_collective()
+
+
+def _process_ends(unit: CompilationUnit) -> bool:
+    last = unit.instructions[-1]
+    return isinstance(last, ExitRank) and last.gone

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import faulthandler
-import gc
 import json
 import multiprocessing
 import os
@@ -193,11 +192,11 @@ def _end_as_script(runner: RankRunner) -> None:
     """
     time.sleep(_FINALIZATION_S)
     groups = runner.groups
-    runner.__dict__.clear()
     if groups.connected:
         groups.destroy()
     groups.__dict__.clear()
-    gc.collect()
+    # Requests go last (run): a dropped request would cancel its message.
+    runner.__dict__.clear()
 
 
 def _is_before_program(job: WorkerJob, progress: ProgressFile) -> bool:

@@ -211,7 +211,7 @@ class _EventDrivenEngine:
 
     def exits_matter(self, run: OrderedRun) -> bool:
         """Whether the result may change if processes end with their programs."""
-        if self.exited_with_requests:
+        if self.exited_with_requests or self.exits_due:
             return True
         return exits_change_result(self.rules.linked, run.final_state, lambda: False)
 

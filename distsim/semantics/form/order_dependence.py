@@ -167,7 +167,7 @@ def exits_change_result(
 
     Peers of a process that has ended raise instead of being blocked for ever. A process does not
     end while a collective of it is open (``has_open_collective``: one has been called, and some
-    member has not joined). Otherwise ranks that have ended owe nobody anything.
+    member has not joined). Otherwise no rank needs one that has ended.
     """
     if linked.profile.peer_death != "raises":
         return False

@@ -203,7 +203,7 @@ def _left_out(case: Path, share: float) -> Iterator[set[int]]:
 def judge(case: Path, left_out: set[int]) -> Score:
     """The diagnosis of a case without the files of some ranks."""
     from distsim.hang_doctor import diagnose_hang, read_evidence
-    from distsim.hang_doctor.readers.input_files import rank_of_file_name
+    from distsim.hang_doctor.readers.file_names import rank_of_file_name
 
     fault = json.loads((case / "fault.json").read_text())
     paths = [

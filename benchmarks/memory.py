@@ -1,13 +1,16 @@
-"""Memory of a rank beside published readings, torchtitan's of Llama 3.1 on H100, and beside those
-of one H100 for thirty layouts.
+"""Compare the predicted memory of a rank with measured peaks.
 
     python benchmarks/memory.py
 
-The readings are the highest over all ranks, of what the allocator has reserved (torchtitan 9dec370,
-metrics.py: reserved_bytes.all.peak); the last column is what is left unexplained, in bytes a logit.
-Those of one H100 (`gpu/memory_h100.json`) are also what its tensors held. Source:
-pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (all
-recomputed; torch.compile, float8).
+1. Published peaks of torchtitan for Llama 3.1 on H100: the memory that the allocator reserved, the
+   maximum over all ranks (torchtitan 9dec370, metrics.py: reserved_bytes.all.peak). Source:
+   pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, tables 2 and 4 to 6 (full
+   recomputation, torch.compile, float8). The last column is the unexplained rest in bytes per logit.
+2. Thirty layouts measured on one H100 (`gpu/memory_h100.json`): reserved memory, and the memory of
+   all tensors.
+
+The last line prints the quantiles of measured / predicted reserved memory of all 42, from which
+`distsim.hardware.cost.memory_fit.MEMORY_RANGE` is taken.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ import sys
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "gpu")]
@@ -135,21 +140,23 @@ def counted_gib(reading: Reading) -> float:
     return max(one.total for one in peak_memory(done.scenario, done.program)) / 2**30
 
 
-def published() -> None:
-    off = []
+def published() -> list[float]:
+    """Print the first comparison; returns measured / predicted reserved memory."""
+    off, ratios = [], []
     print(f"{'layout':51} {'read':>6} {'told':>6} {'told/read':>9}  B a logit left")
     for one in READINGS:
         gib = counted_gib(one)
         left = (one.gib - gib) * 2**30 / (one.tokens * _VOCABULARY / one.shards)
         off.append(abs(gib / one.gib - 1))
+        ratios.append(one.gib / gib)
         print(f"{one.name:51} {one.gib:6.1f} {gib:6.1f} {gib / one.gib:9.2f}  {left:.1f}")
     print(f"{sum(off) / len(off):.1%} off, mean of {len(off)}")
+    return ratios
 
 
-def measured() -> None:
-    """Of one H100: what tensors held, what the allocator had reserved; beside them `allocated`,
-    where it is told, and the parts' sum.
-    """
+def measured() -> list[float]:
+    """Print the second comparison; returns measured / predicted reserved memory."""
+    measured_to_predicted = []
     off: dict[str, list[float]] = {"held": [], "reserved": []}
     print(
         f"\n{'layout, GiB':75} {'held':>6} {'told':>6} {'ratio':>5}  {'reserved':>8} {'told':>6} {'ratio':>5}"
@@ -166,6 +173,7 @@ def measured() -> None:
         ]
         for key, ratios in off.items():
             ratios.append(abs(both[key] / read[key] - 1))
+        measured_to_predicted.append(run["reserved"] / total)
         name = (
             run["name"]
             .replace("micro_batches", "mb")
@@ -177,11 +185,13 @@ def measured() -> None:
         ", ".join(f"{key} {sum(ratios) / len(ratios):.1%} off" for key, ratios in off.items())
         + f", mean of {len(off['held'])}"
     )
+    return measured_to_predicted
 
 
 def main() -> None:
-    published()
-    measured()
+    ratios = [*published(), *measured()]
+    low, high = np.quantile(ratios, [0.05, 0.95])
+    print(f"measured / predicted reserved memory: 90 % of {len(ratios)} in {low:.2f}–{high:.2f}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         run_real,
         shrink,
         simulate,
+        slow,
         sweep,
     )
     from distsim.common.errors import DistsimError, ScenarioErrors, UsageError, UserError
@@ -51,6 +52,7 @@ _MODULE_OF_NAME = {
     "sweep": "distsim.api.functions",
     "capture": "distsim.api.functions",
     "doctor": "distsim.api.functions",
+    "slow": "distsim.api.functions",
     "run_real": "distsim.api.functions",
     "replay": "distsim.api.functions",
     "compare": "distsim.api.functions",
@@ -92,6 +94,7 @@ __all__ = [
     "run_real",
     "shrink",
     "simulate",
+    "slow",
     "sweep",
 ]
 

@@ -11,24 +11,42 @@
         assert x.item() == 4
 
 The group exists when the function starts, unless ``init=False``. A hang fails at once, with its
-diagnosis; so does a call that the backend's rules reject. pytest loads this module as a plugin;
-torch and the rest of distsim are loaded when a test needs them.
+diagnosis; so does a call that the backend's rules reject. A test that all ranks skip is skipped,
+and an async test runs in an event loop on each rank. pytest loads this module as a plugin; torch
+and the rest of distsim are loaded when a test needs them.
 """
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 if TYPE_CHECKING:
     from distsim.script_capture.result.evaluation import CaptureResult
+    from distsim.script_capture.result.rank_status import CapturedRankStatus
 
 #: The description of the marker in ``pytest --markers``.
 _MARKER = (
-    "ranks(n, backend='gloo', init=True, timeout=600): run the test on n ranks of"
-    " torch.distributed, without network or GPU"
+    "ranks(n, backend='gloo', init=True, timeout=600, cuda=False, fake=False): run the test on n"
+    " ranks of torch.distributed, without network or GPU"
 )
 _BACKEND_FIXTURE = "distsim_backend"
+
+
+class RunOptions(TypedDict, total=False):
+    """``timeout``: seconds that the function may run (600); hangs are found without it.
+
+    ``check``: raise RanksFailed if the ranks do not complete (True). ``cuda``: each rank finds
+    GPUs, which are the CPU by another name (False). ``fake``: tensors have sizes only (False).
+    """
+
+    timeout: float | None
+    check: bool
+    cuda: bool
+    fake: bool
 
 
 class RanksFailed(AssertionError):
@@ -50,26 +68,35 @@ def run(
     args: Sequence[object] = (),
     kwargs: Mapping[str, object] | None = None,
     init: bool = True,
-    timeout: float | None = 600.0,
-    check: bool = True,
+    **options: Unpack[RunOptions],
 ) -> CaptureResult:
     """Run a function on ``nproc`` ranks and evaluate its calls by the rules of ``backend``.
 
-    ``init``: create the process group before, and destroy it afterwards. ``timeout``: seconds that
-    the function may run; hangs are found without it. Raises RanksFailed with the report if a rank
-    raised or the program does not complete, unless ``check`` is false.
+    ``init``: create the process group before, and destroy it afterwards. Raises RanksFailed with
+    the report if a rank raised or the program does not complete.
     """
     from distsim.backends import DEFAULT_BACKEND
     from distsim.script_capture.launch.function_target import function_target
     from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
+    from distsim.script_capture.launch.rank_process import ChildOptions
     from distsim.script_capture.result.evaluation import evaluate_capture
 
     backend = backend or DEFAULT_BACKEND
     target = function_target(function, backend, args, kwargs or {}, init)
-    options = CaptureRunOptions(target, nproc, backend=backend, timeout_s=timeout, keep_output=True)
-    judged = evaluate_capture(run_capture(options), backend=backend)
+    capture_options = CaptureRunOptions(
+        target,
+        nproc,
+        backend=backend,
+        timeout_s=options.get("timeout", 600.0),
+        keep_output=True,
+        child_options=ChildOptions(
+            fakes=options.get("fake", False),
+            alias_devices=nproc if options.get("cuda") else 0,
+        ),
+    )
+    judged = evaluate_capture(run_capture(capture_options), backend=backend)
     has_failed = any(status.state in ("raised", "exited", "killed") for status in judged.stands)
-    if check and (has_failed or judged.outcome != "completes"):
+    if options.get("check", True) and (has_failed or judged.outcome != "completes"):
         raise RanksFailed(failure_text(judged), judged)
     return judged
 
@@ -113,13 +140,49 @@ def pytest_pyfunc_call(pyfuncitem: Any) -> bool | None:
         return None
     names = pyfuncitem._fixtureinfo.argnames
     fixtures = {name: pyfuncitem.funcargs[name] for name in names}
+    function = _synchronous(pyfuncitem.obj)
     try:
-        judged = run(pyfuncitem.obj, kwargs=fixtures, **_run_arguments(pyfuncitem, marker))
+        judged = run(function, kwargs=fixtures, **_run_arguments(pyfuncitem, marker))
     except RanksFailed as failed:
         _add_report_sections(pyfuncitem, failed.judged)
+        _raise_outcome_of_all_ranks(failed.judged)
         raise _FailureReport(str(failed)) from None
     _add_report_sections(pyfuncitem, judged)
     return True
+
+
+def _synchronous(function: Callable[..., object]) -> Callable[..., object]:
+    """The function; for a coroutine function, one that runs it to its end."""
+    if not inspect.iscoroutinefunction(function):
+        return function
+
+    @wraps(function)
+    def run_coroutine(*args: object, **kwargs: object) -> object:
+        coroutine: Any = function(*args, **kwargs)
+        return asyncio.run(coroutine)
+
+    return run_coroutine
+
+
+def _raise_outcome_of_all_ranks(judged: CaptureResult) -> None:
+    """Raise `pytest.skip` or `pytest.xfail` if every rank called it.
+
+    If only some ranks call it, the others would hang in a real run: that is a failure.
+    """
+    import pytest
+
+    errors = [_error_of(status) for status in judged.stands]
+    kinds = {error.partition(":")[0].rpartition(".")[2] for error in errors}
+    reason = errors[0].partition(": ")[2]
+    if kinds <= {"Skipped", "SkipTest"}:
+        pytest.skip(reason)
+    if kinds <= {"XFailed", "XFailedException"}:
+        pytest.xfail(reason)
+
+
+def _error_of(status: CapturedRankStatus) -> str:
+    """The error that ended a rank, "" if none did."""
+    return status.what if status.state == "raised" else ""
 
 
 def _run_arguments(item: Any, marker: Any) -> dict[str, Any]:

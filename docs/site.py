@@ -69,6 +69,7 @@ CHAPTERS: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             "how-to/index.md",
             "how-to/find-a-hang.md",
+            "how-to/slow.md",
             "how-to/capture-a-script.md",
             "how-to/flight-recorder.md",
             "how-to/hang-in-ci.md",

@@ -37,12 +37,14 @@ from distsim.api.results import (
     ReplayAnswer,
     ShrinkAnswer,
     SimulationAnswer,
+    SlowAnswer,
     SweepAnswer,
 )
 from distsim.common.errors import DistsimError, UsageError
 
 if TYPE_CHECKING:
     from distsim.checker.replay_schedule import ReplaySchedule
+    from distsim.hang_doctor import Evidence
     from distsim.hardware.cluster import Cluster
     from distsim.output.page import ReportRun
     from distsim.scenario import Scenario
@@ -153,6 +155,7 @@ def plan(
     ranks_per_node: int | None = None,
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
+    memory_reserve: int | None = None,
     jobs: int | None = None,
     address: str | None = None,
     output: str | Path | None = None,
@@ -165,13 +168,16 @@ def plan(
 
     ``model``: a preset's name, or the sizes of a ``transformer``. ``gpus``, ``cluster``: one or
     several. ``global_batch``: sequences per step. ``sequence``: tokens per sequence; None takes the
-    model's. ``ranks_per_node``: None takes the cluster's. ``step``: further fields of
-    ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``. ``jobs``: worker
-    processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or Parquet
-    file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a guided
-    search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with the
-    numbers of layouts done and of all layouts. Raises UsageError.
+    model's maximum, but at most 8192. ``ranks_per_node``: None takes the cluster's. ``step``:
+    further fields of ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``.
+    ``memory_reserve``: bytes per rank for the CUDA context and NCCL; None estimates it. ``jobs``:
+    worker processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or
+    Parquet file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a
+    guided search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with
+    the numbers of layouts done and of all layouts. Raises UsageError.
     """
+    from dataclasses import replace
+
     from distsim.planning.plan_request import checked_plan_request
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
@@ -192,6 +198,7 @@ def plan(
         for count in counts
         for one in clusters
     ]
+    requests = [replace(request, reserve_nbytes=memory_reserve) for request in requests]
     options = PlanOptions(
         jobs=jobs,
         address=address,
@@ -290,16 +297,20 @@ def doctor(
     *paths: str | Path,
     pids: Sequence[int] = (),
     torchrun: int | None = None,
+    live: int | None = None,
+    interval_s: float = 3.0,
     width: int | None = None,
 ) -> DoctorAnswer:
     """Find why a job hangs, from its Flight Recorder dumps, logs and stacks (files or folders).
 
     ``pids``: live ranks whose stacks are taken. ``torchrun``: the process of a launcher; the stacks
-    of all its ranks are taken. ``width``: columns of the text. Raises UsageError.
+    of all its ranks are taken. ``live``: the process of a launcher or of a rank; all ranks below it
+    and their child processes are inspected twice, ``interval_s`` seconds apart, and the answer has
+    a bundle of what was seen. ``width``: columns of the text. Raises UsageError.
     """
     from distsim.hang_doctor import diagnose_hang, read_evidence
 
-    if not paths and not pids and torchrun is None:
+    if not paths and not pids and torchrun is None and live is None:
         raise UsageError(
             "no input was given",
             "`distsim doctor dumps/ train.log`, or --pid PID of a live rank",
@@ -311,7 +322,50 @@ def doctor(
 
         add_live_processes(evidence, list(pids), torchrun)
         reconcile(evidence)
-    return DoctorAnswer(diagnose_hang(evidence), width)
+    bundle = b""
+    if live is not None:
+        bundle = _inspect_live(evidence, live, interval_s)
+    return DoctorAnswer(diagnose_hang(evidence), width, bundle)
+
+
+def _inspect_live(evidence: Evidence, root: int, interval_s: float) -> bytes:
+    """Enter the state of a live job into the evidence; return its bundle."""
+    from distsim.hang_doctor.model.reconcile import reconcile
+    from distsim.hang_doctor.readers.input_files import read_dump_bytes
+    from distsim.hang_doctor.readers.live_bundle import read_live_job
+    from distsim.hang_doctor.readers.live_job import bundle_bytes, inspect_live_job
+
+    job, dumps = inspect_live_job(root, interval_s)
+    read_live_job(evidence, job, f"processes below {root}")
+    for rank, dump in dumps.items():
+        read_dump_bytes(evidence, dump, f"fr_rank_{rank}")
+    reconcile(evidence)
+    return bundle_bytes(job, dumps)
+
+
+def slow(
+    *paths: str | Path,
+    steps: str | None = None,
+    ideal: str = "peers",
+    jobs: int = 4,
+    progress: CountCallback = lambda done, total: None,
+) -> SlowAnswer:
+    """Find out why a job is slow, from the profiles or traces of its ranks (files or folders).
+
+    ``steps``: analyse only these steps, for example ``"10-40"``. ``ideal``: the reference for
+    slowdowns, ``"peers"`` or ``"mean"``. ``jobs``: processes that read ranks. ``progress`` is
+    called with the numbers of files read and of all files. Raises UsageError.
+    """
+    from distsim.recordings.read_recording import read_recording
+    from distsim.slow_jobs.analyze import analyze_recording, select_steps
+
+    if not paths:
+        raise UsageError("no input was given", "`distsim slow profiles/`")
+    if ideal not in ("peers", "mean"):
+        raise UsageError(f"ideal: unknown value {ideal!r}", "use peers or mean")
+    recording = read_recording(paths, jobs=jobs, progress=progress)
+    selected = select_steps(recording, steps)
+    return SlowAnswer(analyze_recording(recording, selected, uses_mean=ideal == "mean"))
 
 
 def run_real(
@@ -544,6 +598,6 @@ def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _Recor
 
 #: The functions that `distsim` itself offers.
 FUNCTIONS: tuple[Callable[..., object], ...] = (
-    load, simulate, check, expand, plan, sweep, capture, doctor, run_real, replay, compare, shrink,
-    fix, render, report,
+    load, simulate, check, expand, plan, sweep, capture, doctor, slow, run_real, replay, compare,
+    shrink, fix, render, report,
 )  # fmt: skip

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from distsim.scenario import Scenario
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
+    from distsim.slow_jobs.slow_job import SlowJob
     from distsim.trace.model import Trace
     from distsim.trace_replay import ReplayResult
     from distsim.values import BufferValues
@@ -302,9 +303,11 @@ class DoctorAnswer(Answer):
 
     raw: Diagnosis
 
-    def __init__(self, raw: Diagnosis, width: int | None = None) -> None:
+    def __init__(self, raw: Diagnosis, width: int | None = None, bundle: bytes = b"") -> None:
         super().__init__(raw)
         self._width = width
+        #: For a live job: a zip file with all that was seen, to attach to a bug report.
+        self.bundle = bundle
 
     @property
     def causes(self) -> tuple[Any, ...]:
@@ -347,6 +350,55 @@ class DoctorAnswer(Answer):
     def _summary(self) -> str:
         count = len(self.causes)
         return f"{count} cause{'' if count == 1 else 's'} found"
+
+
+class SlowAnswer(Answer):
+    """Why a job is slow: findings, costs of all ranks, and the breakdown of a step."""
+
+    raw: SlowJob
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was found."""
+        return not self.raw.findings
+
+    @property
+    def verdict(self) -> str:
+        """The kind of the costliest finding; ``none`` or ``not sure`` without any."""
+        return self.raw.verdict
+
+    @property
+    def findings(self) -> tuple[Any, ...]:
+        return self.raw.findings
+
+    @property
+    def cost_share(self) -> float:
+        """The share of a step that the costliest finding costs."""
+        return self.raw.finding_share
+
+    def to_text(self) -> str:
+        from distsim.output.text.slow_job import slow_text
+
+        return slow_text(self.raw)
+
+    def to_json(self) -> Json:
+        from distsim.output.json.slow_job import slow_json
+
+        return slow_json(self.raw)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """One row per rank: its cost and its slowdown."""
+        from distsim.output.json.slow_job import rank_rows
+
+        return _data_frame(rank_rows(self.raw))
+
+    def _report(self) -> Report:
+        from distsim.output.text.slow_job import slow_report
+
+        return slow_report(self.raw)
+
+    def _summary(self) -> str:
+        return f"{self.verdict}, {self.cost_share:.0%} of a step"
 
 
 class RealRunAnswer(Answer):

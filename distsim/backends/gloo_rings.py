@@ -306,10 +306,9 @@ def simulate_ring(
     incomplete = set[int]()
     waits = dict[int, int]()
     for k in range(ring_count):
+        kth_shares = {me: mine[k] for me, mine in shares if k < len(mine)}
         steps = {
-            me: RING_STEPS[kind](me, n, mine[k])
-            for me, mine in shares
-            if k < len(mine) and mine[k].nbytes
+            me: RING_STEPS[kind](me, n, share) for me, share in kth_shares.items() if share.nbytes
         }
         ring = _RingSimulation(steps)
         max_steps = _MAX_STEPS // max(len(steps), 1)

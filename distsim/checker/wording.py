@@ -85,13 +85,13 @@ def call_words(call: ResolvedCall) -> str:
     For example `send(x, dst=1, tag=3, 16 B)` or `all_reduce(grad, group=dp, 4 MiB)`. The calls of
     an object collective are shown as the user wrote it: `broadcast_object_list(src=1)`.
     """
-    object_collective = _object_collective_of(call)
-    if object_collective:
-        return f"{object_collective}({', '.join(_place_words(call))})"
+    written = object_collective(call)
+    if written:
+        return f"{written}({', '.join(_place_words(call))})"
     return f"{call.op}({', '.join(_argument_words(call))})"
 
 
-def _object_collective_of(call: ResolvedCall) -> str:
+def object_collective(call: ResolvedCall) -> str:
     """The object collective to which a call belongs, or "".
 
     The scenario names the tensors of such calls after it (`EntryWriter`).

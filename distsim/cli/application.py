@@ -25,6 +25,7 @@ COMMANDS = (
     "replay",
     "compare",
     "doctor",
+    "slow",
     "capture",
     "bench",
     "calibrate",
@@ -44,7 +45,7 @@ COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
     "Real runs": ("run", "replay", "compare", "bench", "calibrate"),
-    "Diagnose": ("capture", "doctor", "shrink"),
+    "Diagnose": ("capture", "doctor", "slow", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
     "Learn and look up": ("demo", "learn", "explain", "clusters"),
 }

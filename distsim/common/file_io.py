@@ -43,7 +43,9 @@ READ_TIMEOUT_S = 30.0
 #: is not such a file.
 MAX_INPUT_BYTES = 16 * 2**20
 
-_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+#: Errors of the machine, not of the file's name. EFBIG: the process has a limit on the size of
+#: files (`ulimit -f`), or the file system has one.
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 #: Paths that name a file descriptor.
 _STREAM_PATH = re.compile(
     r"/dev/std(?:in|out|err)|/dev/fd/(\d+)|/proc/(self|thread-self|\d+)/fd/(\d+)"
@@ -105,8 +107,7 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | 
     except OSError as error:
         if error.errno in _DISK_ERRORS:
             raise EnvironmentFault(
-                f"cannot write {shown}: {error.strerror}",
-                "free some space, or write to another disk",
+                f"cannot write {shown}: {error.strerror}", _disk_remedy(error)
             ) from None
         raise UsageError(f"cannot write {shown}: {error.strerror}", _write_remedy(error)) from None
     except ValueError as error:  # a NUL in the name
@@ -126,6 +127,12 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
     except (OSError, ValueError):
         return False
     return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
+
+
+def _disk_remedy(error: OSError) -> str:
+    if error.errno == errno.EFBIG:
+        return "raise the limit on the size of files (`ulimit -f`), or write to another file system"
+    return "free some space, or write to another disk"
 
 
 def _write_remedy(error: OSError) -> str:

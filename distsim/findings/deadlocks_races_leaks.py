@@ -175,9 +175,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "Errors of the request are lost.",
         "Keep the handle (`as: h`) and wait for it. In a loop, index it, so that it is not "
         "overwritten.",
-        two_rank_scenario(
-            "{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"
-        ),
+        two_rank_scenario("{all_reduce: {tensor: x, async: true}}"),
     ),
     CodeInfo(
         "DS502",

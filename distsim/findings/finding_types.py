@@ -30,7 +30,8 @@ class Finding:
     ``ranks`` are the affected ranks. ``core`` is the cause among them: the ranks of a wait-for
     cycle, or those that wait directly for a rank that has exited. ``message`` is one sentence or a
     few lines of plain text; ``help`` says what to do. ``slips``: places of calls that are themselves
-    the mistake, for example an extra call in a branch. They need no further finding.
+    the mistake, for example an extra call in a branch. They need no further finding. ``awaited``:
+    the exited ranks for which ``core`` waits; how they ended needs no further finding either.
     """
 
     code: str
@@ -41,3 +42,4 @@ class Finding:
     help: tuple[str, ...] = ()
     places: tuple[SourceLocation, ...] = ()
     slips: tuple[SourceLocation, ...] = ()
+    awaited: tuple[int, ...] = ()

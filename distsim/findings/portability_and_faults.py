@@ -235,7 +235,9 @@ program:
         "The process ends without a message. The ranks that need it wait, or see a closed "
         "connection.",
         "Do nothing: the scenario asks for it. Look at the effect on the other ranks.",
-        example_scenario(2, "faults: [{rank: 1, kind: kill, before_call: 0}]\n", "barrier"),
+        example_scenario(
+            2, "faults: [{rank: 1, kind: kill, before_call: 0}]\n", "{compute: 1 ms, ranks: 1}"
+        ),
     ),
     CodeInfo(
         "DS802",
@@ -283,7 +285,9 @@ program:
         "hang.",
         "Check that world_size is nnodes times nproc_per_node, that all nodes run the launcher, "
         "and that MASTER_ADDR is reachable.",
-        example_scenario(2, "faults: [{rank: 1, kind: absent}]\n", "barrier"),
+        example_scenario(
+            2, "faults: [{rank: 0, kind: absent}, {rank: 1, kind: absent}]\n", "barrier"
+        ),
     ),
     CodeInfo(
         "DS806",
@@ -341,6 +345,19 @@ program:
         _TWO_SENDERS,
     ),
     CodeInfo(
+        "DS903",
+        "ranks that never communicated",
+        "error",
+        None,
+        "The ranks of a captured script made no collective call and sent no message, so capture "
+        "checked nothing.",
+        "Each rank trains its own model on its own data. The job costs N GPUs and is as good as "
+        "one. Often a library found no GPU, or the script did not see the launcher's variables.",
+        "Call `init_process_group` and wrap the model (DDP, FSDP). Run `distsim capture --cuda` if "
+        "the script communicates only on GPUs.",
+        "import torch\n\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.ones(2, 4)).sum().backward()\n",
+    ),
+    CodeInfo(
         "DS604",
         "completes on one backend only",
         "warning",
@@ -390,8 +407,13 @@ program:
         "rank comes first.",
         "Keep the request (`as: h`) and wait for it. In a loop, give each iteration its own "
         "handle (`as: h@i`).",
-        two_rank_scenario(
-            "{isend: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: x, src: 0}, ranks: 1}"
+        example_scenario(
+            3,
+            "",
+            "{isend: {tensor: x, dst: 1}, ranks: 2}",
+            "{recv: {tensor: y, src: 1 - rank}, ranks: rank < 2}",
+            "{send: {tensor: y, dst: 1 - rank}, ranks: rank < 2}",
+            "{recv: {tensor: x, src: 2}, ranks: 1}",
         ),
     ),
     CodeInfo(
@@ -404,6 +426,6 @@ program:
         "A collective waits for every member. Calls at different places are fine: this note "
         "appears only if a call is missing.",
         "Move the call out of the selector, or create a group of the ranks that take part.",
-        two_rank_scenario("{all_reduce: {tensor: x}, ranks: 0}", "barrier"),
+        two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),
     ),
 )

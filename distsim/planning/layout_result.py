@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from distsim.hardware.cost import CostModel
+from distsim.hardware.cost.memory_fit import MemoryFit, memory_fit
 from distsim.hardware.cost.prediction_range import COMPUTE_RANGE, communication_range
 from distsim.planning.estimate import NORM, PIPELINE, EstimateCache, StepEstimator, StepTime
 from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout
@@ -50,10 +51,10 @@ class LayoutResult(NamedTuple):
     """A possible layout with its predicted time and memory.
 
     ``shares`` of the step add up to 1; they are means over the ranks. ``parts``: the shares without
-    the waiting, each increased by its share of it. ``held_nbytes``: the peak of the fullest rank;
-    ``memory``: the same as a share of the device's. ``timed``: `alone`, each transfer and kernel by
-    itself, which may be a few percent too short; `exact`, by a simulation; `short`, like `alone`,
-    for a layout that is too large to be simulated.
+    the waiting, each increased by its share of it. ``held_nbytes``: the predicted peak of torch's
+    allocator on the fullest rank; ``fit``: the range of its whole memory. ``timed``: `alone`, each
+    transfer and kernel by itself, which may be a few percent too short; `exact`, by a simulation;
+    `short`, like `alone`, for a layout that is too large to be simulated.
     """
 
     layout: ParallelLayout
@@ -62,7 +63,7 @@ class LayoutResult(NamedTuple):
     parts: tuple[StepTimePart, ...]
     shares: dict[str, float]
     held_nbytes: int
-    memory: float
+    fit: MemoryFit
     tokens_s_gpu: float
     mfu: float
     timed: str = "alone"
@@ -83,6 +84,11 @@ class LayoutResult(NamedTuple):
             tokens_s_gpu=self.tokens_s_gpu / growth,
             mfu=self.mfu / growth,
         )
+
+    @property
+    def memory(self) -> float:
+        """The predicted memory of the fullest rank, as a share of the device's."""
+        return (self.held_nbytes + self.fit.reserve_nbytes) / self.fit.capacity_nbytes
 
     @property
     def bubble(self) -> float:
@@ -117,13 +123,13 @@ class LayoutEvaluator:
     def outcome(self, layout: ParallelLayout) -> LayoutResult | RejectedLayout:
         """The evaluated layout, or the reason why it is impossible: memory, or a hang."""
         request = self.request
-        available = request.cluster.device.memory_nbytes
         estimator = self.timed(layout)
         needed = max(estimator.peak_bytes())
-        if needed > available:
-            percent = -(-100 * needed // available)
+        fit = memory_fit(needed, request.memory_reserve(layout), request.cluster.device)
+        if fit.is_too_large:
+            percent = -(-100 * fit.low_nbytes // fit.capacity_nbytes)
             return RejectedLayout(
-                layout, f"it does not fit: a rank holds {percent} % of the device's memory"
+                layout, f"it does not fit: a rank needs at least {percent} % of the device's memory"
             )
         try:
             step = self.step(layout, estimator)
@@ -141,7 +147,7 @@ class LayoutEvaluator:
             step_time_parts(step_ns, shares, self.ranges),
             shares,
             needed,
-            memory=needed / available,
+            fit,
             tokens_s_gpu=tokens_per_s / layout.gpus,
             mfu=request.flops / (layout.gpus * peak_flop_per_ns * step_ns),
         )

@@ -20,6 +20,7 @@ from distsim.backends import DEVICE_BACKEND
 from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
+from distsim.hardware.cost.memory_fit import memory_outside_torch
 from distsim.scenario.strategies.base import ExpansionContext
 from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.micro_batch_cost import MicroBatchCost, step_flops
@@ -31,6 +32,10 @@ from distsim.scenario.strategies.training_step.transformer import Transformer
 MESH_AXES = ("pp", "dp", "ep", "cp", "tp")
 #: A context rank keeps at least this many tokens of a sequence, unless sizes of `cp` are requested.
 _MIN_TOKENS = 8192
+#: The default length of a sequence, unless the model's maximum is shorter. Models are pre-trained
+#: with 4096 or 8192 tokens, even if a later phase extends the context (Llama 3, arXiv:2407.21783,
+#: section 3.4.1).
+DEFAULT_SEQUENCE = 8192
 
 
 class ParallelLayout(NamedTuple):
@@ -89,8 +94,9 @@ class PlanRequest:
 
     ``model``: a preset's name, or sizes as in `transformer: {model: …}`; ``step``: further fields
     of `transformer:`. ``choices``: the values of fields of `ParallelLayout` that are tried; the
-    model and the machines determine those of other fields. Raises UsageError for an unknown model
-    or field.
+    model and the machines determine those of other fields. ``reserve_nbytes``: memory of a rank
+    that torch's allocator cannot use; None estimates it for each layout. Raises UsageError for an
+    unknown model or field.
     """
 
     model: str | Mapping[str, Any]
@@ -101,6 +107,7 @@ class PlanRequest:
     per_node: int = 8
     step: Mapping[str, Any] = field(default_factory=dict)
     choices: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    reserve_nbytes: int | None = None
     #: Cache of `rejection_reason`, by the properties on which a rejection depends.
     refusals: dict[object, str | None] = field(default_factory=dict, repr=False, compare=False)
 
@@ -119,6 +126,23 @@ class PlanRequest:
     def tokens(self) -> int:
         """Tokens of a sequence."""
         return self.base.sequence or self.architecture.sequence
+
+    def memory_reserve(self, layout: ParallelLayout) -> int:
+        """Bytes of a rank outside torch's allocator: CUDA context and NCCL buffers.
+
+        A rank has one communicator for each axis of the mesh, and one for all ranks.
+        """
+        if self.reserve_nbytes is not None:
+            return self.reserve_nbytes
+        if layout.gpus == 1:
+            communicators = 0
+        elif len(layout.mesh) == 1:
+            communicators = 1
+        else:
+            communicators = len(layout.mesh) + 1
+        return memory_outside_torch(
+            self.cluster.device, communicators, has_all_to_all=layout.ep > 1
+        )
 
     @property
     def node(self) -> int:
@@ -235,9 +259,8 @@ def rejection_reason(request: PlanRequest, layout: ParallelLayout) -> str | None
     # equal: the sizes of micro-batches and recomputation do not matter, of ZeRO only stage 3, and
     # of the number of micro-batches only whether they fill the pipeline.
     enough = min(micro_batches, layout.pp) if layout.pp > 1 else 1
-    representative = layout._replace(
-        micro_batch=1, recompute="none", zero=3 if layout.zero == 3 else 1
-    )
+    zero_stage = 3 if layout.zero == 3 else 1
+    representative = layout._replace(micro_batch=1, recompute="none", zero=zero_stage)
     key = (representative, enough)
     if key not in request.refusals:
         step = request.fields(layout).model_copy(update={"micro_batches": enough})

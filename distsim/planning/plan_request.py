@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
-from distsim.planning.layouts import ParallelLayout, PlanRequest
+from distsim.planning.layouts import DEFAULT_SEQUENCE, ParallelLayout, PlanRequest
 
 MAX_GPUS = 2**17
 #: Fields of `transformer:` that the layout decides, so that a request may not.
@@ -40,6 +41,7 @@ def checked_plan_request(
 ) -> PlanRequest:
     """The request for the layouts of a step.
 
+    ``sequence``: by default the model's maximum, but at most `DEFAULT_SEQUENCE`.
     ``ranks_per_node``: by default that of the cluster's preset. Raises UsageError for a number of
     GPUs that fills no whole nodes, a field that the layouts decide, and an impossible choice.
     """
@@ -52,7 +54,7 @@ def checked_plan_request(
     layout_choices = _checked_choices(choices or {})
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
     _check_gpu_count(gpus, per_node)
-    return PlanRequest(
+    request = PlanRequest(
         model,
         gpus,
         global_batch,
@@ -62,6 +64,9 @@ def checked_plan_request(
         step=step or {},
         choices=layout_choices,
     )
+    if sequence is None and request.tokens > DEFAULT_SEQUENCE:
+        return replace(request, sequence=DEFAULT_SEQUENCE)
+    return request
 
 
 def is_number(word: str, low: int, high: int) -> bool:

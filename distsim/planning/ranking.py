@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from distsim.common.errors import UsageError
 from distsim.common.version import __version__
 from distsim.hardware.cluster import Cluster
+from distsim.hardware.cost.memory_fit import MemoryFit
 from distsim.planning.layout_result import (
     LayoutEvaluator,
     LayoutResult,
@@ -30,6 +31,8 @@ from distsim.planning.sweep.worker_pool import available_cores, run_tasks
 
 #: The largest number of layouts in a chunk; the layouts of a chunk share schedules and costs.
 _LAYOUTS_PER_CHUNK = 12
+#: How many of the layouts that may run out of memory a report lists.
+MAX_RISKY_LAYOUTS = 3
 #: For fewer layouts, worker processes are not worth their start.
 _MIN_LAYOUTS_FOR_WORKERS = 60
 PLAN_COLUMNS = (
@@ -55,6 +58,10 @@ PLAN_COLUMNS = (
     "exposed",
     "bound",
     "held_nbytes",
+    "memory_low_nbytes",
+    "memory_high_nbytes",
+    "memory_reserve_nbytes",
+    "may_run_out",
     "shares",
     "parts",
     "timed",
@@ -85,7 +92,7 @@ class RankedLayout(NamedTuple):
     """A layout in the ranking.
 
     ``tied``: within the range of costs it may be as fast as the first one. ``front``:
-    Pareto-optimal in time, memory and number of GPUs.
+    Pareto-optimal in time, memory and number of GPUs, among the layouts that fit for certain.
     """
 
     outcome: LayoutResult
@@ -95,7 +102,11 @@ class RankedLayout(NamedTuple):
 
 @dataclass(frozen=True)
 class LayoutPlan:
-    """The possible layouts, the fastest first, and the impossible ones (``left``)."""
+    """The possible layouts, and the impossible ones (``left``).
+
+    ``ranked`` starts with the layouts that fit into memory for certain, the fastest first. Those
+    that may run out of memory follow.
+    """
 
     questions: tuple[PlanRequest, ...]
     ranked: tuple[RankedLayout, ...]
@@ -104,6 +115,16 @@ class LayoutPlan:
     @property
     def best(self) -> LayoutResult | None:
         return self.ranked[0].outcome if self.ranked else None
+
+    @property
+    def certain(self) -> tuple[RankedLayout, ...]:
+        """The layouts that fit into memory for certain."""
+        return tuple(ranked for ranked in self.ranked if not ranked.outcome.fit.may_run_out)
+
+    @property
+    def risky(self) -> tuple[RankedLayout, ...]:
+        """The layouts that may run out of memory."""
+        return tuple(ranked for ranked in self.ranked if ranked.outcome.fit.may_run_out)
 
     def question(self, outcome: LayoutResult) -> PlanRequest:
         """The request of an outcome."""
@@ -161,8 +182,9 @@ def plan_layouts(
         else:
             results |= planner.evaluate_all(candidates)
         planner.simulate_fastest(results)
-    finally:
-        planner.table.close()
+    except BaseException:
+        planner.table.release()
+        raise
     planner.write_table(results)
     outcomes = [result for result in results.values() if isinstance(result, LayoutResult)]
     rejected = [result for result in results.values() if isinstance(result, RejectedLayout)]
@@ -192,7 +214,9 @@ class _Planner:
             if row is None:
                 missing.append(candidate)
             else:
-                results[candidate] = _from_row(candidate.layout, row)
+                results[candidate] = _from_row(
+                    self.requests[candidate.request], candidate.layout, row
+                )
         chunks = _layout_chunks(self.requests, missing)
         done = 0
         self.report_progress(done, len(missing))
@@ -251,9 +275,11 @@ class _Planner:
                 if isinstance(result, LayoutResult)
             }
             fastest = sorted(timed, key=lambda place: _rank_key(timed[place]))
-            inexact = [
-                place for place in fastest[: self.options.exact] if timed[place].timed == "alone"
-            ]
+            certain = [place for place in fastest if not timed[place].fit.may_run_out]
+            risky = [place for place in fastest if timed[place].fit.may_run_out]
+            shown = certain[: self.options.exact]
+            shown += risky[: min(self.options.exact, MAX_RISKY_LAYOUTS)]
+            inexact = [place for place in shown if timed[place].timed == "alone"]
             if not inexact:
                 return
             tasks = [
@@ -327,9 +353,13 @@ def evaluate_chunk(chunk: LayoutChunk) -> list[LayoutResult | RejectedLayout]:
 
 
 def rank_layouts(outcomes: Sequence[LayoutResult]) -> tuple[RankedLayout, ...]:
-    """The fastest first; of equally fast ones the one with less memory."""
+    """Layouts that fit for certain before those that may run out of memory; each fastest first.
+
+    Of equally fast ones, the one with less memory comes first.
+    """
     order = sorted(outcomes, key=_rank_key)
-    front = {id(result) for result in pareto_front(order)}
+    certain = [result for result in order if not result.fit.may_run_out]
+    front = {id(result) for result in pareto_front(certain)}
     ranked = []
     for place, result in enumerate(order):
         is_tied = place == 0 or not is_order_certain(order[0], result)
@@ -337,8 +367,14 @@ def rank_layouts(outcomes: Sequence[LayoutResult]) -> tuple[RankedLayout, ...]:
     return tuple(ranked)
 
 
-def _rank_key(result: LayoutResult) -> tuple[int, int, ParallelLayout, str]:
-    return result.step_ns, result.held_nbytes, result.layout, result.cluster
+def _rank_key(result: LayoutResult) -> tuple[bool, int, int, ParallelLayout, str]:
+    return (
+        result.fit.may_run_out,
+        result.step_ns,
+        result.held_nbytes,
+        result.layout,
+        result.cluster,
+    )
 
 
 def pareto_front(outcomes: Sequence[LayoutResult]) -> list[LayoutResult]:
@@ -374,8 +410,9 @@ def layout_key(request: PlanRequest, layout: ParallelLayout) -> str:
         request.node,
         dict(request.step),
         request.cluster.key,
+        request.reserve_nbytes,
     ]
-    text = json.dumps([__version__, "plan", step, list(layout)], sort_keys=True, default=str)
+    text = json.dumps([__version__, "plan 2", step, list(layout)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -399,18 +436,30 @@ def result_row(request: PlanRequest, result: LayoutResult | RejectedLayout) -> d
         "exposed": result.exposed,
         "bound": result.bound,
         "held_nbytes": result.held_nbytes,
+        "memory_low_nbytes": result.fit.low_nbytes,
+        "memory_high_nbytes": result.fit.high_nbytes,
+        "memory_reserve_nbytes": result.fit.reserve_nbytes,
+        "may_run_out": int(result.fit.may_run_out),
         "shares": json.dumps(result.shares),
         "parts": json.dumps(result.parts),
         "timed": result.timed,
     }
 
 
-def _from_row(layout: ParallelLayout, row: Mapping[str, str]) -> LayoutResult | RejectedLayout:
+def _from_row(
+    request: PlanRequest, layout: ParallelLayout, row: Mapping[str, str]
+) -> LayoutResult | RejectedLayout:
     """The result that `result_row` wrote."""
     if row["status"] != "ok":
         return RejectedLayout(layout, row["reason"])
     shares: dict[str, Any] = json.loads(row["shares"])
     parts = tuple(StepTimePart(*part) for part in json.loads(row["parts"]))
+    fit = MemoryFit(
+        int(row["memory_low_nbytes"]),
+        int(row["memory_high_nbytes"]),
+        int(row["memory_reserve_nbytes"]),
+        request.cluster.device.memory_nbytes,
+    )
     return LayoutResult(
         layout,
         row["cluster"],
@@ -418,7 +467,7 @@ def _from_row(layout: ParallelLayout, row: Mapping[str, str]) -> LayoutResult | 
         parts,
         shares,
         int(row["held_nbytes"]),
-        memory=float(row["memory"]),
+        fit,
         tokens_s_gpu=float(row["tokens_s_gpu"]),
         mfu=float(row["mfu"]),
         timed=row["timed"],
@@ -431,6 +480,7 @@ def distinct_clusters(questions: Sequence[PlanRequest]) -> list[Cluster]:
 
 
 __all__ = [
+    "MAX_RISKY_LAYOUTS",
     "PlanOptions",
     "LayoutPlan",
     "RankedLayout",

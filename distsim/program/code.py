@@ -70,12 +70,16 @@ def collapse_uniform(vector: object) -> object:
 
 
 class CallSite(NamedTuple):
-    """The place of a step in its file, and the name of its operation there."""
+    """The place of a step in its file, and the name of its operation there.
+
+    ``via``: of a captured call, the library code that made it, as in `CallOrigin`.
+    """
 
     file: str
     line: int
     column: int
     op: str
+    via: str = ""
 
     def place(self, rank: int | None = None) -> SourceLocation:
         """The source location, with the rank if it matters."""

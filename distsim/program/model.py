@@ -110,6 +110,8 @@ class Program:
     #: Lowered from a file: ranks know only the groups that the file names. A recorded program may
     #: have made groups in other ways, under names that are known.
     from_file: bool = False
+    #: Recorded from a run that was stopped: ranks would have made more calls.
+    is_partial: bool = False
 
     @cached_property
     def features(self) -> frozenset[Feature]:

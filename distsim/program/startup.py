@@ -174,12 +174,9 @@ class _RankEnvironment:
     def variables_of(self, rank: int) -> dict[str, str]:
         """The variables of a rank, without empty ones (an empty one is the same as none)."""
         own = self._own_variables(rank)
-        variables = {**self._launcher_variables(rank), **own}
-        return {
-            name: value
-            for name, value in variables.items()
-            if value and (name in ENV_VARIABLES or name in own)
-        }
+        from_launcher = self._launcher_variables(rank)
+        read = {name: value for name, value in from_launcher.items() if name in ENV_VARIABLES}
+        return {name: value for name, value in {**read, **own}.items() if value}
 
     def _own_variables(self, rank: int) -> dict[str, str]:
         """The variables that the file sets."""

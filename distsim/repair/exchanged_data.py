@@ -26,6 +26,7 @@ class Contribution(NamedTuple):
 
     ``partners``: the peer, or the members of the group. ``tensors``: (name, elements, own writes
     before the call) of each input; of a receive, (name, elements, 0) of each output.
+    ``carries_data``: False for a receive, and for ranks that only receive what the root gives.
     """
 
     rank: int
@@ -34,6 +35,18 @@ class Contribution(NamedTuple):
     root: int | None
     reduce_op: str | None
     tensors: tuple[tuple[str, int, int], ...]
+    carries_data: bool = True
+
+    @property
+    def exchange(self) -> tuple[object, ...]:
+        """The same for all ranks that exchange these tensors."""
+        names = tuple(name for name, _, _ in self.tensors)
+        return self.op, self.partners, names
+
+    @property
+    def rooted(self) -> tuple[object, ...]:
+        """The same for all ranks that name this root."""
+        return self.op, self.partners, self.root
 
 
 class DataLoss(NamedTuple):
@@ -41,11 +54,13 @@ class DataLoss(NamedTuple):
 
     ``lost``: contributions of the correct ranks that no longer arrive. ``changed_ranks``: correct
     ranks whose calls differ. ``lost_by_outliers``: lost contributions of the other ranks.
+    ``tensor_sets``: sets of tensors that ranks exchange; fewer, if all ranks name the same tensors.
     """
 
     lost: int
     changed_ranks: int
     lost_by_outliers: int
+    tensor_sets: int = 0
 
 
 class ExchangedData:
@@ -58,20 +73,34 @@ class ExchangedData:
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
         lost = lost_by_outliers = changed_ranks = 0
-        kept_exchanges = {(each.op, each.partners) for each in changed._all()}
+        kept_exchanges = {each.exchange for each in changed._all()}
         for rank, before in self.by_rank.items():
             after = changed.by_rank.get(rank, [])
             missing = Counter(before) - Counter(after)
             if rank in outliers:
                 # A collective that only outliers make, such as saving on rank 0, needs the other
                 # ranks. If it disappears altogether, its data are lost.
-                gone = [each for each in missing if (each.op, each.partners) not in kept_exchanges]
-                lost += len(gone)
+                gone = [each for each in missing if each.exchange not in kept_exchanges]
+                dropped = [each for each in gone if _count_like(each, after, before) < 0]
+                lost += sum(each.op not in _SENDING_OP.values() for each in dropped)
+                lost += self._lost_of_root(rank, missing, dropped)
                 lost_by_outliers += missing.total()
                 continue
-            lost += missing.total()
+            lost += sum(count for each, count in missing.items() if each.carries_data)
+            lost += max(0, _receive_count(before) - _receive_count(after))
             changed_ranks += before != after
-        return DataLoss(lost, changed_ranks, lost_by_outliers)
+        return DataLoss(lost, changed_ranks, lost_by_outliers, len(kept_exchanges))
+
+    def _lost_of_root(
+        self, rank: int, missing: Counter[Contribution], counted: list[Contribution]
+    ) -> int:
+        """What a root no longer gives, although other ranks name it as the root."""
+        named = {each.rooted for each in self._all() if each.rank != rank}
+        lost = 0
+        for each in missing:
+            gives = each.root == rank and each.carries_data and each.reduce_op is None
+            lost += gives and each.rooted in named and each not in counted
+        return lost
 
     def lost_exchanges(
         self, changed: ExchangedData, ended_at: dict[int, int], outliers: frozenset[int]
@@ -104,6 +133,23 @@ class ExchangedData:
     def _all(self) -> Iterator[Contribution]:
         for contributions in self.by_rank.values():
             yield from contributions
+
+
+def _count_like(
+    contribution: Contribution, after: list[Contribution], before: list[Contribution]
+) -> int:
+    """How many more calls of this operation with the same partners are made than before.
+
+    A call with another tensor in its place is a change, no loss.
+    """
+    like = (contribution.op, contribution.partners)
+    return sum((each.op, each.partners) == like for each in after) - sum(
+        (each.op, each.partners) == like for each in before
+    )
+
+
+def _receive_count(contributions: list[Contribution]) -> int:
+    return sum(each.op == "recv" for each in contributions)
 
 
 def completed_contributions(program: Program, positions: dict[int, int]) -> dict[int, int]:
@@ -172,7 +218,16 @@ def _contribution(call: ResolvedCall, own_writes: Counter[tuple[str, int]]) -> C
         version = own_writes[buffer.name, buffer.index] if call.inputs else 0
         tensors.append((buffer.label, buffer.numel, version))
     op = _SENDING_OP.get(call.op, call.op)
-    return Contribution(call.rank, op, partners, call.root, call.reduce_op, tuple(tensors))
+    only_receives = OPERATIONS[call.op].gives == "root" and call.root != call.rank
+    return Contribution(
+        call.rank,
+        op,
+        partners,
+        call.root,
+        call.reduce_op,
+        tuple(tensors),
+        op != "recv" and not only_receives,
+    )
 
 
 __all__ = [

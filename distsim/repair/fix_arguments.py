@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
+from distsim.program.model import Program
+from distsim.repair.fix_numbers import value_by_rank
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -49,12 +51,12 @@ def use_group_ranks(
                 )
 
 
-def unify_shapes(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+def unify_shapes(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
     """A tensor gets one shape on all ranks: the most common one."""
     declared = data.get("tensors") or {}
     for name, tensor in declared.items():
         shape = tensor.get("shape") if isinstance(tensor, dict) else None
-        common = _common_shape(shape)
+        common = _common_shape(shape, program)
         if shape is not None and common != shape:
             yield (
                 f"give the tensor {name} the same shape on all ranks",
@@ -62,9 +64,12 @@ def unify_shapes(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
             )
 
 
-def _common_shape(shape: object) -> object:
+def _common_shape(shape: object, program: Program) -> object:
     if isinstance(shape, list):
-        return [_common_shape(item) for item in shape]
+        return [_common_shape(item, program) for item in shape]
+    if isinstance(shape, str):
+        values = value_by_rank(program, shape)
+        return Counter(values).most_common(1)[0][0] if len(set(values)) > 1 else shape
     if not isinstance(shape, dict) or not all(_is_rank_key(key) for key in shape):
         return shape
     if "else" in shape:

@@ -6,9 +6,10 @@ Each function yields (words, changed data).
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from distsim.checker.wording import rank_list
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 from distsim.repair.scenario_data import (
@@ -28,7 +29,7 @@ _DESTROY: Final = "destroy_process_group"
 
 
 def destroy_later(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
-    """A destroy moves behind the last use of the group, or is dropped.
+    """A destroy moves behind the last use of the group.
 
     Calls after the destroy that only some members make are made by all.
     """
@@ -48,6 +49,11 @@ def destroy_later(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
                 "on all ranks",
                 _moved(data, path, later, True),
             )
+
+
+def drop_destroy(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A group stays until the end of the program."""
+    for path in _paths_of(data, _DESTROY):
         yield "drop destroy_process_group", with_steps_replaced(data, path, [])
 
 
@@ -108,24 +114,42 @@ def list_members_once(data: ScenarioData, program: Program) -> Iterator[tuple[st
             yield words, with_steps_replaced(data, path, [step])
 
 
-def call_on_members_only(
-    data: ScenarioData, program: Program, named: list[DataPath]
+def call_where_valid(
+    data: ScenarioData, program: Program, named: list[DataPath], lines: Mapping[DataPath, int]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A collective on a group is made by its members only."""
-    members = {group.name: group.ranks for group in program.groups}
+    """A call is made only by the ranks on which its arguments are valid.
+
+    For example a collective by the members of its group, or a send to the next stage by all stages
+    but the last.
+    """
+    invalid = _ranks_with_invalid_call(program)
     for path in named:
         entry = value_at(data, path)
-        ranks = members.get(str(fields_of(entry).get("group")))
-        if ranks is None:
-            continue
+        outside = invalid.get(lines.get(path, 0), set())
         owners = owner_ranks(data, path) or tuple(program.present)
-        callers = [rank for rank in owners if rank in ranks]
+        callers = [rank for rank in owners if rank not in outside]
         if callers and len(callers) < len(owners):
-            step = make_step(op_of(entry), fields_of(entry), callers)
-            yield (
-                f"{op_of(entry)}: call it on the members of the group only",
-                with_steps_replaced(data, path, [step]),
-            )
+            step = make_step(op_of(entry), fields_of(entry), _selector(callers))
+            words = f"{op_of(entry)}: call it on {rank_list(callers)} only"
+            if fields_of(entry).get("group") and OPERATIONS[op_of(entry)].kind == "collective":
+                words = f"{op_of(entry)}: call it on the members of the group only"
+            yield words, with_steps_replaced(data, path, [step])
+
+
+def _ranks_with_invalid_call(program: Program) -> dict[int, set[int]]:
+    """By line, the ranks on which a call has invalid arguments."""
+    found: dict[int, set[int]] = {}
+    for code in program.codes:
+        for call in code.distinct_calls():
+            if call.invalid is not None:
+                line = program.sites[call.site].line
+                invalid = (rank for rank, no in zip(code.ranks, call.invalid[0], strict=True) if no)
+                found.setdefault(line, set()).update(invalid)
+    return found
+
+
+def _selector(ranks: list[int]) -> object:
+    return ranks[0] if len(ranks) == 1 else ranks
 
 
 def initialise_eagerly(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
@@ -141,9 +165,10 @@ def _paths_of(data: ScenarioData, op: str) -> list[DataPath]:
 
 
 __all__ = [
-    "call_on_members_only",
+    "call_where_valid",
     "create_on_all_ranks",
     "destroy_later",
+    "drop_destroy",
     "initialise_eagerly",
     "list_members_once",
 ]

@@ -120,12 +120,24 @@ def add_counterparts(
         shared: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
         counterpart = {_PEER_FIELD[op]: owners[0], **shared}
         list_path = step_list_of_rank(data, peer)
+        if op == "recv" and list_path is not None:
+            buffer = _usual_buffer(value_at(data, list_path), owners[0])
+            counterpart |= {"tensor": buffer} if buffer else {}
         if list_path is None:  # the peer has no list of steps of its own yet
             changed = copy.deepcopy(data)
             changed["program"].append(make_step(op, counterpart, peer))
             yield f"add the {op} on rank {peer}", changed
         else:
             yield from _insertions(data, path, list_path, op, counterpart, peer)
+
+
+def _usual_buffer(steps: list[object], source: int) -> str:
+    """The tensor into which a rank receives from this source elsewhere; "" if it does not."""
+    for entry in steps:
+        is_receive = op_of(entry) in ("recv", "irecv")
+        if is_receive and fields_of(entry).get("src") == source:
+            return str(fields_of(entry).get("tensor", ""))
+    return ""
 
 
 def _insertions(

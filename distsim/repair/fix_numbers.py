@@ -36,7 +36,7 @@ def equal_iterations(
 ) -> Iterator[tuple[str, ScenarioData]]:
     """A loop runs equally often on all ranks, or as often as another loop."""
     loops = [path for path in step_paths(data) if times_of(value_at(data, path)) is not None]
-    numbers = {path: _value_by_rank(program, times_of(value_at(data, path))) for path in loops}
+    numbers = {path: value_by_rank(program, times_of(value_at(data, path))) for path in loops}
     used = {number for values in numbers.values() for number in values}
     for path in loops:
         values = numbers[path]
@@ -58,7 +58,7 @@ def _iterations_words(number: int, values: list[int], line: int) -> str:
     return words
 
 
-def _value_by_rank(program: Program, value: object) -> list[int]:
+def value_by_rank(program: Program, value: object) -> list[int]:
     """The value of an expression on each rank; empty if it depends on more than the rank."""
     if isinstance(value, dict):
         return [each for each in value.values() if isinstance(each, int)]
@@ -82,7 +82,7 @@ def roots_as_numbers(
         for key in _ROOT_FIELDS:
             if not isinstance(fields.get(key), str | dict):
                 continue
-            for number, _ in Counter(_value_by_rank(program, fields[key])).most_common():
+            for number, _ in Counter(value_by_rank(program, fields[key])).most_common():
                 step = make_step(op, {**fields, key: number}, ranks_of(entry))
                 words = f"{op}: use one root on all ranks: set {key} to {number}"
                 yield words, with_steps_replaced(data, path, [step])
@@ -155,4 +155,4 @@ def _with_output_rows(
     return {**data, "tensors": {**declared, output: {**tensor, "shape": [rows, *shape[1:]]}}}
 
 
-__all__ = ["equal_iterations", "roots_as_numbers", "splits_as_numbers"]
+__all__ = ["equal_iterations", "roots_as_numbers", "splits_as_numbers", "value_by_rank"]

@@ -21,9 +21,10 @@ from distsim.repair.fix_arguments import (
 )
 from distsim.repair.fix_counts import pad_rows, transpose_splits, unify_counts
 from distsim.repair.fix_groups import (
-    call_on_members_only,
+    call_where_valid,
     create_on_all_ranks,
     destroy_later,
+    drop_destroy,
     initialise_eagerly,
     list_members_once,
 )
@@ -41,6 +42,7 @@ from distsim.repair.fix_order import (
     move_waits_last,
     wait_before_writes,
 )
+from distsim.repair.fix_requests import wait_for_requests
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -97,7 +99,8 @@ class FailureHints(NamedTuple):
 
     ``lines``: the line of each call, by its path. ``places``: the lines that the findings name.
     ``odd``: outlier ranks. ``mismatch``: calls have wrong or different arguments, so arguments are
-    changed before the order of calls. ``program``: the lowered scenario.
+    changed before the order of calls. ``program``: the lowered scenario. ``is_first``: the data are
+    those of the file itself, without an earlier proposal.
     """
 
     lines: dict[DataPath, int]
@@ -105,6 +108,7 @@ class FailureHints(NamedTuple):
     odd: frozenset[int] = frozenset()
     mismatch: bool = False
     program: Program | None = None
+    is_first: bool = True
 
 
 class _Calls(NamedTuple):
@@ -125,7 +129,7 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
     calls = _calls_to_change(data, hints)
     yield from _group_changes(data, hints, calls)
     if hints.mismatch:
-        yield from _argument_changes(data, calls)
+        yield from _argument_changes(data, hints, calls)
         yield from _order_changes(data, calls)
     else:
         yield from _order_changes(data, calls)
@@ -215,10 +219,12 @@ def _group_changes(
         splits_as_numbers(data, program, calls.named_steps, lines),
         copy_of_composite_calls(data),
         list_members_once(data, program),
-        call_on_members_only(data, program, calls.named_steps),
+        call_where_valid(data, program, calls.named_steps, lines) if hints.is_first else (),
     )
     yield from _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_CHANGES))
     yield from _of_kind(CHANGES_ORDER, destroy_later(data))
+    yield from _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
+    yield from _of_kind(ADDS_CALLS, drop_destroy(data))
     yield from _of_kind(ADDS_CALLS, create_on_all_ranks(data))
     if BACKEND_PROFILES[program.backend].device:
         yield from _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))
@@ -241,11 +247,13 @@ def _alignments(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
     return _of_kind(CHANGES_ARGUMENTS, islice(changes, _MAX_CHANGES))
 
 
-def _argument_changes(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
+def _argument_changes(
+    data: ScenarioData, hints: FailureHints, calls: _Calls
+) -> Iterator[RepairProposal]:
     yield from _alignments(data, calls)
     declarations = chain(
         use_group_ranks(data, calls.named_steps),
-        unify_shapes(data),
+        () if hints.program is None else unify_shapes(data, hints.program),
         transpose_splits(data, calls.named_steps),
         pad_rows(data, calls.named_steps),
     )

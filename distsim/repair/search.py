@@ -263,22 +263,27 @@ class _RepairSearch:
 
 def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     # Local work (a compute, a sleep) is no contribution, so its removal loses none.
-    removes_local_work = fix.kind >= REMOVES_CALLS and sum(fix.loss) == fix.loss.changed_ranks
+    loses_nothing = not fix.loss.lost and not fix.loss.lost_by_outliers
+    removes_local_work = fix.kind >= REMOVES_CALLS and loses_nothing
     return (
         fix.loss.lost,
         removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,
         fix.loss.lost_by_outliers,
-        _edited_lines(fix.patch),
+        fix.loss.tensor_sets,
+        _edit_count(fix.patch),
         fix.kind,
         fix.makespan_ns,
     )
 
 
-def _edited_lines(patch: str) -> int:
+def _edit_count(patch: str) -> int:
+    """The lines that are added, removed, changed or moved; each counts once."""
     lines = patch.splitlines()
-    return sum(line.startswith(("+", "-")) for line in lines)
+    added = sum(line.startswith("+") for line in lines)
+    removed = sum(line.startswith("-") for line in lines)
+    return max(added, removed)
 
 
 def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, RepairProposal]]:
@@ -296,6 +301,7 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
         frozenset(state.verdict.culprits),
         state.verdict.verdict in ("mismatch", "invalid"),
         _program_of(state, file),
+        not state.words,
     )
     before = _plain_data(root)
     for proposal in propose_repairs(before, hints):

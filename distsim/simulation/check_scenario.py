@@ -425,7 +425,8 @@ def _run_findings(
     """
     run = run_program(program, profile, cost or _default_cost(program, profile.name))
     hangs = diagnose_hang(program, run.final_state, layout) if explain else ()
-    return (*run.findings, *with_host_waits(hangs, program, run.final_state, profile))
+    hangs = with_host_waits(hangs, program, run.final_state, profile)
+    return attach_consequences(run.findings, hangs)
 
 
 def _is_undefined(outcome: BackendOutcome) -> bool:

@@ -58,6 +58,8 @@ if TYPE_CHECKING:
 
 #: By default, values are computed for programs of at most this many calls.
 MAX_CALLS_WITH_VALUES = 20_000
+#: The outcome of a captured script whose ranks never communicated.
+EACH_RANK_RAN_ALONE = "each rank ran alone"
 #: `Simulation.wide_values` writes out differing tensors of up to this many elements.
 MAX_WIDE_ELEMENTS = 1 << 21
 
@@ -364,8 +366,9 @@ def _with_verdict(
         *result.findings,
         *swaps,
     )
-    findings = _deduplicated_findings(found, _backend_findings(subject, result, verdict))
     outcome = _outcome(program, cost, result, bool(swaps))
+    on_backend = _backend_findings(subject, result, verdict, outcome)
+    findings = _deduplicated_findings(found, on_backend)
     return Simulation(scenario, program, result, verdict, False, cost, findings, outcome)
 
 
@@ -472,9 +475,12 @@ def _may_refuse(program: Program, result: SimulatedRun) -> bool:
 
 
 def _backend_findings(
-    subject: CheckedProgram, result: SimulatedRun, verdict: Verdict | None
+    subject: CheckedProgram, result: SimulatedRun, verdict: Verdict | None, outcome: str
 ) -> tuple[Finding, ...]:
-    """Findings on this backend: calls it refuses or treats differently, and hangs of its own."""
+    """Findings on this backend: calls it refuses or treats differently, and hangs of its own.
+
+    ``outcome``: that of the simulation, which may be "undefined" although the run completes.
+    """
     program, profile = subject.program, BACKEND_PROFILES[subject.program.backend]
     found: tuple[Finding, ...] = ()
     ignores_tags = subject.concerns("swapped_messages") and not profile.tags
@@ -486,7 +492,7 @@ def _backend_findings(
         from distsim.checker.detectors.lint import lint_findings
 
         found = (*found, *lint_findings(program, profile, subject.layout))
-    if result.outcome == "undefined":
+    if outcome == "undefined":
         from distsim.checker.detectors.undefined_behavior import undefined_findings
 
         found = (*found, *undefined_findings(program, subject.layout, profile))

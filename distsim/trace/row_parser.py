@@ -66,7 +66,6 @@ class TraceRowParser:
         self._ids_of_unique_names: dict[object, int] = {
             name: groups[0][0] for name, groups in self._groups_by_name.items() if len(groups) == 1
         }
-        self._groups_without_header: dict[str, int] = {}
         self._world_size = int(self.header.get("world_size") or 0)
         #: The sort key of the last call, see `_ORDER_COLUMNS`.
         self._last_key = (-1, 0, 0)
@@ -182,8 +181,7 @@ class TraceRowParser:
                 return number
         if namesakes:
             return namesakes[0][0]
-        known = len(self.header.get("groups", [])) + len(self._groups_without_header)
-        return self._groups_without_header.setdefault(name, known)
+        raise ValueError("the header has no such `group`")
 
     def _raise_for_bad_line(self, lines: list[str], first_number: int) -> None:
         """Raise UsageError for the first line that cannot be parsed."""
@@ -222,9 +220,7 @@ class TraceRowParser:
     def trace(self) -> Trace:
         """The trace of all parsed chunks."""
         tables: dict[str, list[Any]] = {name: list(self.index[name]) for name in TEXT_COLUMNS}
-        tables["group"] = [name for name, _ in self.header.get("groups", [])] + list(
-            self._groups_without_header
-        )
+        tables["group"] = [name for name, _ in self.header.get("groups", [])]
         empty = {name: np.empty(0, dtype=dtype) for name, dtype in COLUMN_TYPES.items()}
         columns = {
             name: np.concatenate(self.pieces[name]) if self.pieces[name] else empty[name]

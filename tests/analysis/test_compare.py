@@ -44,7 +44,7 @@ def step(compute_ns: int = 1_000_000, numel: int = 1 << 20) -> list[dict[str, An
     ]
 
 
-def test_a_run_is_the_same_as_itself() -> None:
+def test_a_run_does_not_differ_from_itself() -> None:
     found = compare_runs(trace({0: step(), 1: step()}), trace({0: step(), 1: step()}))
 
     assert found.same
@@ -57,7 +57,7 @@ def test_a_run_is_the_same_as_itself() -> None:
     assert "the same" in compare_text(found, NAMES)
 
 
-def test_a_slower_compute_is_named_as_the_cause_with_its_whole_share() -> None:
+def test_slower_compute_is_named_as_the_whole_cause() -> None:
     found = compare_runs(trace({0: step(), 1: step()}), trace({0: step(), 1: step(1_500_000)}))
 
     first = found.causes[0]
@@ -68,7 +68,7 @@ def test_a_slower_compute_is_named_as_the_cause_with_its_whole_share() -> None:
     assert "+500 us" in compare_text(found, NAMES)
 
 
-def test_a_slower_network_is_a_transfer_of_that_operation_and_size() -> None:
+def test_a_slower_network_is_reported_as_transfer_time_of_the_operation_and_size() -> None:
     slow = {"preset": "cpu-10gbe", "intra": {"bandwidth": "0.4 GB/s"}}
     found = compare_runs(trace({0: step(), 1: step()}), trace({0: step(), 1: step()}, cluster=slow))
 
@@ -84,7 +84,7 @@ def test_a_slower_network_is_a_transfer_of_that_operation_and_size() -> None:
 
 @given(any_programs(), any_programs())
 @settings(max_examples=draws(40), deadline=None)
-def test_the_causes_add_up_to_the_difference_of_the_makespans(one: Any, other: Any) -> None:
+def test_the_causes_sum_to_the_difference_of_the_makespans(one: Any, other: Any) -> None:
     """Whatever the two runs are, hung ones included."""
     a, b = trace(one.programs, groups=one.groups), trace(other.programs, groups=other.groups)
     found = compare_runs(a, b)
@@ -96,7 +96,7 @@ def test_the_causes_add_up_to_the_difference_of_the_makespans(one: Any, other: A
     assert compare_runs(a, a).same
 
 
-def test_a_cause_that_takes_time_in_a_run_has_calls_there() -> None:
+def test_a_cause_that_takes_time_in_a_run_has_calls_in_that_run() -> None:
     """Also in a recording, where a rank may wait before a call and then be at it."""
     recorded = read_trace("traces/hybrid_gloo_4.jsonl")
     found = compare_runs(
@@ -114,7 +114,7 @@ def test_a_cause_that_takes_time_in_a_run_has_calls_there() -> None:
     }
 
 
-def test_a_call_that_one_run_lacks_is_found_where_it_is_missing() -> None:
+def test_a_missing_call_is_reported_where_it_is_missing() -> None:
     longer = [*step(), {"op": "barrier"}, *step()]
     shorter = [*step(), *step()]
     found = compare_runs(trace({0: longer, 1: longer}), trace({0: shorter, 1: shorter}))
@@ -124,7 +124,7 @@ def test_a_call_that_one_run_lacks_is_found_where_it_is_missing() -> None:
     assert any(p.kind == "call" and "barrier only in A" in p.text for p in found.divergences)
 
 
-def test_equal_calls_that_met_others_are_told_though_all_times_are_equal() -> None:
+def test_a_different_match_of_equal_calls_is_reported_even_if_all_times_are_equal() -> None:
     """Two any-source receives take the two senders in the other order."""
     receiver = [{"op": "recv", "peer": None}, {"op": "recv", "peer": None}]
     early, late = (
@@ -142,7 +142,7 @@ def test_equal_calls_that_met_others_are_told_though_all_times_are_equal() -> No
     assert "met send of rank 1 in A, send of rank 2 in B" in met[0].text
 
 
-def test_values_are_compared_where_both_runs_carry_them() -> None:
+def test_values_are_compared_if_both_runs_record_them() -> None:
     one = trace({0: step(), 1: step()})
     a, b = (
         Trace({**one.header, "values": {"x": {"0": value, "1": 7}}}, one.tables, one.columns)
@@ -157,7 +157,7 @@ def test_values_are_compared_where_both_runs_carry_them() -> None:
     assert compare_runs(a, one).same
 
 
-def test_a_tolerance_is_a_share_of_the_first_makespan() -> None:
+def test_tolerance_is_relative_to_the_first_makespan() -> None:
     a, b = trace({0: step(), 1: step()}), trace({0: step(), 1: step(1_100_000)})
     share = 100_000 / a.makespan_ns
 
@@ -165,7 +165,7 @@ def test_a_tolerance_is_a_share_of_the_first_makespan() -> None:
     assert not compare_runs(a, b, tolerance=share * 0.999).same
 
 
-def test_another_outcome_is_a_difference() -> None:
+def test_a_different_outcome_is_a_difference() -> None:
     send, recv = {"op": "send", "peer": 1}, {"op": "recv", "peer": 0}
     ends = trace({0: [send], 1: [recv]})
     hangs = trace({0: [send], 1: []})
@@ -179,9 +179,7 @@ def test_another_outcome_is_a_difference() -> None:
     } >= {"call"}
 
 
-def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_what_follows() -> (
-    None
-):
+def test_comparing_a_run_that_stopped_reports_where_first_and_folds_the_rest() -> None:
     """The cause is the rank at work alone, though those that wait for it have waited for less long
     than it works.
     """
@@ -217,7 +215,7 @@ def test_a_run_that_stopped_beside_one_that_did_not_begins_with_where_and_folds_
     assert (given["run"], given["stops"][0]["rank"], given["stops"][0]["iteration"]) == ("B", 0, 15)
 
 
-def test_the_json_says_what_the_text_says() -> None:
+def test_json_and_text_report_the_same_differences() -> None:
     found = compare_runs(trace({0: step(), 1: step()}), trace({0: step(), 1: step(1_500_000)}))
 
     data = compare_json(found, NAMES)
@@ -232,7 +230,7 @@ def test_the_json_says_what_the_text_says() -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_the_overlay_draws_two_lanes_for_each_rank_and_marks_both_ends(backend: str) -> None:
+def test_overlay_draws_two_lanes_per_rank_and_marks_both_ends(backend: str) -> None:
     found = compare_runs(
         trace({0: step(), 1: step()}, backend), trace({0: step(), 1: step(1_500_000)}, backend)
     )
@@ -253,7 +251,7 @@ def test_the_overlay_draws_two_lanes_for_each_rank_and_marks_both_ends(backend: 
     assert sum(t == "forward" for t in texts) == 4
 
 
-def test_a_trace_beside_a_scenario_runs_it_under_the_traces_back_end(
+def test_comparing_with_a_trace_simulates_under_the_backend_of_the_trace(
     cli: Any, tmp_path: Path
 ) -> None:
     file, picture = tmp_path / "a.jsonl", tmp_path / "both.svg"

@@ -67,7 +67,7 @@ def test_a_late_receiver_makes_the_sender_wait() -> None:
     assert result.ranks == (RankTimes(0, 10, 20, 30, 0, 60), RankTimes(1, 40, 20, 0, 0, 60))
 
 
-def test_communication_under_compute_is_not_exposed() -> None:
+def test_communication_during_compute_is_not_exposed() -> None:
     trace = make(
         [
             _row("isend", host=(0, 0), ran=(0, 50), match=0),
@@ -80,13 +80,13 @@ def test_communication_under_compute_is_not_exposed() -> None:
     assert _shares(build_timeline(trace)) == (30, 20, 0, 0)
 
 
-def test_sleep_and_the_time_after_the_end_are_idle() -> None:
+def test_sleep_and_time_after_the_end_are_idle() -> None:
     trace = make([_row("sleep", host=(0, 20), ran=(0, 20)), _row("compute", 1, (0, 50), (0, 50))])
 
     assert [_shares(build_timeline(trace), r) for r in (0, 1)] == [(0, 0, 0, 50), (50, 0, 0, 0)]
 
 
-def test_a_rank_that_hangs_waits_to_the_end_and_never_finishes() -> None:
+def test_a_hanging_rank_waits_to_the_end_and_never_finishes() -> None:
     trace = make(
         [_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))], makespan_ns=50
     )
@@ -95,7 +95,7 @@ def test_a_rank_that_hangs_waits_to_the_end_and_never_finishes() -> None:
     assert result.ranks[0] == RankTimes(0, 0, 0, 45, 5, NEVER)
 
 
-def test_a_rank_that_exits_has_come_to_its_end_there() -> None:
+def test_a_rank_that_exits_finishes_at_its_exit() -> None:
     """The call never returns; one behind which it hangs is another matter."""
     result = build_timeline(
         make(
@@ -110,7 +110,7 @@ def test_a_rank_that_exits_has_come_to_its_end_there() -> None:
     assert [rank.finished_ns for rank in result.ranks] == [5, NEVER]
 
 
-def test_a_rank_that_was_killed_is_idle_from_then_on() -> None:
+def test_a_killed_rank_is_idle_afterwards() -> None:
     trace = make(
         [_row("recv", host=(5, NEVER)), _row("compute", 1, (0, 50), (0, 50))],
         ends=[[0, "killed", 30]],
@@ -119,7 +119,7 @@ def test_a_rank_that_was_killed_is_idle_from_then_on() -> None:
     assert build_timeline(trace).ranks[0] == RankTimes(0, 0, 0, 25, 25, 30)
 
 
-def test_a_host_that_ran_ahead_waits_with_its_device() -> None:
+def test_a_host_that_ran_ahead_waits_for_its_device() -> None:
     """nccl: the call returned at once, its launch can't start before the peer comes."""
     rows = [
         _row("all_reduce", host=(0, 1), ran=(40, 60), match=0),
@@ -130,7 +130,7 @@ def test_a_host_that_ran_ahead_waits_with_its_device() -> None:
     assert _shares(build_timeline(make(rows, backend="gloo"))) == (0, 20, 1, 39)
 
 
-def test_a_launch_that_never_meets_keeps_its_rank_from_finishing() -> None:
+def test_a_rank_whose_launch_never_matches_does_not_finish() -> None:
     trace = make(
         [_row("all_reduce", host=(0, 1)), _row("compute", 1, (0, 50), (0, 50))], backend="nccl"
     )
@@ -204,7 +204,7 @@ def _by_instant(trace: Trace, rank: int, makespan: int) -> tuple[int, int, int, 
 
 @given(st.lists(anything, max_size=12), st.integers(0, 60))
 @settings(max_examples=draws(150), deadline=None)
-def test_the_shares_are_those_of_the_definition_instant_by_instant(
+def test_shares_equal_their_definition_at_every_instant(
     rows: list[dict[str, Any]], makespan: int
 ) -> None:
     trace = make(rows, world_size=4)
@@ -220,7 +220,7 @@ def test_the_shares_are_those_of_the_definition_instant_by_instant(
     st.lists(st.integers(0, 40), max_size=2),
 )
 @settings(max_examples=draws(300), deadline=None)
-def test_times_add_up_and_the_path_has_no_hole_whatever_the_trace_says(
+def test_times_add_up_and_the_critical_path_has_no_gap_for_any_trace(
     rows: list[dict[str, Any]], backend: str, died: list[int]
 ) -> None:
     trace = make(
@@ -235,7 +235,7 @@ def test_times_add_up_and_the_path_has_no_hole_whatever_the_trace_says(
 # --- iterations and collectives ---
 
 
-def test_an_iteration_lasts_from_end_to_end_and_the_first_does_not_count() -> None:
+def test_an_iteration_lasts_from_end_to_end_and_the_first_is_not_counted() -> None:
     ends = [100, 130, 160, 200]
     trace = make(
         [_row("compute", host=(e - 5, e), ran=(e - 5, e), iteration=i) for i, e in enumerate(ends)]
@@ -245,7 +245,7 @@ def test_an_iteration_lasts_from_end_to_end_and_the_first_does_not_count() -> No
     assert build_timeline(make([_row("compute", host=(0, 5), ran=(0, 5))])).iteration_ns is None
 
 
-def test_an_iteration_that_hangs_does_not_count() -> None:
+def test_a_hanging_iteration_is_not_counted() -> None:
     rows = [
         _row("compute", host=(e - 5, e), ran=(e - 5, e), iteration=i)
         for i, e in enumerate([100, 130])
@@ -259,7 +259,7 @@ def test_an_iteration_that_hangs_does_not_count() -> None:
     )
 
 
-def test_collectives_have_the_bandwidths_of_nccl_tests() -> None:
+def test_collective_bandwidths_are_computed_like_nccl_tests() -> None:
     rows = [
         _row("all_reduce", r, (0, 0), (k * 100 + r, k * 100 + 40), match=k, nbytes=4000)
         for k in range(3)
@@ -274,7 +274,7 @@ def test_collectives_have_the_bandwidths_of_nccl_tests() -> None:
 # --- the critical path ---
 
 
-def test_the_path_goes_to_the_rank_that_came_last() -> None:
+def test_the_critical_path_continues_on_the_rank_that_arrived_last() -> None:
     trace = make(
         [
             _row("compute", host=(0, 10), ran=(0, 10), name="short"),
@@ -293,7 +293,7 @@ def test_the_path_goes_to_the_rank_that_came_last() -> None:
     ]
 
 
-def test_a_message_sent_ahead_began_with_its_send() -> None:
+def test_a_message_sent_ahead_starts_at_its_send() -> None:
     """Eager: the receive was posted at 30, when the message was on its way since 20; rank 0's 30 ns
     do not matter.
     """
@@ -312,7 +312,7 @@ def test_a_message_sent_ahead_began_with_its_send() -> None:
     ]
 
 
-def test_a_meeting_that_takes_no_time_is_passed_through() -> None:
+def test_the_critical_path_skips_matches_that_take_no_time() -> None:
     trace = make(
         [
             _row("barrier", host=(0, 50), ran=(50, 50), match=0),
@@ -328,7 +328,7 @@ def test_a_meeting_that_takes_no_time_is_passed_through() -> None:
     ]
 
 
-def test_equal_calls_in_a_row_become_one_piece() -> None:
+def test_consecutive_equal_calls_are_merged_on_the_critical_path() -> None:
     trace = make(
         [_row("compute", host=(k, k + 1), ran=(k, k + 1), name="f", position=k) for k in range(5)]
     )
@@ -338,7 +338,7 @@ def test_equal_calls_in_a_row_become_one_piece() -> None:
     assert (piece.start_ns, piece.end_ns, piece.calls) == (0, 5, 5)
 
 
-def test_time_in_which_nothing_ran_is_a_wait() -> None:
+def test_time_without_any_work_is_a_wait() -> None:
     trace = make([_row("compute", host=(10, 20), ran=(10, 20))], makespan_ns=30)
 
     assert [(s.why, s.start_ns, s.end_ns) for s in build_timeline(trace).critical_path] == [
@@ -380,7 +380,7 @@ def test_times_of_a_simulated_run_add_up(backend: str) -> None:
 
 
 @pytest.mark.parametrize("on", ["host", "current"])
-def test_what_the_host_does_meanwhile_hides_no_communication_of_a_device(on: str) -> None:
+def test_host_work_does_not_hide_communication_of_a_device(on: str) -> None:
     """2 ranks under nccl: while a reduction is under way the host computes, as it does launching
     what comes next. With the computing on the device's stream, after the reduction, the same time
     counts once as each."""

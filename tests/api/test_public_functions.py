@@ -31,18 +31,18 @@ def without_file(data: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in data.items() if key != "file"}
 
 
-def test_every_public_name_is_loaded_from_its_module() -> None:
+def test_every_public_name_loads_from_its_module() -> None:
     assert all(getattr(distsim, name) is not None for name in distsim.__all__)
 
 
-def test_importing_a_module_hides_no_public_name() -> None:
+def test_importing_a_module_does_not_hide_a_public_name() -> None:
     """``import distsim.x`` puts the module x into the package, where a function x would be lost."""
     modules = {module.name for module in pkgutil.iter_modules(distsim.__path__)}
 
     assert modules & set(distsim.__all__) == set()
 
 
-def test_simulate_answers_as_the_command_does(cli: Cli) -> None:
+def test_simulate_returns_what_the_command_reports(cli: Cli) -> None:
     answer = distsim.simulate(HYBRID)
 
     assert (answer.outcome, answer.verdict) == ("completes", "ok")
@@ -50,7 +50,7 @@ def test_simulate_answers_as_the_command_does(cli: Cli) -> None:
     assert repr(answer) == "<SimulationAnswer: hybrid, 4 ranks, completes in 19.09 ms, verdict ok>"
 
 
-def test_a_scenario_may_be_yaml_text() -> None:
+def test_load_accepts_yaml_text() -> None:
     text = (
         "world: 2\ntensors: {x: {shape: [1], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n"
     )
@@ -73,20 +73,20 @@ def test_check_reports_the_findings_of_a_hang(cli: Cli) -> None:
     assert without_file(answer.to_json()) == without_file(of_command)
 
 
-def test_check_of_a_trace_answers_as_the_command_does(cli: Cli) -> None:
+def test_check_of_a_trace_returns_what_the_command_reports(cli: Cli) -> None:
     (of_command,) = json_of_command(cli, "check", TRACE)["files"]
 
     assert without_file(distsim.check(TRACE).to_json()) == without_file(of_command)
 
 
-def test_simulate_of_a_trace_answers_as_the_command_does(cli: Cli) -> None:
+def test_simulate_of_a_trace_returns_what_the_command_reports(cli: Cli) -> None:
     of_command = json_of_command(cli, "simulate", TRACE)
 
     assert without_file(distsim.simulate(TRACE).to_json()) == without_file(of_command)
 
 
 @pytest.mark.parametrize("scenario", [HYBRID, RING], ids=["completes", "hangs"])
-def test_an_answer_is_ok_where_the_command_ends_with_0(cli: Cli, scenario: Path) -> None:
+def test_a_result_is_ok_if_the_command_exits_with_0(cli: Cli, scenario: Path) -> None:
     assert distsim.simulate(scenario).ok == (cli("simulate", scenario).returncode == 0)
     assert distsim.check(scenario).ok == (cli("check", scenario).returncode == 0)
     assert distsim.report(scenario).ok == (
@@ -94,7 +94,7 @@ def test_an_answer_is_ok_where_the_command_ends_with_0(cli: Cli, scenario: Path)
     )
 
 
-def test_plan_answers_as_the_command_does(cli: Cli) -> None:
+def test_plan_returns_what_the_command_reports(cli: Cli) -> None:
     words = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--jobs", "1")
     of_command = json_of_command(cli, "plan", "llama3-8b", *words)
     answer = distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, jobs=1)
@@ -102,7 +102,7 @@ def test_plan_answers_as_the_command_does(cli: Cli) -> None:
     assert answer.to_json() == of_command
 
 
-def test_plan_refuses_gpus_that_fill_no_whole_nodes_as_the_command_does(cli: Cli) -> None:
+def test_plan_refuses_gpus_that_do_not_fill_whole_nodes_like_the_command(cli: Cli) -> None:
     words = ("--gpus", "12", "--cluster", "dgx-h100", "--global-batch", "16")
     of_command = cli("plan", "llama3-8b", *words)
     with pytest.raises(distsim.UsageError) as refused:
@@ -122,14 +122,14 @@ def test_plan_refuses_impossible_choices(options: dict[str, Any]) -> None:
         distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, **options)
 
 
-def test_sweep_answers_as_the_command_does(cli: Cli) -> None:
+def test_sweep_returns_what_the_command_reports(cli: Cli) -> None:
     words = ("--grid", "backend=gloo,nccl", "--jobs", "1")
     answer = distsim.sweep(HYBRID, grid={"backend": ["gloo", "nccl"]}, jobs=1)
 
     assert answer.to_json() == json_of_command(cli, "sweep", HYBRID, *words)
 
 
-def test_sweep_without_a_grid_is_refused_as_by_the_command(cli: Cli) -> None:
+def test_sweep_without_a_grid_is_refused_like_by_the_command(cli: Cli) -> None:
     with pytest.raises(distsim.UsageError, match="nothing to sweep"):
         distsim.sweep(HYBRID)
 
@@ -144,14 +144,14 @@ def test_compare_simulates_a_scenario_under_the_backend_of_the_trace(cli: Cli) -
     assert answer.to_text().strip() == of_command.stdout.strip()
 
 
-def test_doctor_without_files_is_refused_as_by_the_command(cli: Cli) -> None:
+def test_doctor_without_files_is_refused_like_by_the_command(cli: Cli) -> None:
     with pytest.raises(distsim.UsageError) as refused:
         distsim.doctor()
 
     assert str(refused.value).partition("\n")[0] in cli("doctor").stderr
 
 
-def test_render_draws_an_operation_as_the_command_does(cli: Cli) -> None:
+def test_render_draws_an_operation_like_the_command(cli: Cli) -> None:
     words = ("--view", "operation", "--op", "all_gather", "--format", "dot")
     picture = distsim.render(view="operation", op="all_gather", format="dot")
 
@@ -223,14 +223,14 @@ def test_capture_judges_a_script(tmp_path: Path) -> None:
     assert (answer.outcome, answer.verdict) == ("completes", "ok")
 
 
-def test_a_script_that_is_not_there_is_an_error_of_the_user(tmp_path: Path) -> None:
+def test_a_missing_script_is_a_user_error(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with pytest.raises(distsim.UsageError):
         distsim.capture([sys.executable, str(tmp_path / "missing.py")], nproc=2)
 
 
 @pytest.mark.parametrize("ask", [distsim.simulate, distsim.check, distsim.shrink, distsim.fix])
-def test_a_misspelt_backend_is_an_error_of_the_user(ask: Any) -> None:
+def test_a_misspelt_backend_is_a_user_error(ask: Any) -> None:
     with pytest.raises(distsim.UsageError, match="did you mean nccl"):
         ask(HYBRID, backend="ncll")
 
@@ -242,7 +242,7 @@ def test_run_real_records_a_run() -> None:
     assert len(answer.trace)
 
 
-def test_no_repr_is_longer_than_a_line_or_two() -> None:
+def test_no_repr_is_longer_than_two_lines() -> None:
     answers = [distsim.simulate(HYBRID), distsim.check(RING), distsim.replay(TRACE)]
 
     assert [repr(answer) for answer in answers if len(repr(answer)) > LONGEST_REPR] == []
@@ -264,7 +264,7 @@ def test_tables_become_data_frames() -> None:
     assert distsim.check(RING).to_pandas()["code"].iloc[0] == "DS301"
 
 
-def test_a_missing_pandas_is_named_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pandas_is_reported_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(distsim.DistsimError, match="needs pandas"):
         distsim.simulate(HYBRID).to_pandas()

@@ -41,7 +41,7 @@ print(*sorted(ran), sep="\\n")
 MOST = 88
 
 
-def test_a_call_goes_from_yaml_to_verdict_time_and_text_through_so_many_modules(
+def test_one_call_from_yaml_to_report_runs_through_a_limited_number_of_modules(
     tmp_path: Path,
 ) -> None:
     """All that `simulate` prints of itself counts, the timeline, the critical path and the band of

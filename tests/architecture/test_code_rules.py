@@ -97,7 +97,7 @@ def where(found: dict[Path, object]) -> dict[str, object]:
     return {str(path.relative_to(ROOT)): wrong for path, wrong in found.items() if wrong}
 
 
-def test_the_rules_look_at_the_package():
+def test_the_rules_cover_the_whole_package():
     assert PACKAGE / "cli" / "process.py" in MODULES
 
 
@@ -164,7 +164,7 @@ def test_few_statements_make_three_or_more_decisions() -> None:
     assert 1000 * len(packed) / len(counts) <= 8
 
 
-def test_class_names_say_what_they_are_and_belong_to_one_module() -> None:
+def test_class_names_are_descriptive_and_belong_to_one_module() -> None:
     """At most a quarter are a single word, and at most one in fifty is defined twice."""
     modules_of_class: dict[str, set[Path]] = {}
     for path in MODULES:
@@ -199,7 +199,7 @@ def test_a_function_has_at_most_8_parameters():
     )
 
 
-def test_what_programs_operations_and_rules_are_handed_has_a_type():
+def test_parameters_of_program_operation_and_rule_functions_are_typed():
     """No `Any` in a signature of these rooms."""
     typed = [
         path
@@ -248,13 +248,13 @@ def test_nothing_is_evaluated_executed_or_unpickled():
     )
 
 
-def test_nothing_is_left_for_later_in_the_code():
+def test_the_code_contains_no_todo():
     words = re.compile(r"\b(?:TODO|FIXME|XXX|raise NotImplementedError)\b")
 
     assert where({path: words.findall(path.read_text(encoding="utf-8")) for path in MODULES}) == {}
 
 
-def test_every_module_says_what_it_is_for():
+def test_every_module_states_its_purpose():
     trees = {path: nodes(path)[0] for path in MODULES}
 
     assert (
@@ -268,7 +268,7 @@ def test_every_module_says_what_it_is_for():
     )
 
 
-def test_no_module_keeps_state():
+def test_no_module_keeps_mutable_state():
     """`global` is how a function writes to its module; two simulations side by side would share
     it.
     """
@@ -280,7 +280,7 @@ def test_no_module_keeps_state():
     )
 
 
-def test_the_ci_runs_the_readmes_own_test_command_and_every_torch_install_is_constrained():
+def test_ci_runs_the_test_command_of_the_readme_and_constrains_every_torch_install():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [
         *readme.splitlines(),

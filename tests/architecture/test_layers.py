@@ -149,7 +149,7 @@ def test_a_library_is_imported_only_where_the_table_allows_it():
     assert wrong == []
 
 
-def test_the_docstring_of_every_package_says_what_belongs_there():
+def test_the_docstring_of_every_package_states_what_belongs_there():
     packages = [path for path in MODULES if path.name == "__init__.py"]
     silent = [str(path.relative_to(ROOT)) for path in packages if not ast.get_docstring(tree(path))]
 

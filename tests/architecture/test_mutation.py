@@ -57,7 +57,7 @@ def loaded(text: str, path: Path) -> Any:
     return module
 
 
-def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none(
+def test_every_small_code_change_is_a_mutant_but_changes_of_texts_and_types_are_not(
     tmp_path: Path,
 ) -> None:
     assert sorted(names(SAMPLE, tmp_path)) == sorted(
@@ -82,7 +82,7 @@ def test_every_small_change_of_a_module_is_a_mutant_and_texts_and_types_are_none
     )
 
 
-def test_a_seed_draws_the_same_mutants_each_time_and_another_seed_others(tmp_path: Path) -> None:
+def test_equal_seeds_draw_equal_mutants_and_other_seeds_draw_others(tmp_path: Path) -> None:
     path = tmp_path / "sample.py"
     path.write_text(SAMPLE, encoding="utf-8")
     found = [
@@ -95,7 +95,7 @@ def test_a_seed_draws_the_same_mutants_each_time_and_another_seed_others(tmp_pat
     assert len(drawn(list(mutants_of(path, tmp_path)), 99, 1)) == 16
 
 
-def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_was(
+def test_a_mutant_compiles_changes_only_its_place_and_leaves_the_tree_unchanged(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "sample.py"
@@ -108,7 +108,7 @@ def test_a_mutant_compiles_differs_in_its_place_alone_and_leaves_the_tree_as_it_
     assert [ast.dump(mutant.tree) for mutant in mutants] == before
 
 
-def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(
+def test_mutants_with_equal_text_are_numbered_to_have_unique_names(
     tmp_path: Path,
 ) -> None:
     found = names("def f(a):\n    return a + 1, a + 1\n", tmp_path)
@@ -117,7 +117,7 @@ def test_mutants_of_one_text_are_numbered_so_that_each_has_a_name_of_its_own(
     assert "f: a + 1 -> a - 1 [2] (f)" in found
 
 
-def test_the_list_of_equivalent_mutants_names_mutants_that_are_there_each_with_a_reason() -> None:
+def test_listed_equivalent_mutants_exist_and_have_a_reason() -> None:
     """An entry whose code has changed is to be judged anew."""
     files = {key.partition(": ")[0] for key in EQUIVALENT}
     there = {
@@ -130,7 +130,7 @@ def test_the_list_of_equivalent_mutants_names_mutants_that_are_there_each_with_a
     assert [key for key, reason in EQUIVALENT.items() if len(reason.split()) < 4] == []
 
 
-def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_nothing_else(
+def test_line_marks_report_which_lines_a_call_reaches_and_change_nothing_else(
     tmp_path: Path,
 ) -> None:
     """Of branches, loops, handlers, functions in functions and generators; a one-line body counts
@@ -201,7 +201,7 @@ def test_marks_between_statements_tell_the_lines_that_a_call_reaches_and_change_
 
 
 @pytest.mark.slow
-def test_the_command_tells_what_is_noticed_and_fails_where_too_little_is() -> None:
+def test_the_command_reports_killed_mutants_and_fails_below_the_limit() -> None:
     """A rank's node is pinned down by many tests."""
     command = [
         sys.executable,

@@ -601,7 +601,7 @@ CASES: list[tuple[str, str, str, Ranks, dict[str, Any], dict[str, Any], str]] = 
     CASES,
     ids=[f"{c[0]} {c[1]}" for c in CASES],
 )
-def test_rule(
+def test_each_rule_holds_in_its_cases(
     rule: str,
     says: str,
     backend: str,
@@ -647,7 +647,9 @@ def test_every_rule_has_a_case() -> None:
         ),
     ],
 )
-def test_invalid_calls(backend: str, ranks: Ranks, outcome: str, possible: tuple[str, ...]) -> None:
+def test_invalid_calls_get_the_expected_finding(
+    backend: str, ranks: Ranks, outcome: str, possible: tuple[str, ...]
+) -> None:
     """A wrong partner, oneself, parts that do not come out even, a second wait, a group the caller
     is not in.
     """
@@ -655,7 +657,7 @@ def test_invalid_calls(backend: str, ranks: Ranks, outcome: str, possible: tuple
     assert (found.outcome, found.possible) == (outcome, possible)
 
 
-def test_uneven_parts_of_an_all_to_all_are_judged_as_messages_on_gloo() -> None:
+def test_gloo_treats_uneven_all_to_all_parts_as_messages() -> None:
     """More than there is room for aborts, less leaves the tail."""
 
     def cut(ins: list[int], outs: list[int]) -> list[dict[str, Any]]:
@@ -669,20 +671,20 @@ def test_uneven_parts_of_an_all_to_all_are_judged_as_messages_on_gloo() -> None:
 ONE, TWO, REST = group("one", 0, 1), group("two", 2, 3), group("rest", 0, 1, 2, 3)
 
 
-def test_groups_made_in_another_order_mix_on_gloo() -> None:
+def test_groups_created_in_different_orders_mix_on_gloo() -> None:
     """Ranks 1 and 2 find each other under one name and go on; 0 and 3 never get through."""
     found = under("gloo", [*both(ONE, TWO), *both(TWO, ONE)])
     assert (found.outcome, found.ranks) == ("hangs", (0, 3))
 
 
-def test_who_skips_a_new_group_is_behind_by_one() -> None:
+def test_a_gloo_rank_that_skips_a_new_group_is_one_group_behind() -> None:
     assert under("gloo", [*both(ONE, REST), *both(REST)]).ranks == (0, 1, 2, 3)
     assert under("gloo", [*both(ONE), *both()]).outcome == "completes"
     local = group("one", 0, 1, use_local_synchronization=True)
     assert under("gloo", [*both(local, REST), *both(REST)]).outcome == "completes"
 
 
-def test_a_group_that_the_ranks_do_not_agree_on_hangs_at_first_use_on_nccl() -> None:
+def test_a_group_with_inconsistent_members_hangs_at_first_use_on_nccl() -> None:
     """Made alone it does no harm under lazy init; under eager init all split the parent, or
     hang.
     """
@@ -706,7 +708,7 @@ def test_disjoint_groups_in_one_call_are_fine_on_mpi() -> None:
 
 
 # --- what decides ---
-def test_buffers_decide_up_to_the_limit_in_force() -> None:
+def test_buffering_depends_on_the_limit_in_force() -> None:
     assert under("mpi", crossed()).flips_at_nbytes == 4096
     assert under("mpi", crossed(), {"eager_limit": 2}).outcome == "hangs"
     assert under("mpi", crossed(), {"eager_limit": 2}).flips_at_nbytes == 2
@@ -716,7 +718,7 @@ def test_buffers_decide_up_to_the_limit_in_force() -> None:
     assert under("nccl", both(REDUCE)).flips_at_nbytes is None
 
 
-def test_both_ways_to_make_communicators_are_told() -> None:
+def test_both_ways_to_create_communicators_are_reported() -> None:
     ring = [[isend((r + 1) % 3, "s"), irecv((r - 1) % 3, "r"), wait("s", "r")] for r in range(3)]
     assert under("nccl", ring).variants == {"lazy": "hangs", "eager": "hangs"}
     apart = [[batch("b", isend(1 - r, None), irecv(1 - r, None)), wait("b")] for r in range(2)] + [
@@ -728,7 +730,7 @@ def test_both_ways_to_make_communicators_are_told() -> None:
     assert under("gloo", ring).variants is None
 
 
-def test_asynchronous_collectives_in_opposite_order_may_hang_on_nccl() -> None:
+def test_asynchronous_collectives_in_opposite_orders_may_hang_on_nccl() -> None:
     """N12: they complete if the device runs both at once."""
     found = under("nccl", ASYNC_ORDERS, WARM, groups=OVERLAP)
     assert (found.outcome, found.possible) == ("undefined", ("undefined", "hangs", "completes"))
@@ -736,7 +738,7 @@ def test_asynchronous_collectives_in_opposite_order_may_hang_on_nccl() -> None:
     assert under("nccl", alike, WARM, groups=OVERLAP).possible == ("completes",)
 
 
-def test_an_open_receive_may_starve_a_named_one() -> None:
+def test_a_wildcard_receive_may_starve_a_named_one() -> None:
     """The order of time says which end is expected; every order, what is possible."""
     early = [[send(1)], [pause(1), recv(None), recv(0)], [pause(2), send(1)]]
     found = under("gloo", early, {"stays_connected": True})
@@ -745,7 +747,7 @@ def test_an_open_receive_may_starve_a_named_one() -> None:
     assert under("gloo", late).outcome == "completes"
 
 
-def test_a_bounded_search_says_so() -> None:
+def test_a_bounded_search_reports_its_bound() -> None:
     many = [[recv(None) for _ in range(6)], *([send(0), send(0)] for _ in range(3))]
     program = build_program(4, dict(enumerate(many)))
     assert backend_outcome(program, BACKEND_PROFILES["gloo"]).complete

@@ -31,7 +31,7 @@ GLOO_SUPPORT, NCCL_SUPPORT, MPI_SUPPORT = (
 )
 
 
-def test_each_profile_refuses_what_its_table_says() -> None:
+def test_each_backend_refuses_what_its_table_excludes() -> None:
     pair = RankGroup(0, "world", (0, 1))
     for name, profile in BACKEND_PROFILES.items():
         for op in COMMUNICATION_OPS:
@@ -52,7 +52,7 @@ def test_each_profile_refuses_what_its_table_says() -> None:
                     )
 
 
-def test_the_tables_are_in_the_order_of_the_profiles_and_know_every_dtype() -> None:
+def test_support_tables_follow_the_order_of_backends_and_cover_every_dtype() -> None:
     assert list(SUPPORT_BY_BACKEND) == list(BACKEND_PROFILES)
     assert set(TORCH_SCALAR_TYPES) == set(DTYPE_BYTES)
     for support in SUPPORT_BY_BACKEND.values():
@@ -62,7 +62,7 @@ def test_the_tables_are_in_the_order_of_the_profiles_and_know_every_dtype() -> N
         assert {*support.bindings} <= set(OPERATIONS)
 
 
-def test_what_is_invalid_for_its_dtype_is_taken_by_no_back_end() -> None:
+def test_no_backend_accepts_a_dtype_that_the_operation_excludes() -> None:
     forbidden = [
         (d, r) for d in DTYPE_BYTES for r in REDUCE_OPS if reduce_refusal(d, r) is not None
     ]
@@ -71,7 +71,7 @@ def test_what_is_invalid_for_its_dtype_is_taken_by_no_back_end() -> None:
     assert [pair for pair in forbidden if set(reduction_support(pair[0])[pair[1]]) != {"-"}] == []
 
 
-def test_what_older_tables_deny_is_there() -> None:
+def test_combinations_that_older_tables_denied_are_supported() -> None:
     """gloo has reduce_scatter, all_to_all and avg now, nccl gather and scatter, mpi reduce_scatter
     (pytorch#150162).
     """
@@ -112,13 +112,13 @@ def test_what_older_tables_deny_is_there() -> None:
         ("mpi", "all_reduce", "complex64", "avg", "map::at"),
     ],
 )
-def test_refusals_are_in_the_words_of_torch(
+def test_refusals_use_the_wording_of_torch(
     backend: str, op: str, dtype: str, reduce_op: str | None, text: str | None
 ) -> None:
     assert SUPPORT_BY_BACKEND[backend].refusal(op, dtype, reduce_op) == text
 
 
-def test_the_page_shows_every_operation_and_dtype_in_80_columns() -> None:
+def test_support_page_shows_every_operation_and_dtype_in_80_columns() -> None:
     lines = explain_page("backends").splitlines()
     first = {line.split()[0] for line in lines if line.startswith("  ")}
 
@@ -128,7 +128,7 @@ def test_the_page_shows_every_operation_and_dtype_in_80_columns() -> None:
 
 
 @pytest.mark.slow
-def test_gloo_itself_takes_and_refuses_what_the_table_says() -> None:
+def test_real_gloo_accepts_and_refuses_the_dtypes_in_the_table() -> None:
     """All operations, dtypes and reduce ops, on two processes."""
     pytest.importorskip("torch", reason="needs torch, to ask gloo itself")
     found = subprocess.run(
@@ -149,7 +149,7 @@ def test_gloo_itself_takes_and_refuses_what_the_table_says() -> None:
     assert unlike == []
 
 
-def test_gloo_itself_takes_and_refuses_the_shapes_that_the_table_says() -> None:
+def test_real_gloo_accepts_and_refuses_the_shapes_in_the_table() -> None:
     """The larger tensor must begin with n times the first axis of the smaller, of a single call and
     of a coalesced one.
     """
@@ -190,7 +190,7 @@ def _agrees(expected: str | None, said: str | None) -> bool:
     return "".join(c for c in said if c.isprintable()).startswith(expected)
 
 
-def test_what_gloo_was_seen_to_take_is_taken() -> None:
+def test_combinations_observed_to_work_on_gloo_are_accepted() -> None:
     """Messages of every dtype, reductions of bool; and it refuses the average of integers in the
     words that were seen.
     """

@@ -51,7 +51,7 @@ def judged() -> list[tuple[Case, BackendOutcome]]:
     ]
 
 
-def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[Case, BackendOutcome]]) -> None:
+def test_every_program_ends_as_observed_on_gloo(judged: list[tuple[Case, BackendOutcome]]) -> None:
     """248 programs: the label is our outcome; schedule-dependent ones: one of the possible ones."""
     wrong = {}
     for case, ours in judged:
@@ -63,7 +63,7 @@ def test_every_program_ends_as_gloo_ended_it(judged: list[tuple[Case, BackendOut
     assert len(judged) == 248
 
 
-def test_whatever_gloo_did_in_repeats_is_possible(
+def test_every_outcome_that_gloo_showed_in_repeats_is_possible(
     judged: list[tuple[Case, BackendOutcome]],
 ) -> None:
     """Programs that were run several times, with random delays."""
@@ -75,7 +75,9 @@ def test_whatever_gloo_did_in_repeats_is_possible(
     assert wrong == {}
 
 
-def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[Case, BackendOutcome]]) -> None:
+def test_blocked_ranks_are_those_observed_on_gloo(
+    judged: list[tuple[Case, BackendOutcome]],
+) -> None:
     """Where nothing depends on the schedule."""
     wrong = {}
     for case, ours in judged:
@@ -87,7 +89,7 @@ def test_the_stuck_ranks_are_the_observed_ones(judged: list[tuple[Case, BackendO
 
 
 @pytest.mark.parametrize("init", ["lazy", "eager"])
-def test_the_model_of_nccl_agrees(init: str) -> None:
+def test_nccl_outcomes_agree_with_the_labels(init: str) -> None:
     """Another model of nccl, without buffers, judged the same programs: it and our profile agree on
     which stand still, where connections are there (it knows of none,
     `tests/semantics/test_nccl_connections.py`)."""

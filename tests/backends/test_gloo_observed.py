@@ -42,7 +42,7 @@ def found(end: RankEnd) -> str:
     return {"blocked": "cut off", "crashed": "killed"}.get(end.status, "fine")
 
 
-def test_every_case_of_the_lab_is_told_or_left_out_with_a_reason(
+def test_every_observed_case_is_tested_or_excluded_with_a_reason(
     observed: dict[str, dict[int, str]],
 ) -> None:
     """At least 140 of the 190 are told."""
@@ -53,7 +53,7 @@ def test_every_case_of_the_lab_is_told_or_left_out_with_a_reason(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_case_ends_as_it_did_in_the_lab(observed: dict[str, dict[int, str]], name: str) -> None:
+def test_a_case_ends_as_observed(observed: dict[str, dict[int, str]], name: str) -> None:
     case: Case = CASES[name]
     program = case.program()
     cost = CostModel(default_cluster("gloo"), program.world_size, program.local_size)
@@ -71,7 +71,7 @@ def test_a_case_ends_as_it_did_in_the_lab(observed: dict[str, dict[int, str]], n
         assert outcome_of_ordered_run(left) == ("wrong-data" if case.wrong else "completes")
 
 
-def test_the_manual_lists_what_is_left_out(root: Path) -> None:
+def test_the_manual_lists_the_excluded_cases(root: Path) -> None:
     """docs/explanation/semantics.md has a row for each case and reason, and for each rule."""
     text = (root / "docs" / "explanation" / "semantics.md").read_text()
     assert [

@@ -33,7 +33,7 @@ SAMPLE = {
 
 
 @pytest.mark.parametrize("name", SAMPLE)
-def test_a_scenario_ends_on_gloo_as_its_profile_says(name: str) -> None:
+def test_a_scenario_ends_on_real_gloo_as_simulated(name: str) -> None:
     written = scenario(name)
     said = backend_outcome(lower(written), BACKEND_PROFILES["gloo"])
     assert said.outcome == SAMPLE[name]

@@ -69,7 +69,7 @@ RUN: dict[str, dict[tuple[int, ...], tuple[set[int], set[int]]]] = {
 @pytest.mark.parametrize(
     ("kind", "sizes"), [(kind, sizes) for kind, runs in RUN.items() for sizes in runs]
 )
-def test_a_ring_of_unlike_sizes_ends_as_it_did_when_run(kind: str, sizes: tuple[int, ...]) -> None:
+def test_a_ring_with_different_sizes_ends_as_observed(kind: str, sizes: tuple[int, ...]) -> None:
     root = 0 if kind == "reduce" else -1
     ends = simulate_ring(
         kind,
@@ -84,7 +84,7 @@ def test_a_ring_of_unlike_sizes_ends_as_it_did_when_run(kind: str, sizes: tuple[
 
 
 @pytest.mark.parametrize("kind", RING_STEPS)
-def test_of_equal_sizes_all_get_round(kind: str) -> None:
+def test_a_ring_with_equal_sizes_completes(kind: str) -> None:
     for n in (2, 3, 5, 8):
         for nbytes in (0, 1, 2, 7, 64, 999, 3 * MI + 1, 40 * MI):
             shares = tuple(
@@ -114,7 +114,7 @@ def test_of_equal_sizes_all_get_round(kind: str) -> None:
         ("barrier", True),
     ],
 )
-def test_of_an_empty_tensor_only_what_is_no_ring_waits_for_the_others(op: str, waits: bool) -> None:
+def test_empty_tensors_make_only_non_ring_collectives_wait(op: str, waits: bool) -> None:
     """Run, each with the two other ranks asleep."""
     root = {"root": 0} if op in ("reduce", "broadcast", "gather", "scatter") else {}
     stays = {"stays_connected": True}
@@ -125,7 +125,7 @@ def test_of_an_empty_tensor_only_what_is_no_ring_waits_for_the_others(op: str, w
     assert backend_outcome(program, BACKEND_PROFILES["nccl"]).outcome == "hangs"
 
 
-def test_an_empty_collective_counts_in_its_group() -> None:
+def test_an_empty_collective_counts_in_the_sequence_of_its_group() -> None:
     """Run: one rank's all_reduce of nothing before that of all puts it one behind, and both stand
     still.
     """
@@ -135,7 +135,7 @@ def test_an_empty_collective_counts_in_its_group() -> None:
     assert backend_outcome(program, BACKEND_PROFILES["gloo"]).outcome == "hangs"
 
 
-def test_equal_bytes_in_larger_elements_are_other_segments() -> None:
+def test_equal_bytes_with_larger_elements_form_different_segments() -> None:
     """Eight bytes of two ranks are four segments of two bytes, or one of eight: int8 beside float64
     aborts (run).
     """

@@ -115,7 +115,7 @@ def unlike(count: int) -> list[Case]:
     return found
 
 
-def test_who_gets_through_with_different_roots_or_sizes_is_what_gloo_does() -> None:
+def test_different_roots_or_sizes_let_the_ranks_return_that_return_on_gloo() -> None:
     """80 cases at once, each on a group of its own. Who gets through does so in milliseconds; a
     busy machine has a second chance.
     """
@@ -138,7 +138,7 @@ def test_who_gets_through_with_different_roots_or_sizes_is_what_gloo_does() -> N
 
 
 @pytest.mark.parametrize("op", ROOTED)
-def test_with_one_root_the_routes_come_to_what_the_row_says_of_who_needs_whom(op: str) -> None:
+def test_with_one_root_the_routes_need_the_ranks_that_the_operation_declares(op: str) -> None:
     """For 2 to 17 members and every root: nobody waits in vain, and each needs whom `needs`
     names.
     """
@@ -160,7 +160,7 @@ def test_with_one_root_the_routes_come_to_what_the_row_says_of_who_needs_whom(op
                 assert not awaited.in_vain
 
 
-def test_a_rank_low_in_the_tree_of_a_broadcast_waits_for_the_root_through_its_parent() -> None:
+def test_a_leaf_of_the_broadcast_tree_waits_for_the_root_through_its_parent() -> None:
     """Run: rank 3 gets from rank 1, which gets from rank 0, which waits for a message that rank 3
     sends afterwards: nobody goes on.
     """
@@ -170,7 +170,7 @@ def test_a_rank_low_in_the_tree_of_a_broadcast_waits_for_the_root_through_its_pa
     assert run_program(program, GLOO, cost, ordered=True).final_state.stuck == (0, 1, 2, 3)
 
 
-def test_who_is_through_goes_on_and_a_late_member_keeps_all_in_the_ring() -> None:
+def test_a_rank_that_returned_continues_and_a_late_member_blocks_the_whole_ring() -> None:
     """A leaf of a reduce with two roots is through once all have come, so a call of its own can let
     the last one come; not before.
     """

@@ -56,7 +56,7 @@ def stuck(*ranks: Calls) -> tuple[int, ...]:
         "the receiver does not",
     ],
 )
-def test_what_comes_behind_a_dropped_message_on_its_connection(
+def test_messages_behind_a_dropped_message_on_its_connection_are_lost(
     ranks: list[Calls], blocked: tuple[int, ...]
 ) -> None:
     assert stuck(*ranks) == blocked
@@ -83,7 +83,7 @@ def test_what_comes_behind_a_dropped_message_on_its_connection(
         "in pairs",
     ],
 )
-def test_a_collective_stands_still_where_its_data_pass_between_the_two(
+def test_a_collective_hangs_if_its_data_cross_the_broken_connection(
     call: dict[str, Any], blocked: tuple[int, ...]
 ) -> None:
     assert (
@@ -92,7 +92,7 @@ def test_a_collective_stands_still_where_its_data_pass_between_the_two(
     )
 
 
-def test_another_group_has_connections_of_its_own() -> None:
+def test_another_group_has_its_own_connections() -> None:
     ranks = [
         [*SENDER[0], coll("all_reduce", group="g")],
         [*SENDER[1], coll("all_reduce", group="g")],
@@ -105,7 +105,7 @@ def test_another_group_has_connections_of_its_own() -> None:
     )
 
 
-def test_the_finding_says_which_request_was_dropped() -> None:
+def test_the_finding_names_the_dropped_request() -> None:
     """Both sides of the message that stands still are there, so it is no matter of their order."""
     found: tuple[Finding, ...] = simulate(
         loads("""

@@ -122,7 +122,7 @@ def step(draw: random.Random, match: MessageMatcher, lists: Lists, item: int) ->
 
 
 @pytest.mark.parametrize("specific_first", [False, True])
-def test_whatever_is_posted_met_taken_and_withdrawn_is_answered_as_by_plain_lists(
+def test_the_index_answers_every_sequence_of_changes_like_plain_lists(
     specific_first: bool,
 ) -> None:
     """And the key is one for all states, however they came about, that answer alike, and for no
@@ -153,7 +153,7 @@ def test_whatever_is_posted_met_taken_and_withdrawn_is_answered_as_by_plain_list
     assert len(set(states.values())) == len(states)
 
 
-def test_a_copy_goes_its_own_way() -> None:
+def test_a_copy_is_independent_of_its_original() -> None:
     match = MessageMatcher()
     match.send("a", 0, 1)
     match.receive("a", ANY_SENDER, 2)

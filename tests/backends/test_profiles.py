@@ -56,7 +56,7 @@ def call(
     )  # type: ignore[arg-type]
 
 
-def test_a_back_ends_name_stands_in_its_own_file_and_in_the_rows_of_operations() -> None:
+def test_a_backend_name_occurs_only_in_its_own_file_and_in_operation_rows() -> None:
     """Elsewhere a rule is asked for. Rooms that drive torch itself, show texts about back ends or
     read options name them too.
     """
@@ -71,7 +71,7 @@ def test_a_back_ends_name_stands_in_its_own_file_and_in_the_rows_of_operations()
     assert named == []
 
 
-def test_a_profile_says_whether_every_send_waits_and_what_its_credit_goes_by() -> None:
+def test_a_profile_states_whether_sends_wait_and_how_it_counts_credit() -> None:
     assert [p.rendezvous for p in (*BACKEND_PROFILES.values(), *CONTRACT_READINGS.values())] == [
         True,
         False,
@@ -90,7 +90,9 @@ def test_a_profile_says_whether_every_send_waits_and_what_its_credit_goes_by() -
             assert getattr(ProcessGroupOptions(), name) == default
 
 
-def test_only_a_back_end_whose_sends_wait_spares_the_verdict_its_first_pass(tmp_path: Path) -> None:
+def test_only_a_backend_with_synchronous_sends_skips_the_first_pass_of_the_check(
+    tmp_path: Path,
+) -> None:
     """Two small sends that cross complete on mpi, which buffers them; the program is a deadlock all
     the same.
     """
@@ -105,7 +107,7 @@ def test_only_a_back_end_whose_sends_wait_spares_the_verdict_its_first_pass(tmp_
 
 
 @pytest.mark.parametrize("op", ["send", "all_reduce"])
-def test_an_operation_that_no_row_and_no_back_end_binds_is_refused(op: str) -> None:
+def test_an_operation_without_row_or_backend_binding_is_refused(op: str) -> None:
     """A back end takes what a row says of it, or what its own file says besides; nothing of
     itself.
     """
@@ -117,9 +119,7 @@ def test_an_operation_that_no_row_and_no_back_end_binds_is_refused(op: str) -> N
     assert bound.on(op, "cpu") == "yes"
 
 
-def test_besides_wrong_data_gloo_may_complete_where_only_bits_differ_and_die_where_a_partner_is_outside() -> (
-    None
-):
+def test_gloo_mismatches_may_also_complete_with_wrong_bits_or_crash_at_absent_peers() -> None:
     assert GLOO.alternative_outcomes("wrong-data", [("dtype",)], False) == {"completes"}
     assert GLOO.alternative_outcomes("wrong-data", [("dtype",), ("numel",)], False) == frozenset()
     assert GLOO.alternative_outcomes("hangs", [], True) == {"crashes"}
@@ -131,7 +131,7 @@ def test_besides_wrong_data_gloo_may_complete_where_only_bits_differ_and_die_whe
     assert NCCL.alternative_outcomes("hangs", [], True) == frozenset()
 
 
-def test_names_are_the_back_ends_and_the_readings() -> None:
+def test_backend_names_are_the_backends_and_their_variants() -> None:
     assert list(BACKEND_PROFILES) == ["gloo", "nccl", "mpi"]
     assert list(CONTRACT_READINGS) == ["rendezvous", "early", "buffered"]
     assert all(
@@ -140,9 +140,7 @@ def test_names_are_the_back_ends_and_the_readings() -> None:
     )
 
 
-def test_broadcast_tree_of_gloo_makes_every_rank_wait_for_all_above_it_and_for_its_children() -> (
-    None
-):
+def test_in_a_gloo_broadcast_every_rank_waits_for_its_ancestors_and_children() -> None:
     """What a parent needs to have the data its child needs, and each parent needs its child; for 1
     to 32 ranks.
     """
@@ -167,13 +165,13 @@ def test_broadcast_tree_of_gloo_makes_every_rank_wait_for_all_above_it_and_for_i
 
 
 @pytest.mark.parametrize("op", ["gather", "scatter"])
-def test_gather_and_scatter_of_gloo_wait_for_the_root_alone(op: str) -> None:
+def test_gloo_gather_and_scatter_wait_only_for_the_root(op: str) -> None:
     assert GLOO.needs(op, 4, 2, 0) == frozenset({2})
     assert GLOO.needs(op, 4, 2, 2) is None
     assert NCCL.needs(op, 4, 2, 0) is None
 
 
-def test_sends_run_ahead_by_limit_and_by_credit() -> None:
+def test_sends_run_ahead_within_limit_and_credit() -> None:
     assert not GLOO.credit(0, 0, {})
     assert MPI.credit(4096, 10**9, {})
     assert not MPI.credit(4097, 0, {})
@@ -222,7 +220,7 @@ def test_sends_run_ahead_by_limit_and_by_credit() -> None:
         ("rendezvous", call("all_reduce", "float32", "band"), None),
     ],
 )
-def test_refusals_in_the_back_ends_own_words(
+def test_refusals_use_the_wording_of_the_backend(
     profile: str, made: ResolvedCall, text: str | None
 ) -> None:
     assert {**BACKEND_PROFILES, **CONTRACT_READINGS}[profile].refuse(made) == text
@@ -236,7 +234,7 @@ def meeting(
     )
 
 
-def test_gloo_aborts_the_smaller_buffer_and_lets_equal_bytes_through() -> None:
+def test_gloo_aborts_on_a_smaller_buffer_and_accepts_equal_bytes() -> None:
     assert GLOO.mismatch(meeting(("numel",), 4, 8, is_message=True)) == ("wrong-data", (), False)
     assert GLOO.mismatch(meeting(("numel",), 8, 4, is_message=True)).crash == (1,)
     assert GLOO.mismatch(meeting(("dtype",), 8, 8)).outcome == "wrong-data"
@@ -244,9 +242,7 @@ def test_gloo_aborts_the_smaller_buffer_and_lets_equal_bytes_through() -> None:
     assert GLOO.mismatch(meeting(("numel",), 8, 4, op="broadcast")).crash == (1,)
 
 
-def test_of_a_scatter_and_a_gather_only_what_the_root_sends_or_gets_is_too_large_for_somebody() -> (
-    None
-):
+def test_in_scatter_and_gather_only_the_data_of_the_root_can_be_too_large() -> None:
     """Run: takers of a scatter whose root makes another operation wait, whatever they have room
     for.
     """
@@ -268,7 +264,7 @@ def test_of_a_scatter_and_a_gather_only_what_the_root_sends_or_gets_is_too_large
     assert ends("gather", {0: 1, 1: 4, 2: 2}) == ()
 
 
-def test_parts_of_an_all_to_all_are_too_large_by_their_bytes() -> None:
+def test_all_to_all_parts_are_too_large_by_bytes() -> None:
     """Run: 16 int64 for each on two ranks and 64 int8 on the third, which aborts."""
     group = RankGroup(0, "world", (0, 1, 2))
     calls = tuple(
@@ -280,7 +276,7 @@ def test_parts_of_an_all_to_all_are_too_large_by_their_bytes() -> None:
     ).crash == (1,)
 
 
-def test_nccl_leaves_other_sizes_and_kinds_undefined_and_hangs_on_another_root() -> None:
+def test_nccl_leaves_different_sizes_and_kinds_undefined_and_hangs_on_different_roots() -> None:
     assert NCCL.mismatch(meeting(("numel",), 8, 4)).outcome == "undefined"
     assert NCCL.mismatch(meeting(("op",), 8, 8)).outcome == "undefined"
     assert NCCL.mismatch(meeting(("reduce_op",), 8, 8)).outcome == "wrong-data"

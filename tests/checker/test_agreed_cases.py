@@ -70,7 +70,7 @@ def test_every_verdict_is_as_agreed(judged: Judged) -> None:
 
 
 @pytest.mark.parametrize("field", ["ranks", "core", "culprits"])
-def test_who_is_affected_is_as_agreed(judged: Judged, field: str) -> None:
+def test_affected_ranks_are_as_agreed(judged: Judged, field: str) -> None:
     """The ranks, the cause among them, and who is the odd one out."""
     wrong = {
         c["id"]: (said, getattr(ours, field))
@@ -80,7 +80,7 @@ def test_who_is_affected_is_as_agreed(judged: Judged, field: str) -> None:
     assert wrong == {}
 
 
-def test_what_a_verdict_depends_on_is_as_agreed(judged: Judged) -> None:
+def test_dependencies_of_a_verdict_are_as_agreed(judged: Judged) -> None:
     assert {
         c["id"]: (said, ours.depends_on)
         for c, said, ours in _stated(judged, "depends_on")
@@ -88,7 +88,7 @@ def test_what_a_verdict_depends_on_is_as_agreed(judged: Judged) -> None:
     } == {}
 
 
-def test_every_reading_is_as_agreed(judged: Judged) -> None:
+def test_every_backend_variant_is_as_agreed(judged: Judged) -> None:
     """Where a case says in which reading it goes wrong, and how often, we say the same."""
     wrong = {
         c["id"]: (said, ours.readings)
@@ -98,7 +98,7 @@ def test_every_reading_is_as_agreed(judged: Judged) -> None:
     assert wrong == {}
 
 
-def test_the_sets_of_stuck_ranks_are_as_agreed(judged: Judged) -> None:
+def test_sets_of_blocked_ranks_are_as_agreed(judged: Judged) -> None:
     wrong = {}
     for case, said, ours in _stated(judged, "stuck_sets"):
         if sorted(said) != [list(ranks) for ranks in ours.stuck_sets]:
@@ -106,7 +106,7 @@ def test_the_sets_of_stuck_ranks_are_as_agreed(judged: Judged) -> None:
     assert wrong == {}
 
 
-def test_a_single_set_of_stuck_ranks_is_all_of_them(judged: Judged) -> None:
+def test_a_single_set_of_blocked_ranks_contains_all_blocked_ranks(judged: Judged) -> None:
     """A deadlock for which a case states no sets has one, and it is its ranks."""
     deadlocks = [
         (case, ours)
@@ -120,7 +120,7 @@ def test_a_single_set_of_stuck_ranks_is_all_of_them(judged: Judged) -> None:
     } == {}
 
 
-def test_who_is_blocked_where_and_on_whom_is_as_agreed(judged: Judged) -> None:
+def test_blocked_ranks_their_calls_and_their_peers_are_as_agreed(judged: Judged) -> None:
     """Positions in the programs and the ranks that are waited for."""
     wrong = {}
     for case, said, ours in _stated(judged, "blocked"):
@@ -168,7 +168,7 @@ EDITS = {
 UNKNOWABLE = {"dl0101"}
 
 
-def test_the_first_finding_names_the_edit_that_spoilt_a_sound_program(judged: Judged) -> None:
+def test_the_first_finding_names_the_edit_that_broke_a_correct_program(judged: Judged) -> None:
     """What differs, by its code, and the rank on which it was changed; 50 programs."""
     planted = {
         case: (edit, rank)
@@ -189,7 +189,7 @@ def test_the_first_finding_names_the_edit_that_spoilt_a_sound_program(judged: Ju
     assert (wrong, seen) == ({}, 49)
 
 
-def test_the_first_finding_is_about_the_cause_and_has_a_remedy(judged: Judged) -> None:
+def test_the_first_finding_states_the_cause_and_a_remedy(judged: Judged) -> None:
     """Of all faulty programs: ranks of the cause, the odd ones out of a mismatch, and what to
     do.
     """

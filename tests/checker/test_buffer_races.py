@@ -56,9 +56,7 @@ def filling(*between: str) -> Verdict:
         (filling("all_reduce: {tensor: x}"), "DS402"),
     ],
 )
-def test_a_buffer_that_is_touched_while_its_request_is_open_is_a_race(
-    found: Verdict, code: str
-) -> None:
+def test_touching_a_buffer_while_its_request_is_open_is_a_race(found: Verdict, code: str) -> None:
     assert (found.verdict, found.depends_on) == ("race", None)
     assert code in [f.code for f in found.findings]
     assert 0 in found.ranks
@@ -74,7 +72,7 @@ def test_a_buffer_that_is_touched_while_its_request_is_open_is_a_race(
         filling("{compute: {time: 1 ms, reads: [x@1], writes: [y]}, ranks: 0}"),
     ],
 )
-def test_reading_twice_and_other_buffers_are_no_race(found: Verdict) -> None:
+def test_two_reads_or_other_buffers_are_no_race(found: Verdict) -> None:
     assert all(f.code not in ("DS402", "DS403") or 0 not in f.ranks for f in found.findings)
 
 
@@ -89,7 +87,7 @@ def test_after_the_wait_a_buffer_is_free() -> None:
     assert found.verdict == "ok"
 
 
-def test_an_async_collective_keeps_its_buffer_until_its_wait() -> None:
+def test_an_async_collective_uses_its_buffer_until_its_wait() -> None:
     reduce, use, wait = (
         "all_reduce: {tensor: x, async: true, as: h}",
         "compute: {time: 1 ms, reads: [x]}",
@@ -100,7 +98,7 @@ def test_an_async_collective_keeps_its_buffer_until_its_wait() -> None:
     assert judge(reduce, use, wait).ranks == (0, 1)
 
 
-def test_parts_of_a_batch_are_held_against_each_other() -> None:
+def test_parts_of_a_batch_are_checked_against_each_other() -> None:
     def exchange(into: str) -> Verdict:
         ops = f"[{{isend: {{tensor: x, dst: 1 - rank}}}}, {{irecv: {{tensor: {into}, src: 1 - rank}}}}]"
         return judge(f"batch_isend_irecv: {{ops: {ops}}}")
@@ -108,7 +106,7 @@ def test_parts_of_a_batch_are_held_against_each_other() -> None:
     assert (exchange("x").verdict, exchange("y").verdict) == ("race", "ok")
 
 
-def test_a_root_only_reads_and_the_others_only_write() -> None:
+def test_the_root_only_reads_and_other_ranks_only_write() -> None:
     """rank 0 broadcasts x, rank 1 receives it: reading it before the wait is a race on rank 1
     alone.
     """
@@ -121,7 +119,7 @@ def test_a_root_only_reads_and_the_others_only_write() -> None:
     assert (found.verdict, found.ranks) == ("race", (1,))
 
 
-def test_a_buffer_per_round_is_found_by_its_index() -> None:
+def test_one_buffer_per_round_is_identified_by_its_index() -> None:
     steps = "[{irecv: {tensor: x@%s, src: 1 - rank, as: h@i}}, {isend: {tensor: y, dst: 1 - rank, as: k@i}}]"
     loop = f"repeat: {{times: 2, index: i, steps: {steps}}}"
 
@@ -129,14 +127,14 @@ def test_a_buffer_per_round_is_found_by_its_index() -> None:
     assert judge(loop % "0", "wait: all").verdict == "race"
 
 
-def test_a_worse_fault_goes_before_a_race() -> None:
+def test_a_worse_fault_is_reported_before_a_race() -> None:
     found = filling("{compute: {time: 1 ms, reads: [x]}, ranks: 0}", "{barrier: {}, ranks: 0}")
 
     assert found.verdict == "deadlock"
     assert "DS403" in [f.code for f in found.findings]
 
 
-def test_calls_without_a_named_buffer_use_memory_of_their_own() -> None:
+def test_calls_without_a_named_buffer_use_their_own_memory() -> None:
     calls: list[dict[str, Any]] = [
         {"op": "irecv", "peer": 0, "numel": 4, "handle": h} for h in "ab"
     ]
@@ -219,7 +217,7 @@ WRITE, READ = (
         ),
     ],
 )
-def test_a_buffer_used_on_two_streams_needs_one_to_wait_for_the_other(
+def test_a_buffer_used_on_two_streams_needs_a_wait_between_the_streams(
     steps: tuple[str, ...], codes: list[str]
 ) -> None:
     found = judge(*steps)

@@ -19,19 +19,19 @@ FILES = sorted((Path(__file__).resolve().parents[2] / "scenarios" / "cases").glo
 each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
 
-def test_there_is_a_scenario_for_each_lesson() -> None:
+def test_every_lesson_has_a_scenario() -> None:
     assert len(FILES) >= 12
 
 
 @each_file
-def test_a_lesson_comes_out_as_it_says(path: Path) -> None:
+def test_a_lesson_ends_as_it_states(path: Path) -> None:
     checked = check_expectations(path)
 
     assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
 
 
 @each_file
-def test_a_lesson_is_judged_completely_and_its_schedule_leads_there(path: Path) -> None:
+def test_a_lesson_is_checked_completely_and_its_schedule_reproduces_the_hang(path: Path) -> None:
     program = lower(load(str(path)))
     found = verdict_of(program)
 

@@ -42,7 +42,7 @@ def told(program: Program, subject: CheckedProgram) -> list[Finding]:
 
 @given(generator.scenarios())
 @settings(max_examples=draws(60))
-def test_a_detector_that_is_not_asked_would_have_found_nothing(mapping: generator.Mapping) -> None:
+def test_a_detector_that_was_skipped_would_have_found_nothing(mapping: generator.Mapping) -> None:
     program = generator.program_of(mapping)
 
     assert told(program, CheckedProgram(program)) == told(program, Concerned(program))
@@ -50,7 +50,7 @@ def test_a_detector_that_is_not_asked_would_have_found_nothing(mapping: generato
 
 @given(generator.scenarios(generator.FEATURES - {"timed_faults"}))
 @settings(max_examples=draws(40))
-def test_of_a_run_in_which_every_rank_makes_all_calls_nothing_was_refused(
+def test_a_run_in_which_every_rank_makes_all_calls_has_no_refused_call(
     mapping: generator.Mapping,
 ) -> None:
     """Back ends are asked what they refuse only where a rank stops, or a call may be made by
@@ -68,7 +68,7 @@ def test_of_a_run_in_which_every_rank_makes_all_calls_nothing_was_refused(
     assert refused <= {one.code for one in done.findings}
 
 
-def test_a_detector_is_a_module_of_its_name_and_a_program_of_nothing_concerns_none() -> None:
+def test_every_detector_is_a_module_of_its_name_and_none_applies_to_an_empty_program() -> None:
     plain = lower(loads("world: 2\nprogram:\n  - all_reduce: {tensor: {shape: [4]}}\n"))
 
     assert [

@@ -44,7 +44,7 @@ def first(ranks: Sequence[Calls], **more: Any) -> Finding:
 
 
 # --- deadlocks ---
-def test_a_circle_names_its_ranks_calls_places_and_the_way_out() -> None:
+def test_a_cycle_names_its_ranks_calls_lines_and_the_remedy() -> None:
     found = first([[send(1), recv(1)], [send(0), recv(0)]])
 
     assert found.code == "DS301"
@@ -59,14 +59,14 @@ def test_a_circle_names_its_ranks_calls_places_and_the_way_out() -> None:
     assert [(p.rank, p.line) for p in found.places] == [(0, 1), (1, 1)]
 
 
-def test_victims_are_told_apart_from_the_circle() -> None:
+def test_ranks_behind_a_cycle_are_reported_apart_from_it() -> None:
     found = first([[send(1), recv(1)], [send(0), recv(0)], [recv(0)]])
 
     assert (found.ranks, found.core) == ((0, 1, 2), (0, 1))
     assert found.message.splitlines()[-1] == "  rank 2 is blocked behind them"
 
 
-def test_two_groups_entered_in_different_order_are_a_circle_over_both() -> None:
+def test_entering_two_groups_in_different_orders_is_one_cycle_over_both() -> None:
     a, b = {**BARRIER, "group": "a"}, {**BARRIER, "group": "b"}
     found = first([[a, b], [b, a]], groups={"a": [0, 1], "b": [0, 1]})
 
@@ -77,14 +77,14 @@ def test_two_groups_entered_in_different_order_are_a_circle_over_both() -> None:
     )
 
 
-def test_a_collective_against_a_message_says_which_to_move() -> None:
+def test_a_collective_that_blocks_a_message_names_the_call_to_move() -> None:
     found = first([[BARRIER, send(1)], [recv(0), BARRIER]])
 
     assert found.code == "DS301"
     assert "move the message before the barrier" in found.help[0]
 
 
-def test_messages_sent_and_received_in_another_order_are_named_by_tag() -> None:
+def test_messages_received_in_a_different_order_are_named_by_tag() -> None:
     found = first([[send(1, tag=1), send(1, tag=2)], [recv(0, tag=2), recv(0, tag=1)]])
 
     assert found.code == "DS301"
@@ -94,7 +94,7 @@ def test_messages_sent_and_received_in_another_order_are_named_by_tag() -> None:
     )
 
 
-def test_a_rank_that_leaves_out_a_collective_is_the_reason_of_those_who_wait() -> None:
+def test_a_rank_that_skips_a_collective_is_the_cause_of_the_waits() -> None:
     found = first([[BARRIER, BARRIER], [BARRIER, BARRIER], [BARRIER]])
 
     assert (found.code, found.core) == ("DS302", (0, 1))
@@ -104,14 +104,14 @@ def test_a_rank_that_leaves_out_a_collective_is_the_reason_of_those_who_wait() -
     assert "call 2 on world; rank 2 makes only 1" in found.message
 
 
-def test_a_rank_that_raised_is_the_reason_and_its_error_is_told() -> None:
+def test_a_rank_that_raised_is_the_cause_and_its_error_is_shown() -> None:
     found = first([[BARRIER], [{"op": "fail", "message": "out of memory"}, BARRIER]])
 
     assert found.code == "DS303"
     assert found.help == ("read the log of rank 1 first: out of memory; the other ranks only wait",)
 
 
-def test_ranks_that_left_in_different_ways_are_gone_and_each_says_how() -> None:
+def test_ranks_that_ended_in_different_ways_are_listed_with_how_each_ended() -> None:
     fail = {"op": "fail", "message": "out of memory"}
     found = first(
         [[BARRIER, reduce()], [BARRIER, reduce()], [BARRIER, fail]],
@@ -124,7 +124,7 @@ def test_ranks_that_left_in_different_ways_are_gone_and_each_says_how() -> None:
     assert "rank 2  has raised an error" in found.message
 
 
-def test_ranks_that_wait_for_one_who_never_started_stand_in_init() -> None:
+def test_ranks_that_wait_for_one_that_never_started_block_in_init() -> None:
     found = first([[BARRIER]] * 3, faults=(RankFault(1, "absent"),))
 
     assert found.code == "DS303"
@@ -143,7 +143,7 @@ def test_ranks_that_wait_for_one_who_never_started_stand_in_init() -> None:
         (recv(1, tag=3), send(0, tag=4), "tag"),
     ],
 )
-def test_a_message_without_counterpart_lists_what_almost_fits(
+def test_an_unmatched_message_lists_near_matches(
     ours: dict[str, Any], theirs: dict[str, Any], what: str
 ) -> None:
     found = first([[ours], [theirs], []], groups={"g": [0, 1]})
@@ -152,7 +152,7 @@ def test_a_message_without_counterpart_lists_what_almost_fits(
     assert f"; only the {what} differs" in found.message
 
 
-def test_a_message_once_too_often_is_counted() -> None:
+def test_a_surplus_message_is_counted() -> None:
     found = first([[send(1), send(1)], [recv(0)]])
 
     assert found.code == "DS304"
@@ -162,13 +162,13 @@ def test_a_message_once_too_often_is_counted() -> None:
     )
 
 
-def test_a_receive_from_any_source_in_a_circle_is_a_knot() -> None:
+def test_a_wildcard_receive_in_a_cycle_is_a_knot() -> None:
     found = first([[recv(None), send(1)], [recv(0), send(0)]])
 
     assert found.code == "DS305"
 
 
-def test_many_ranks_are_summarised_and_told_fast() -> None:
+def test_many_ranks_are_summarised_quickly() -> None:
     """A ring of 1024: eight lines, the rest counted. Four times the ranks take less than five times
     the work.
     """
@@ -190,7 +190,7 @@ def test_many_ranks_are_summarised_and_told_fast() -> None:
     assert lines[-1] == "  … and 1016 more like this"
 
 
-def test_buffering_that_would_hide_a_deadlock_is_said() -> None:
+def test_a_deadlock_that_buffering_would_hide_is_reported_as_such() -> None:
     found = judge([[send(1), recv(1)], [send(0), recv(0)]])
 
     assert found.depends_on == "buffering"
@@ -203,7 +203,7 @@ def test_buffering_that_would_hide_a_deadlock_is_said() -> None:
     assert "DS603" in [f.code for f in found.findings]
 
 
-def test_equal_sets_of_missing_ranks_are_one_node_of_the_graph() -> None:
+def test_equal_sets_of_missing_ranks_share_one_node_of_the_graph() -> None:
     """512 ranks wait for 512 others and they for the first: one circle of all, with a shortest way
     round of two.
     """
@@ -220,7 +220,7 @@ def test_equal_sets_of_missing_ranks_are_one_node_of_the_graph() -> None:
     assert [(len(c.ranks), c.path) for c in graph.circles] == [(1024, (0, 512))]
 
 
-def test_a_rank_behind_a_circle_is_a_victim() -> None:
+def test_a_rank_blocked_behind_a_cycle_is_not_part_of_it() -> None:
     blocked = (
         BlockedRank(0, 0, (WaitDependency(0, -1, (1,)),)),
         BlockedRank(1, 0, (WaitDependency(0, -1, (0,)),)),
@@ -234,7 +234,7 @@ def test_a_rank_behind_a_circle_is_a_victim() -> None:
 
 
 # --- mismatches ---
-def test_a_collective_left_out_is_recognised_by_the_shift() -> None:
+def test_a_skipped_collective_is_recognised_by_the_shifted_sequence() -> None:
     ranks = [[reduce(), BARRIER], [BARRIER], [reduce(), BARRIER]]
     found = judge(ranks)
 
@@ -245,7 +245,7 @@ def test_a_collective_left_out_is_recognised_by_the_shift() -> None:
     )
 
 
-def test_the_odd_one_out_is_listed_first() -> None:
+def test_the_rank_that_differs_is_listed_first() -> None:
     found = first([[reduce()], [reduce()], [reduce(numel=5)]])
 
     assert found.code == "DS202"
@@ -253,7 +253,7 @@ def test_the_odd_one_out_is_listed_first() -> None:
     assert found.message.splitlines()[1].startswith("  rank 2  all_reduce(20 B)")
 
 
-def test_the_same_calls_in_another_order_are_one_finding() -> None:
+def test_equal_calls_in_different_orders_are_one_finding() -> None:
     found = first([[reduce(), BARRIER], [BARRIER, reduce()], [reduce(), BARRIER]])
 
     assert found.code == "DS206"
@@ -262,7 +262,7 @@ def test_the_same_calls_in_another_order_are_one_finding() -> None:
     )
 
 
-def test_uneven_splits_that_fit_pair_by_pair_are_no_mismatch() -> None:
+def test_uneven_splits_that_match_pairwise_are_no_mismatch() -> None:
     def exchange(into: list[int], out: list[int]) -> Calls:
         return [
             {"op": "all_to_all_single", "numel": sum(into), "in_splits": into, "out_splits": out}
@@ -272,7 +272,7 @@ def test_uneven_splits_that_fit_pair_by_pair_are_no_mismatch() -> None:
     assert judge([exchange([1, 3], [1, 2]), exchange([2, 2], [2, 2])]).findings[0].code == "DS207"
 
 
-def test_equal_messages_of_many_pairs_that_do_not_fit_are_one_finding_each_place() -> None:
+def test_equal_message_mismatches_of_many_pairs_are_one_finding_per_line() -> None:
     found = judge([[send(1, numel=3)], [recv(0)]])
 
     assert [f.code for f in found.findings] == ["DS208"]
@@ -282,7 +282,7 @@ def test_equal_messages_of_many_pairs_that_do_not_fit_are_one_finding_each_place
     )
 
 
-def test_messages_keep_their_order_so_swapped_sizes_meet() -> None:
+def test_messages_keep_their_order_so_swapped_sizes_mismatch() -> None:
     sender = [send(1, op="isend", numel=n, handle=f"h{n}") for n in (64, 32)] + [
         {"op": "wait", "handles": "all"}
     ]
@@ -291,7 +291,7 @@ def test_messages_keep_their_order_so_swapped_sizes_meet() -> None:
 
 
 # --- leaks ---
-def test_an_overwritten_handle_leaks_and_is_told_from_a_dropped_one() -> None:
+def test_an_overwritten_handle_is_distinguished_from_a_dropped_one() -> None:
     overwritten = [
         send(1, op="isend", handle="h"),
         send(1, op="isend", handle="h"),
@@ -304,7 +304,7 @@ def test_an_overwritten_handle_leaks_and_is_told_from_a_dropped_one() -> None:
     assert "the call has no handle" in first([dropped, receiver]).message
 
 
-def test_a_message_never_received_belongs_to_its_sender() -> None:
+def test_a_message_never_received_is_reported_at_its_sender() -> None:
     found = judge([[send(1, op="isend")], []])
 
     assert (found.verdict, found.ranks) == ("leak", (0,))
@@ -312,7 +312,7 @@ def test_a_message_never_received_belongs_to_its_sender() -> None:
 
 
 # --- names ---
-def test_equal_collectives_with_swapped_tensors_meet_by_order_not_by_name() -> None:
+def test_equal_collectives_with_swapped_tensors_match_by_order_not_by_name() -> None:
     def swapped(*names: str) -> Calls:
         return [reduce(tensor=name) for name in names]
 
@@ -327,14 +327,14 @@ def test_equal_collectives_with_swapped_tensors_meet_by_order_not_by_name() -> N
     )
 
 
-def test_other_names_for_the_same_tensors_are_no_swap() -> None:
+def test_renaming_the_same_tensors_is_no_swap() -> None:
     ours, theirs = [reduce(tensor=n) for n in "ab"], [reduce(tensor=n) for n in "xy"]
 
     assert swapped_collective_findings(build_program(2, {0: ours, 1: theirs})) == ()
 
 
 # --- where host and device are, and what was really made ---
-def test_a_device_that_stands_is_told_apart_from_its_host_that_has_gone_on() -> None:
+def test_a_blocked_device_is_reported_apart_from_its_host_that_ran_on() -> None:
     """Under nccl a send returns when it is enqueued: the host of rank 0 is at its end, that of rank
     1 in a barrier.
     """
@@ -351,7 +351,7 @@ def test_a_device_that_stands_is_told_apart_from_its_host_that_has_gone_on() -> 
     assert [(p.rank, p.op, p.line) for p in found.places] == [(0, "send", 1), (1, "send", 1)]
 
 
-def test_a_device_whose_host_waits_in_the_same_call_is_told_as_one() -> None:
+def test_a_device_and_host_that_wait_in_the_same_call_are_one_entry() -> None:
     program = build_program(2, {0: [send(1), recv(1)], 1: [send(0), recv(0)]})
     blocked = tuple(
         BlockedRank(r, 0, (WaitDependency(0, -1, (1 - r,)),), device=True) for r in (0, 1)
@@ -364,7 +364,9 @@ def test_a_device_whose_host_waits_in_the_same_call_is_told_as_one() -> None:
 
 
 @pytest.mark.parametrize(("before", "made"), [(0, "none"), (2, "only 2")])
-def test_calls_of_a_rank_that_was_cut_short_are_counted_to_its_end(before: int, made: str) -> None:
+def test_remaining_calls_of_an_interrupted_rank_are_counted_to_its_end(
+    before: int, made: str
+) -> None:
     """Its program has 5 of them; what matters is how many it made."""
     found = first([[BARRIER] * 5] * 3, faults=(RankFault(2, "kill", position=before),))
 
@@ -372,7 +374,7 @@ def test_calls_of_a_rank_that_was_cut_short_are_counted_to_its_end(before: int, 
     assert f"call {before + 1} on world; rank 2 made {made}" in found.message
 
 
-def test_a_request_that_was_dropped_is_named_in_the_help() -> None:
+def test_the_help_names_a_dropped_request() -> None:
     """Gloo cancels it (G4); the receiver then waits for a rank that has ended."""
     program = build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4}], 1: [recv(0)]})
     ends = (RankEnd(0, "ended", 1), RankEnd(1, "blocked", 0))
@@ -384,7 +386,7 @@ def test_a_request_that_was_dropped_is_named_in_the_help() -> None:
 
 
 # --- open receives ---
-def test_a_message_that_an_open_receive_has_taken_is_not_called_missing() -> None:
+def test_a_message_taken_by_a_wildcard_receive_is_not_called_missing() -> None:
     found = first([[recv(None), recv(1)], [send(0)], [send(0)]])
 
     assert found.code == "DS304"
@@ -400,7 +402,7 @@ def test_a_message_that_an_open_receive_has_taken_is_not_called_missing() -> Non
     )
 
 
-def test_a_send_that_an_open_receive_could_take_has_its_counterpart() -> None:
+def test_a_send_that_a_wildcard_receive_could_take_is_not_unmatched() -> None:
     """Ranks 0 and 1 send to each other first; rank 0 would receive from any source afterwards."""
     found = first([[send(1), recv(None)], [send(0), recv(0)]])
 

@@ -67,7 +67,7 @@ def stored(found: Program, reading: str = "rendezvous", most: int = 10**6) -> in
 
 
 # --- what orders end in ---
-def test_an_open_receive_that_starves_a_named_one_is_a_deadlock_by_schedule() -> None:
+def test_a_wildcard_receive_that_starves_a_named_one_is_a_schedule_dependent_deadlock() -> None:
     found = judge(*STARVED)
 
     assert (found.verdict, found.depends_on, found.complete) == ("deadlock", "schedule", True)
@@ -77,14 +77,14 @@ def test_an_open_receive_that_starves_a_named_one_is_a_deadlock_by_schedule() ->
     assert {"DS609", "DS605"} <= {f.code for f in found.findings}
 
 
-def test_a_choice_that_does_no_harm_is_a_remark() -> None:
+def test_a_harmless_choice_is_a_note() -> None:
     found = judge([recv(), recv()], [send(0)], [send(0)])
 
     assert (found.verdict, found.complete, found.nondeterministic) == ("ok", True, (0,))
     assert {f.code: f.severity for f in found.findings} == {"DS605": "note"}
 
 
-def test_a_deadlock_that_needs_a_buffered_send_beside_an_unbuffered_one_is_found() -> None:
+def test_a_deadlock_that_needs_one_buffered_and_one_unbuffered_send_is_found() -> None:
     found = judge(*MIXED)
 
     assert (found.verdict, found.depends_on, found.ranks) == ("deadlock", "buffering", (2, 3))
@@ -99,20 +99,20 @@ def test_a_deadlock_that_needs_a_buffered_send_beside_an_unbuffered_one_is_found
     assert "if only some are" in next(f.message for f in found.findings if f.code == "DS603")
 
 
-def test_messages_that_a_barrier_keeps_apart_leave_no_choice() -> None:
+def test_messages_separated_by_a_barrier_leave_no_choice() -> None:
     """Rank 2 speaks behind the barrier that rank 0 enters after its first message."""
     found = judge([recv(), BARRIER, recv()], [send(0), BARRIER], [BARRIER, send(0)])
 
     assert (found.verdict, found.nondeterministic) == ("ok", ())
 
 
-def test_a_named_receive_in_front_keeps_its_message() -> None:
+def test_an_earlier_named_receive_keeps_its_message() -> None:
     found = judge([recv(1), recv()], [send(0)], [send(0)])
 
     assert (found.verdict, found.nondeterministic) == ("ok", ())
 
 
-def test_a_sender_that_may_be_late_is_waited_for() -> None:
+def test_a_wildcard_receive_considers_a_late_sender() -> None:
     """Rank 3's message needs rank 2's open receive first; only then may it come before rank 1's."""
     late = [
         [recv(assume_from=1), recv()],
@@ -126,11 +126,11 @@ def test_a_sender_that_may_be_late_is_waited_for() -> None:
     assert [f.code for f in found.findings if f.severity == "error"] == ["DS401"]
 
 
-def test_a_receive_that_relies_on_a_sender_and_always_gets_it_is_no_race() -> None:
+def test_a_wildcard_receive_that_always_gets_its_sender_is_no_race() -> None:
     assert judge([recv(assume_from=1), BARRIER], [send(0), BARRIER], [BARRIER]).verdict == "ok"
 
 
-def test_a_mismatch_in_one_order_only_depends_on_the_schedule() -> None:
+def test_a_mismatch_in_only_one_order_depends_on_the_schedule() -> None:
     sizes = [[recv(numel=4), recv(numel=8)], [send(0, numel=4)], [send(0, numel=8)]]
     found = judge(*sizes)
 
@@ -142,7 +142,7 @@ def test_a_mismatch_in_one_order_only_depends_on_the_schedule() -> None:
     assert found.ranks == (0, 2)
 
 
-def test_what_follows_a_mismatch_is_not_counted() -> None:
+def test_calls_after_a_mismatch_are_not_counted() -> None:
     """An execution is over for those whose calls don't fit: rank 1's message would meet the wrong
     receive only afterwards.
     """
@@ -154,7 +154,7 @@ def test_what_follows_a_mismatch_is_not_counted() -> None:
 
 
 # --- how few states ---
-def test_receives_that_are_alike_are_counted_not_told_apart() -> None:
+def test_equal_receives_are_counted_not_distinguished() -> None:
     """Twelve receives of one rank, four senders that are alike: sorted counts of messages taken,
     C(3+4, 4) of them.
     """
@@ -163,14 +163,14 @@ def test_receives_that_are_alike_are_counted_not_told_apart() -> None:
     assert stored(alike) == 35
 
 
-def test_open_boxes_that_do_not_touch_are_explored_one_after_the_other() -> None:
+def test_independent_wildcard_receives_are_explored_one_after_the_other() -> None:
     """Twelve receivers with four messages each: their choices add up and don't multiply."""
     apart = program(*([[send(to) for to in range(4, 16)]] * 4), *([[recv()] * 4] * 12))
 
     assert stored(apart) <= 12 * 16
 
 
-def test_who_was_taken_is_forgotten_once_nothing_can_ask_for_it() -> None:
+def test_a_chosen_sender_is_forgotten_once_it_no_longer_matters() -> None:
     """Twelve tags, each with one receive and four messages that nobody waits for."""
     sends = [send(0, op="isend", tag=tag) for tag in range(12)]
     forgotten = program(
@@ -180,7 +180,7 @@ def test_who_was_taken_is_forgotten_once_nothing_can_ask_for_it() -> None:
     assert stored(forgotten) <= 13
 
 
-def test_alike_senders_count_once_but_all_are_told() -> None:
+def test_equal_senders_are_explored_once_and_all_reported() -> None:
     """One of three alike senders is left over: one state shows it, all three sets of stuck ranks
     are listed.
     """
@@ -191,7 +191,7 @@ def test_alike_senders_count_once_but_all_are_told() -> None:
 
 
 @pytest.mark.parametrize("reading", ["rendezvous", "early", "buffered", "mixed"])
-def test_far_fewer_states_than_every_interleaving_has(reading: str) -> None:
+def test_the_search_visits_far_fewer_states_than_all_interleavings(reading: str) -> None:
     ours = theirs = 0
     for seed in range(40):
         small = small_program(seed)
@@ -226,7 +226,7 @@ def many_orders() -> Program:
     return program(receives, *ranks)
 
 
-def test_a_search_that_hits_its_bound_says_so() -> None:
+def test_a_search_that_hits_its_bound_reports_it() -> None:
     found = verdict_of(many_orders(), max_states=50)
 
     assert (found.verdict, found.complete, found.explored) == ("ok", False, 50)
@@ -234,14 +234,14 @@ def test_a_search_that_hits_its_bound_says_so() -> None:
     assert "50 states" in next(f.message for f in found.findings if f.code == "DS902")
 
 
-def test_the_worst_that_was_seen_before_the_bound_stands() -> None:
+def test_the_worst_outcome_before_the_bound_is_reported() -> None:
     found = judge(*MIXED, max_states=13)
 
     assert not found.complete
     assert judge(*STARVED, max_states=3).verdict == "deadlock"
 
 
-def test_the_same_search_with_room_is_complete() -> None:
+def test_the_same_search_with_a_larger_bound_is_complete() -> None:
     found = verdict_of(many_orders())
 
     assert (found.verdict, found.complete) == ("ok", True)
@@ -249,7 +249,7 @@ def test_the_same_search_with_room_is_complete() -> None:
 
 # --- schedules ---
 @pytest.mark.parametrize("ranks", [STARVED, MIXED])
-def test_a_schedule_leads_to_the_standstill_of_the_verdict(ranks: list[Calls]) -> None:
+def test_the_schedule_reproduces_the_hang_of_the_verdict(ranks: list[Calls]) -> None:
     found = judge(*ranks)
     assert found.schedule is not None
     written = json.loads(json.dumps(schedule_to_json(found.schedule, program(*ranks))))
@@ -260,11 +260,11 @@ def test_a_schedule_leads_to_the_standstill_of_the_verdict(ranks: list[Calls]) -
     assert follow_schedule(program(*ranks), again).stuck in found.stuck_sets
 
 
-def test_an_empty_schedule_goes_on_with_the_lowest_sender() -> None:
+def test_an_empty_schedule_continues_with_the_lowest_sender() -> None:
     assert follow_schedule(program(*STARVED), ReplaySchedule("rendezvous", ())).stuck == (0, 2)
 
 
-def test_the_choices_of_a_schedule_name_calls_and_where_they_are_written() -> None:
+def test_the_choices_of_a_schedule_name_calls_and_their_lines() -> None:
     found = judge(*STARVED)
     assert found.schedule is not None
 
@@ -290,7 +290,7 @@ def test_the_choices_of_a_schedule_name_calls_and_where_they_are_written() -> No
         ),
     ],
 )
-def test_what_is_no_schedule_is_refused_with_a_reason(data: Any, words: str) -> None:
+def test_an_invalid_schedule_is_refused_with_a_reason(data: Any, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         schedule_from_json(data)
 

@@ -132,7 +132,7 @@ def compare(start: int, count: int) -> list[str]:
 SEEDS = (*range(120), 135, 162, 171, 225, 1280, 1325, 1848)
 
 
-def test_some_random_programs_get_the_verdict_of_every_interleaving() -> None:
+def test_some_random_programs_get_the_verdict_over_all_interleavings() -> None:
     answers = [disagreement(seed) for seed in SEEDS]
 
     assert [answer for answer in answers if answer] == []
@@ -140,11 +140,11 @@ def test_some_random_programs_get_the_verdict_of_every_interleaving() -> None:
 
 
 @pytest.mark.slow
-def test_ten_thousand_random_programs_get_the_verdict_of_every_interleaving() -> None:
+def test_ten_thousand_random_programs_get_the_verdict_over_all_interleavings() -> None:
     assert compare(1_000_000, 10_000) == []
 
 
-def test_the_random_programs_are_of_every_kind() -> None:
+def test_random_programs_cover_every_kind_of_outcome() -> None:
     """The comparison is worth something: each verdict, each dependence and deadlocks that only
     `mixed` has are among them.
     """

@@ -39,17 +39,17 @@ GROUP = "world: 2\noptions: {timeout: 6 s}\ngroups: {pair: {ranks: [0, 1]%s}}\np
         ("", "", "gloo", []),  # the group is not used
     ],
 )
-def test_a_group_in_use_that_keeps_the_default_is_named(
+def test_a_used_group_with_the_default_timeout_is_named(
     timeout: str, used: str, backend: str, expected: list[str]
 ) -> None:
     assert codes(GROUP % (timeout, used), backend) == expected
 
 
-def test_a_world_without_a_timeout_of_its_own_says_nothing() -> None:
+def test_a_default_timeout_of_the_world_is_not_reported() -> None:
     assert codes((GROUP % ("", ", group: pair")).replace("options: {timeout: 6 s}\n", "")) == []
 
 
-def test_the_axes_of_a_mesh_are_groups_too_and_are_told_at_once() -> None:
+def test_mesh_axes_with_the_default_timeout_are_reported_together() -> None:
     found = said(
         "world: 4\noptions: {timeout: 6 s}\nmesh: {dp: 2, tp: 2}\nprogram:\n  - all_reduce: {tensor: x, group: dp}\n"
     )
@@ -75,11 +75,11 @@ def test_the_axes_of_a_mesh_are_groups_too_and_are_told_at_once() -> None:
         ),  # a collective goes on without its Work (G8)
     ],
 )
-def test_a_message_whose_request_is_dropped_is_named(steps: str, expected: list[str]) -> None:
+def test_a_message_with_a_dropped_request_is_named(steps: str, expected: list[str]) -> None:
     assert codes(f"world: 2\nprogram:\n{steps}") == expected
 
 
-def test_a_name_bound_again_drops_what_it_held() -> None:
+def test_rebinding_a_name_drops_the_previous_request() -> None:
     steps = "  - repeat:\n      times: 2\n      steps:\n        - isend: {tensor: x, dst: 1, as: h}\n          ranks: 0\n"
     found = said(f"world: 2\nprogram:\n{steps}  - wait: h\n    ranks: 0\n")
 
@@ -87,7 +87,7 @@ def test_a_name_bound_again_drops_what_it_held() -> None:
     assert "h@i" in found[0].help[0]
 
 
-def test_nccl_does_not_mind_a_dropped_request() -> None:
+def test_nccl_accepts_a_dropped_request() -> None:
     """N13."""
     assert codes("world: 2\nprogram:\n  - isend: {tensor: x, dst: 1}\n    ranks: 0\n", "nccl") == []
 
@@ -112,11 +112,11 @@ def test_a_collective_that_a_member_cannot_reach_is_noted() -> None:
         "  - all_reduce: {tensor: x, group: low}\n    ranks: 1\n",
     ],
 )
-def test_a_selector_that_leaves_nobody_out_is_silent(program: str) -> None:
+def test_a_selector_that_includes_every_rank_is_not_reported(program: str) -> None:
     assert codes(f"world: 3\ngroups: {{low: [0, 1]}}\nprogram:\n{program}") == []
 
 
-def test_a_loop_that_turns_more_often_on_one_rank_is_no_selector() -> None:
+def test_a_loop_with_more_iterations_on_one_rank_is_no_selector() -> None:
     """Its place is reached by all; the missing turn is the diagnosis's to tell (DS302)."""
     steps = "  - repeat:\n      times: {0: 3, else: 2}\n      steps:\n        - all_reduce: {tensor: x}\n"
 

@@ -189,7 +189,7 @@ def scenario_of(text: str) -> Scenario:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_its_own_cause(mistake):
+def test_a_mistake_is_reported_with_its_own_cause(mistake):
     text, code, words = MISTAKES[mistake]
     first = check_scenario(scenario_of(text)).findings[0]
     said = " ".join((first.message, *first.help))

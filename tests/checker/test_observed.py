@@ -31,7 +31,7 @@ def outcomes(path: Path, backend: str, *sets: str) -> tuple[str, str, str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_the_answer_is_the_one_in_the_file(path: Path) -> None:
+def test_the_outcome_is_the_one_in_the_file(path: Path) -> None:
     expect = load(str(path)).expect
     assert expect is not None
 
@@ -58,7 +58,7 @@ def named(name: str) -> Path:
         (3, 8 * MIB // 3 + 1, "hangs"),
     ],
 )
-def test_messages_run_ahead_on_nccl_as_long_as_all_of_them_fit_into_eight_mebibytes(
+def test_nccl_messages_run_ahead_while_together_they_fit_into_eight_mebibytes(
     count: int, nbytes: int, outcome: str
 ) -> None:
     """Two ranks that send before they receive; the edge is a byte wide, and counts what is on its
@@ -70,7 +70,7 @@ def test_messages_run_ahead_on_nccl_as_long_as_all_of_them_fit_into_eight_mebiby
 
 
 @pytest.mark.parametrize(("count", "nbytes"), [(1, 1), (1, EAGER), (50, EAGER), (1, EAGER + 1)])
-def test_a_message_runs_ahead_on_mpi_by_its_own_size_however_many_there_are(
+def test_an_mpi_message_runs_ahead_by_its_own_size_regardless_of_their_number(
     count: int, nbytes: int
 ) -> None:
     outcome = "hangs" if nbytes > EAGER else "completes"
@@ -112,7 +112,7 @@ def test_a_cycle_of_group_creations_gets_one_order() -> None:
     assert "in one order on all ranks of the world, for example ab, bc, ca" in finding.help[0]
 
 
-def test_isend_is_no_advice_where_the_message_is_sent_by_isend() -> None:
+def test_isend_is_not_suggested_for_a_message_already_sent_by_isend() -> None:
     scenario = load(str(named("messages_of_two_groups_crossed")))
     (finding, *_) = check_scenario(scenario, backend="nccl").findings
 

@@ -48,7 +48,7 @@ PUT, READ, GET = (
 WRITE = "{compute: {time: 1 ms, writes: [x]}, ranks: 0}"
 
 
-def test_a_signal_runs_one_ahead_of_its_wait_and_no_further() -> None:
+def test_a_signal_runs_at_most_one_ahead_of_its_wait() -> None:
     """The cell holds one: the second of two waits for the first to be taken
     (CUDASymmetricMemoryOps.cu, compare-and-swap).
     """
@@ -83,7 +83,7 @@ def test_a_signal_runs_one_ahead_of_its_wait_and_no_further() -> None:
         (("{send: {tensor: x, dst: 1}, ranks: 0}", WAIT), "deadlock", ["DS304"]),
     ],
 )
-def test_mistakes_with_signals_are_told(
+def test_mistakes_with_signals_are_reported(
     steps: tuple[str, ...], kind: str, found: list[str]
 ) -> None:
     """Nobody signals; another channel; nobody waits; itself; no such channel; a message is no
@@ -129,14 +129,16 @@ def test_mistakes_with_signals_are_told(
         ((PUT, SIGNAL, SIGNAL, WAIT, READ, WAIT), False),
     ],
 )
-def test_memory_of_another_rank_wants_an_order(steps: tuple[str, ...], races: bool) -> None:
+def test_memory_of_another_rank_must_be_accessed_in_a_defined_order(
+    steps: tuple[str, ...], races: bool
+) -> None:
     """A signal after the one use and a wait before the other, or anything whose data goes that way;
     the other way does not do.
     """
     assert codes(*steps) == (("race", ["DS404"]) if races else ("ok", []))
 
 
-def test_puts_of_two_ranks_into_one_place_race() -> None:
+def test_puts_of_two_ranks_into_the_same_place_are_a_race() -> None:
     assert codes("{put: {tensor: x, into: y, dst: 2}, ranks: [0, 1]}", n=3) == ("race", ["DS404"])
     assert codes(
         "{put: {tensor: x, into: y, dst: 2}, ranks: 0}",
@@ -147,7 +149,7 @@ def test_puts_of_two_ranks_into_one_place_race() -> None:
     ) == ("ok", [])
 
 
-def test_a_put_and_a_get_move_numbers_and_where_they_come_from() -> None:
+def test_put_and_get_move_values_and_their_origins() -> None:
     done = simulate(
         scenario(
             PUT,
@@ -169,7 +171,7 @@ def test_a_put_and_a_get_move_numbers_and_where_they_come_from() -> None:
     }
 
 
-def test_only_nccl_has_them() -> None:
+def test_only_nccl_has_one_sided_operations() -> None:
     """Symmetric memory is on GPUs; torch's own words on a CPU."""
     for backend in ("gloo", "mpi"):
         mapping = scenario(PUT, SIGNAL, WAIT).model_copy(update={"backend": backend})
@@ -178,7 +180,7 @@ def test_only_nccl_has_them() -> None:
         assert "SymmetricMemory does not support device type cpu" in done.findings[0].message
 
 
-def test_a_larger_put_takes_longer_and_a_signal_takes_the_links_latency() -> None:
+def test_a_larger_put_takes_longer_and_a_signal_takes_the_latency_of_the_link() -> None:
     """Latency and bandwidth of the link, and nothing of NCCL's protocols."""
 
     def took(numel: int) -> dict[str, int]:
@@ -236,7 +238,7 @@ def test_all_ways_to_run_a_program_agree_on_signals() -> None:
     assert [found for seed in range(40) if (found := surprises(drawn(seed)))] == []
 
 
-def test_a_rank_or_channel_that_no_rank_or_channel_can_be_is_told_with_its_side() -> None:
+def test_an_impossible_rank_or_channel_is_reported_with_its_side() -> None:
     words = [f.message for f in judge("{put: {tensor: x, dst: -1}, ranks: 0}").findings]
     assert words == ["put to rank -1, but the world has ranks 0 to 1"]
     with pytest.raises(ScenarioErrors, match="channel: expected a 32-bit integer"):
@@ -264,5 +266,7 @@ BARRIER = "{symm_mem_barrier: {}}"
         "a channel of its own",
     ],
 )
-def test_a_signal_that_crosses_a_barrier_is_told(steps: tuple[str, ...], found: list[str]) -> None:
+def test_a_signal_that_crosses_a_barrier_is_reported(
+    steps: tuple[str, ...], found: list[str]
+) -> None:
     assert codes(*steps)[1] == found

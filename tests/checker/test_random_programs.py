@@ -44,13 +44,13 @@ def holds(plain: Plain, backend: str) -> None:
 
 @few
 @given(any_programs(), BACKENDS)
-def test_any_program_can_be_checked_and_told(plain: Plain, backend: str) -> None:
+def test_any_program_can_be_checked_and_reported(plain: Plain, backend: str) -> None:
     holds(plain, backend)
 
 
 @few
 @given(valid_programs())
-def test_a_right_program_gets_no_error(plain: Plain) -> None:
+def test_a_correct_program_gets_no_error(plain: Plain) -> None:
     """Under gloo, whose rules these programs keep."""
     program = build_program(plain.world_size, plain.programs, groups=plain.groups)
     result = check_program(program)
@@ -65,5 +65,5 @@ def test_a_right_program_gets_no_error(plain: Plain) -> None:
 @pytest.mark.slow
 @many
 @given(any_programs(), BACKENDS)
-def test_many_programs_can_be_checked_and_told(plain: Plain, backend: str) -> None:
+def test_many_programs_can_be_checked_and_reported(plain: Plain, backend: str) -> None:
     holds(plain, backend)

@@ -60,7 +60,7 @@ def by_rules(program: Program, reading: Reading) -> FinalState:
 
 @settings(max_examples=draws(300), deadline=None)
 @given(any_programs())
-def test_the_flat_driver_ends_where_the_explicit_rules_end(plain: Plain) -> None:
+def test_the_flat_driver_agrees_with_the_explicit_rules(plain: Plain) -> None:
     """Up to where calls meet that do not fit: what follows then is not the contract's."""
     program = build_program(plain.world_size, plain.programs, groups=plain.groups)
     if verdict_of(program).verdict == "mismatch":
@@ -75,7 +75,7 @@ def test_the_flat_driver_ends_where_the_explicit_rules_end(plain: Plain) -> None
 
 @settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
-def test_a_valid_program_is_ok_and_nobody_is_stuck(plain: Plain) -> None:
+def test_a_valid_program_is_ok_and_no_rank_is_blocked(plain: Plain) -> None:
     found = verdict_of(build_program(plain.world_size, plain.programs, groups=plain.groups))
 
     assert found.verdict == "ok"
@@ -84,7 +84,7 @@ def test_a_valid_program_is_ok_and_nobody_is_stuck(plain: Plain) -> None:
 
 @settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
-def test_a_program_without_one_call_of_a_matched_pair_is_not_ok(plain: Plain) -> None:
+def test_a_program_that_lacks_one_call_of_a_matched_pair_is_not_ok(plain: Plain) -> None:
     for rank, index in plain.needed[:4]:
         calls = {r: list(c) for r, c in plain.programs.items()}
         left_out = calls[rank].pop(index)
@@ -104,19 +104,19 @@ def _without(call: dict[str, Any], handle: str) -> dict[str, Any]:
     )
 
 
-def test_head_to_head_sends_are_stuck_unless_buffered() -> None:
+def test_sends_to_each_other_hang_unless_buffered() -> None:
     ranks = [[send(1), recv(1)], [send(0), recv(0)]]
 
     assert [stuck(ranks, reading) for reading in READING_NAMES] == [(0, 1), (0, 1), ()]
 
 
-def test_head_to_head_receives_are_stuck_in_every_reading() -> None:
+def test_receives_from_each_other_hang_in_every_variant() -> None:
     ranks = [[recv(1), send(1)], [recv(0), send(0)]]
 
     assert [stuck(ranks, reading) for reading in READING_NAMES] == [(0, 1)] * 3
 
 
-def test_a_batch_posts_all_before_it_waits() -> None:
+def test_a_batch_posts_all_requests_before_it_waits() -> None:
     def both(peer: int) -> Calls:
         return [
             {"op": "batch", "ops": [send(peer) | {"op": "isend"}, recv(peer) | {"op": "irecv"}]}
@@ -125,7 +125,7 @@ def test_a_batch_posts_all_before_it_waits() -> None:
     assert stuck([both(1), both(0)]) == ()
 
 
-def test_handles_may_be_waited_for_in_any_order() -> None:
+def test_handles_may_be_waited_on_in_any_order() -> None:
     sender = [send(1, op="isend", tag=t, handle=f"h{t}") for t in (0, 1)] + [
         {"op": "wait", "handles": ["h1", "h0"]}
     ]
@@ -143,7 +143,7 @@ def test_handles_may_be_waited_for_in_any_order() -> None:
         ("reduce", 0, {"early": (0,), "buffered": (0,)}),
     ],
 )
-def test_who_leaves_a_rooted_collective_that_one_rank_skips(
+def test_ranks_that_return_from_a_rooted_collective_that_one_rank_skips(
     op: str, root: int, leaves: dict[Reading, tuple[int, ...]]
 ) -> None:
     """Rank 2 never comes. Rendezvous: all wait. Early: the root waits. Buffered: only a root that
@@ -156,7 +156,7 @@ def test_who_leaves_a_rooted_collective_that_one_rank_skips(
     assert {reading: stuck(ranks, reading) for reading in leaves} == leaves
 
 
-def test_a_rank_that_a_fault_kills_is_cut_before_its_call() -> None:
+def test_a_killed_rank_does_not_make_its_next_call() -> None:
     barrier = {"op": "barrier"}
     program = build_program(
         2, {0: [barrier] * 3, 1: [barrier] * 3}, faults=(RankFault(1, "kill", position=1),)
@@ -168,14 +168,14 @@ def test_a_rank_that_a_fault_kills_is_cut_before_its_call() -> None:
     assert found.blocked[0].position == 1
 
 
-def test_an_absent_rank_holds_all_others_at_the_start() -> None:
+def test_an_absent_rank_blocks_all_others_at_startup() -> None:
     found = verdict_of(build_program(3, {}, faults=(RankFault(2, "absent"),)))
 
     assert found.verdict == "deadlock"
     assert found.ranks == found.core == (0, 1)
 
 
-def test_new_group_meets_all_ranks_of_the_world() -> None:
+def test_new_group_needs_all_ranks_of_the_world() -> None:
     make = {"op": "new_group", "name": "g", "ranks": [0, 1]}
 
     assert stuck([[make], [make], [make]]) == ()
@@ -215,11 +215,11 @@ def ring(world: int, rounds: int) -> Program:
     )
 
 
-def test_a_code_of_many_ranks_is_run_rank_by_rank() -> None:
+def test_code_of_many_ranks_runs_rank_by_rank() -> None:
     assert verdict_of(ring(16, 20)).verdict == "ok"
 
 
-def test_a_code_is_compiled_once_for_ranks_that_do_the_same() -> None:
+def test_code_is_compiled_once_for_ranks_that_do_the_same() -> None:
     linked = build_channel_layout(ring(64, 10)).linked
 
     assert [len(unit.ranks) for unit in linked.units] == [64]

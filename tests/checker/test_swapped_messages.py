@@ -51,7 +51,7 @@ def copies(name: str, *numbers: int) -> list[str]:
 
 
 # --- what is found ---
-def test_micro_batches_taken_for_each_other_are_found_by_their_numbers():
+def test_swapped_micro_batches_are_found_by_their_numbers():
     """act@1 comes into input@2: the other messages go to the copy of their own number."""
     two = {"act": {"copies": 4}, "input": {"copies": 4}}
     (one,) = found(two, sends(*copies("act", 0, 1, 2, 3)), recvs(*copies("input", 0, 2, 1, 3)))
@@ -62,7 +62,7 @@ def test_micro_batches_taken_for_each_other_are_found_by_their_numbers():
     assert [(p.rank, p.op) for p in one.places] == [(0, "send"), (1, "recv")]
 
 
-def test_a_gradient_taken_for_an_activation_is_found_by_what_the_other_messages_do():
+def test_a_gradient_swapped_with_an_activation_is_found_from_the_other_messages():
     named = {word: {"copies": 4} for word in ("out", "in", "out_grad", "in_grad")}
     order = ["out@0", "in_grad@0", "out@1", "in_grad@1", "out@2", "in_grad@2"]
     wrong = ["in@0", "out_grad@0", "out_grad@1", "in@1", "in@2", "out_grad@2"]
@@ -79,13 +79,13 @@ def test_a_gradient_taken_for_an_activation_is_found_by_what_the_other_messages_
         (["a@0", "a@1"], ["a@1", "a@0"]),
     ],
 )
-def test_two_messages_alone_are_found_by_their_own_labels(sent, got):
+def test_two_swapped_messages_are_found_by_their_own_labels(sent, got):
     named = {label.partition("@")[0]: {"copies": 2} for label in sent + got}
 
     assert [f.code for f in found(named, sends(*sent), recvs(*got))] == ["DS610"]
 
 
-def test_a_swap_is_wrong_data_and_a_warning_but_no_verdict():
+def test_a_swap_is_reported_as_wrong_data_without_changing_the_verdict():
     made = scenario_of("act@0 act@1 act@2 act@3", "input@0 input@2 input@1 input@3")
     done, result = simulate(made), check_scenario(made)
 
@@ -109,7 +109,7 @@ def scenario_of(sent: str, got: str) -> Scenario:
 
 @settings(max_examples=draws(15), deadline=None)
 @given(st.sampled_from([("gpipe", 2, 4), ("1f1b", 3, 5), ("gpipe", 4, 6)]), st.data())
-def test_any_two_receives_swapped_in_a_pipeline_are_found(layout, data):
+def test_any_two_swapped_receives_in_a_pipeline_are_found(layout, data):
     """Their tensors exchanged on one rank, in a pipeline of at least four micro-batches."""
     plain = yaml.safe_load(scenario(*layout).to_yaml())
     plain["program"] = unrolled(plain["program"])
@@ -142,12 +142,12 @@ def _received(entry: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "path", [p for p in STRATEGY_SCENARIOS if p.stem not in SWAPPED], ids=lambda p: p.stem
 )
-def test_no_strategys_scenario_is_suspected(path):
+def test_no_scenario_of_a_strategy_is_reported_as_swapped(path):
     assert swapped_message_findings(lower(load(str(path)))) == ()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda x: "-".join(map(str, x)))
-def test_no_pipeline_is_suspected_over_several_iterations(layout):
+def test_no_pipeline_is_reported_as_swapped_over_several_iterations(layout):
     assert len(with_send_recv(SCHEDULE_BUILDERS[layout[0]](*layout[1:])).rows) == layout[1]
     assert (
         swapped_message_findings(
@@ -157,7 +157,7 @@ def test_no_pipeline_is_suspected_over_several_iterations(layout):
     )
 
 
-def test_other_names_in_the_same_order_are_no_swap():
+def test_different_names_in_the_same_order_are_no_swap():
     assert found({"a": {}, "b": {}, "x": {}, "y": {}}, sends("a", "b"), recvs("y", "x")) == ()
 
 
@@ -176,7 +176,7 @@ def test_copies_received_in_reverse_order_are_no_swap(count):
     )
 
 
-def test_buffers_used_in_turn_are_no_swap():
+def test_alternating_buffers_are_no_swap():
     """Two on the sender, three on the receiver."""
     named = {"out": {"copies": 2}, "in": {"copies": 3}}
 
@@ -191,7 +191,7 @@ def test_buffers_used_in_turn_are_no_swap():
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
-def test_a_ring_that_uses_two_buffers_in_turn_is_no_swap(ranks):
+def test_a_ring_with_alternating_buffers_is_no_swap(ranks):
     """kv@0 goes to the next one's kv@1, which is computed with and goes on to kv@0."""
     turns = []
     for k in (0, 1):
@@ -209,7 +209,7 @@ def test_a_ring_that_uses_two_buffers_in_turn_is_no_swap(ranks):
     assert swapped_message_findings(lower(made)) == ()
 
 
-def test_the_edges_of_a_halo_between_two_ranks_are_no_swap():
+def test_a_halo_exchange_between_two_ranks_is_no_swap():
     """What leaves on the left comes in on the right: both messages of a pair cross, both ways."""
     ops = [
         {"isend": {"tensor": "edge@0", "dst": "(rank - 1) % 2"}},
@@ -223,7 +223,7 @@ def test_the_edges_of_a_halo_between_two_ranks_are_no_swap():
     assert swapped_message_findings(lower(made)) == ()
 
 
-def test_receives_that_could_not_change_places_are_no_swap():
+def test_receives_that_cannot_be_exchanged_are_no_swap():
     """The first one's tensor is computed with before the second comes, and no other message tells
     of a custom.
     """
@@ -232,7 +232,7 @@ def test_receives_that_could_not_change_places_are_no_swap():
     assert found({"a": {}, "b": {}}, sends("a", "b"), [*recvs("b"), *between, *recvs("a")]) == ()
 
 
-def test_messages_of_other_sizes_or_tags_are_no_swap():
+def test_messages_of_different_sizes_or_tags_are_no_swap():
     named = {"a": {}, "b": {}}
     tagged = [*sends("a", tag=1), *sends("b", tag=2)], [*recvs("b", tag=2), *recvs("a", tag=1)]
 
@@ -240,13 +240,13 @@ def test_messages_of_other_sizes_or_tags_are_no_swap():
     assert found({"a": {}, "b": {"dtype": "float64"}}, sends("a", "b"), recvs("b", "a")) == ()
 
 
-def test_receives_from_any_source_prove_nothing():
+def test_wildcard_receives_are_no_evidence_of_a_swap():
     anybody = [{"recv": {"tensor": label}} for label in ("b", "a")]
 
     assert found({"a": {}, "b": {}}, sends("a", "b"), anybody) == ()
 
 
-def test_only_messages_that_met_in_a_run_count():
+def test_only_messages_that_matched_in_a_run_count():
     """The run ends before the second message."""
     blocked = [{"recv": {"tensor": "a", "src": 1}}]
     program = [
@@ -261,7 +261,7 @@ def test_only_messages_that_met_in_a_run_count():
 
 @pytest.mark.parametrize("ranks", [3, 4, 5, 6, 8])
 @pytest.mark.parametrize("phase", [0, 1])
-def test_a_ring_reduction_with_a_buffer_for_each_step_is_no_swap(ranks, phase):
+def test_a_ring_reduction_with_one_buffer_per_step_is_no_swap(ranks, phase):
     """Chunks go in an order that starts elsewhere on every rank, buffers from the first to the
     last.
     """

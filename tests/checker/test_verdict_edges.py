@@ -67,7 +67,7 @@ NEVER, SOMETIMES, ALWAYS = ending(False, True), ending(True, True), ending(True,
         ({"rendezvous": ALWAYS, "mixed": ALWAYS}, ["always"] * 4, None),
     ],
 )
-def test_readings_that_agree_depend_on_nothing_and_one_that_is_not_there_ends_as_rendezvous(
+def test_equal_variants_depend_on_nothing_and_an_absent_one_ends_like_rendezvous(
     given: dict[str, ReadingResult], said: list[Frequency], depends: str | None
 ) -> None:
     found = frequency_by_reading(given, "deadlock")
@@ -78,9 +78,7 @@ def test_readings_that_agree_depend_on_nothing_and_one_that_is_not_there_ends_as
     assert (first is None) == (set(said) == {"never"})
 
 
-def test_an_ending_has_kept_to_its_senders_unless_it_says_otherwise_and_an_example_is_an_end() -> (
-    None
-):
+def test_an_end_state_has_the_posted_order_by_default_and_an_example_is_an_end_state() -> None:
     broken_reliances = ReadingResult(
         {}, True, (), True, {"end": EXAMPLE}, broken_reliances=((0, 0, -1),)
     )
@@ -95,7 +93,7 @@ def wait(code: str, rank: int) -> Finding:
     return Finding(code, "error", f"rank {rank} waits\n  and more", (rank,), (rank,))
 
 
-def test_a_wait_becomes_a_line_of_the_mismatch_its_ranks_came_to_and_of_no_other_finding() -> None:
+def test_a_wait_is_listed_only_under_the_mismatch_that_its_ranks_reached() -> None:
     """Three are told and the rest counted; a wait of ranks that never came there, and what is no
     wait, stand alone.
     """
@@ -126,13 +124,13 @@ def test_a_wait_becomes_a_line_of_the_mismatch_its_ranks_came_to_and_of_no_other
     assert "more" not in attach_consequences([misfit], waits[:3])[0].message
 
 
-def test_another_operation_explains_all_else_that_differs() -> None:
+def test_a_different_operation_explains_all_other_differences() -> None:
     assert difference_words(["numel", "op", "dtype"]) == "operation"
     assert difference_words(["numel", "ranks"]) == "element count and members"
     assert CallMismatch.__dataclass_fields__["note"].default == ""
 
 
-def test_who_came_to_a_call_that_does_not_fit_has_got_to_the_first_of_them_or_beyond() -> None:
+def test_ranks_at_or_beyond_the_first_mismatched_call_have_reached_it() -> None:
     """Two executions may have other calls of a rank; one that stands in the call itself has come to
     it.
     """
@@ -152,7 +150,7 @@ tensors: {x: {shape: [4]}, h: {shape: [4], dtype: float16}}
 """
 
 
-def test_a_rank_that_leaves_at_a_call_without_a_line_is_told_without_a_place() -> None:
+def test_an_exit_without_a_line_is_reported_without_a_place() -> None:
     program = build_program(1, {0: [{"op": "exit", "code": 2}]})
     program.sites[:] = [site._replace(line=0) for site in program.sites]
 
@@ -162,7 +160,7 @@ def test_a_rank_that_leaves_at_a_call_without_a_line_is_told_without_a_place() -
 
 
 # --- executions ---
-def test_a_search_is_bounded_by_as_many_states_as_the_help_says() -> None:
+def test_the_search_bound_is_the_number_of_states_in_the_help() -> None:
     assert f"[default: {MAX_STATES}]" in (ROOT / "docs" / "reference" / "cli.md").read_text(
         encoding="utf-8"
     )
@@ -176,7 +174,7 @@ def test_a_verdict_without_a_search_stores_no_state_and_is_complete() -> None:
     assert [(one.verdict, one.explored, one.complete) for one in found] == [("ok", 0, True)] * 2
 
 
-def test_the_standstill_of_a_verdict_is_of_an_execution_that_has_it() -> None:
+def test_the_hang_in_a_verdict_belongs_to_an_execution_that_hangs() -> None:
     """Where a rank leaves with requests open, the first execution may pass; the one that is shown
     does not.
     """
@@ -201,7 +199,7 @@ def test_the_standstill_of_a_verdict_is_of_an_execution_that_has_it() -> None:
     assert found.stuck_sets == ((1,),)
 
 
-def test_calls_that_meet_in_some_orders_only_are_a_mismatch_of_those() -> None:
+def test_calls_that_match_only_in_some_orders_mismatch_in_those() -> None:
     """Rank 0 leaves with its all_reduce open: it meets the others' or it does not. The execution
     that is shown is one in which it does.
     """
@@ -220,7 +218,7 @@ def test_calls_that_meet_in_some_orders_only_are_a_mismatch_of_those() -> None:
 
 
 @pytest.mark.parametrize("kind", ["mismatch", "deadlock"])
-def test_what_goes_wrong_whether_or_not_an_open_request_is_met_goes_wrong_always(kind: str) -> None:
+def test_a_failure_with_and_without_a_match_of_an_open_request_is_unconditional(kind: str) -> None:
     """Rank 0 leaves with a send open, which rank 1 takes or does not; ranks 2 and 3 differ, or
     wait, in each of these.
     """
@@ -241,7 +239,7 @@ def test_what_goes_wrong_whether_or_not_an_open_request_is_met_goes_wrong_always
     )
 
 
-def test_who_says_nothing_of_a_search_means_a_complete_one() -> None:
+def test_a_verdict_that_mentions_no_search_is_complete() -> None:
     assert Verdict("deadlock").complete
 
 
@@ -264,7 +262,7 @@ BATCH = "- {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank}}], as: 
         (ROOTED, "leave a collective with a root"),
     ],
 )
-def test_a_deadlock_that_some_buffering_hides_says_which_and_nothing_of_what_was_left_open(
+def test_a_deadlock_hidden_by_some_buffering_names_it_without_the_wildcard_order(
     program: str, hidden: str
 ) -> None:
     found = verdict_of(lower(loads(f"{HEAD}world: 2\nprogram:\n{program}\n")))

@@ -64,7 +64,7 @@ def said(verdict: Verdict) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("title", cases())
-def test_a_finding_says_who_differs_in_what_where_and_what_to_do(title: str) -> None:
+def test_a_finding_states_the_ranks_difference_place_and_remedy(title: str) -> None:
     text, wanted = cases()[title]
 
     assert list(said(verdict_of(lower(loads(f"{HEAD}{text}\n"))))) == wanted

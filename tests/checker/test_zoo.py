@@ -30,7 +30,7 @@ def marked(path: Path) -> object:
 
 
 @pytest.mark.parametrize("path", [marked(path) for path in ZOO])
-def test_what_the_report_says_comes_out(path: Path) -> None:
+def test_a_case_has_the_outcome_that_was_reported(path: Path) -> None:
     checked = check_expectations(path)
 
     assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
@@ -52,7 +52,7 @@ def test_the_first_finding_names_the_planted_cause(stem: str) -> None:
     assert known["says"] in " ".join([first.message.partition("\n")[0], *first.help])
 
 
-def test_every_case_is_told_or_has_a_reason_why_there_is_nothing_to_tell() -> None:
+def test_every_case_has_a_finding_or_a_reason_for_having_none() -> None:
     assert {p.stem for p in ZOO if not p.stem.endswith("_repaired")} == {
         *KNOWN["faulty"],
         *KNOWN["nothing to find"],
@@ -62,7 +62,7 @@ def test_every_case_is_told_or_has_a_reason_why_there_is_nothing_to_tell() -> No
         assert [f.code for f in checked.findings if f.severity == "error"] == []
 
 
-def test_a_case_says_what_happened_and_who_reported_it() -> None:
+def test_a_case_states_what_happened_and_who_reported_it() -> None:
     """A repaired sibling says what was changed; the report is linked from the faulty one."""
     wrong = []
     for path in ZOO:
@@ -86,7 +86,7 @@ def test_a_case_says_what_happened_and_who_reported_it() -> None:
     assert wrong == []
 
 
-def test_a_repaired_case_stands_beside_its_faulty_one() -> None:
+def test_every_faulty_case_has_a_repaired_one() -> None:
     stems = {path.stem for path in ZOO}
     alone = [
         s
@@ -98,10 +98,10 @@ def test_a_repaired_case_stands_beside_its_faulty_one() -> None:
     assert alone == []
 
 
-def test_the_list_of_the_zoo_is_fresh() -> None:
+def test_the_list_of_public_cases_is_up_to_date() -> None:
     """After a change: ``python -m tests.support.zoo_list``."""
     assert (ROOT / "scenarios" / "zoo" / "README.md").read_text(encoding="utf-8") == listing()
 
 
-def test_nothing_waits_for_a_rule_that_is_no_case() -> None:
+def test_every_unfinished_entry_of_the_list_is_a_case() -> None:
     assert set(WAITING) <= {path.stem for path in ZOO}

@@ -83,7 +83,7 @@ def as_json(cli: Cli, *args: object) -> Any:
     return json.loads(cli("check", *args, "--format", "json").stdout)
 
 
-def test_the_json_has_the_keys_of_the_interface_in_their_order(cli: Cli, folder: Path) -> None:
+def test_json_has_the_documented_keys_in_order(cli: Cli, folder: Path) -> None:
     found = as_json(cli, folder / "hang.yaml")
 
     assert (found["schema_version"], len(found["files"])) == (1, 1)
@@ -125,9 +125,7 @@ def test_the_json_has_the_keys_of_the_interface_in_their_order(cli: Cli, folder:
     }
 
 
-def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_checked(
-    cli: Cli, folder: Path
-) -> None:
+def test_an_unreadable_file_is_reported_and_the_others_are_checked(cli: Cli, folder: Path) -> None:
     done = cli("check", folder, folder / "gone.yaml", "--format", "json")
     files = {Path(one["file"]).name: one for one in json.loads(done.stdout)["files"]}
 
@@ -160,13 +158,13 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_are_checked(
         (["ok"], ["--set", "nothing.at.all=3"], 2),
     ],
 )
-def test_the_exit_status(
+def test_exit_status_follows_the_worst_finding(
     cli: Cli, folder: Path, names: list[str], more: list[str], status: int
 ) -> None:
     assert cli("check", *(folder / f"{name}.yaml" for name in names), *more).returncode == status
 
 
-def test_the_text_fits_80_columns_and_says_what_is_not_covered(cli: Cli, root: Path) -> None:
+def test_text_fits_80_columns_and_states_what_is_not_covered(cli: Cli, root: Path) -> None:
     done = cli("check", "scenarios/findings", "scenarios/hybrid.yaml")
 
     assert max(map(len, done.stdout.splitlines())) <= 80
@@ -174,7 +172,7 @@ def test_the_text_fits_80_columns_and_says_what_is_not_covered(cli: Cli, root: P
     assert "scenarios/findings/ds301_repaired.yaml: verdict ok" in done.stdout
 
 
-def test_what_goes_wrong_elsewhere_only_is_a_warning() -> None:
+def test_a_failure_only_under_another_backend_is_a_warning() -> None:
     """Two groups in another order, asynchronously: gloo completes."""
     text = """world: 2
 backend: gloo
@@ -195,7 +193,7 @@ program:
     assert check_scenario(loads(text), backend="mpi").status() == 1
 
 
-def test_a_difference_on_mpi_alone_is_a_note() -> None:
+def test_a_difference_only_on_mpi_is_a_note() -> None:
     text = OK.replace("shape: [4], value: rank", "shape: [4], dtype: bfloat16").replace(
         "gloo", "nccl"
     )
@@ -205,7 +203,7 @@ def test_a_difference_on_mpi_alone_is_a_note() -> None:
     ]
 
 
-def test_a_bound_that_is_hit_is_reported(folder: Path) -> None:
+def test_a_search_bound_that_was_hit_is_reported(folder: Path) -> None:
     result = check_file(folder / "order.yaml", max_states=1)
 
     assert result.verdict is not None
@@ -213,7 +211,7 @@ def test_a_bound_that_is_hit_is_reported(folder: Path) -> None:
     assert "DS902" in [f.code for f in result.findings]
 
 
-def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path) -> None:
+def test_simulate_replays_the_schedule_of_a_check(cli: Cli, folder: Path) -> None:
     """By its own times the program gets through: rank 1 comes late. In the order that the check
     found it hangs.
     """
@@ -254,7 +252,7 @@ def test_the_schedule_of_a_check_is_replayed_by_simulate(cli: Cli, folder: Path)
         (lambda s: s.update(reading="loud"), "no schedule"),
     ],
 )
-def test_a_schedule_that_does_not_fit_is_bad_input(
+def test_a_schedule_that_does_not_match_is_bad_input(
     cli: Cli, folder: Path, change: Any, says: str
 ) -> None:
     file, order = folder / "order.yaml", folder / "order.json"
@@ -267,7 +265,7 @@ def test_a_schedule_that_does_not_fit_is_bad_input(
     assert says in done.stderr
 
 
-def test_github_annotations_are_escaped_and_stand_at_the_first_place(
+def test_github_annotations_are_escaped_and_placed_at_the_first_line(
     cli: Cli, folder: Path
 ) -> None:
     lines = cli(
@@ -284,7 +282,7 @@ def test_github_annotations_are_escaped_and_stand_at_the_first_place(
 
 
 @pytest.mark.parametrize("patience_s", [0.0, 86_400.0])
-def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
+def test_a_progress_bar_appears_only_on_a_terminal_and_only_for_long_checks(
     patience_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It goes to standard error, and all items come through, in order."""
@@ -303,7 +301,7 @@ def test_a_bar_is_shown_on_a_terminal_and_only_when_it_takes_long(
     assert ("checking" in shown.err) == (patience_s == 0.0)
 
 
-def test_the_json_of_a_file_is_there_before_the_next_is_checked(
+def test_json_of_a_file_is_printed_before_the_next_file_is_checked(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What is printed piece by piece is the one document that the interface promises."""
@@ -323,7 +321,7 @@ def test_the_json_of_a_file_is_there_before_the_next_is_checked(
     assert "".join(shown) == console.to_json(whole) + "\n"
 
 
-def test_a_search_that_stopped_at_its_bound_is_no_success_where_a_back_end_may_hang_or_all_is_asked_for(
+def test_an_incomplete_search_is_no_success_if_a_backend_may_hang_or_all_are_requested(
     cli: Cli, folder: Path, tmp_path: Path
 ) -> None:
     """The same bound is a success where every order that was not looked at could only complete."""
@@ -340,7 +338,7 @@ def test_a_search_that_stopped_at_its_bound_is_no_success_where_a_back_end_may_h
 
 
 @pytest.mark.parametrize("where", ["groups: {all: [0, 1]}", "mesh: {all: 2}", "new_group"])
-def test_a_group_may_be_called_all_beside_a_wait_for_all(where: str) -> None:
+def test_a_group_may_be_named_all_alongside_a_wait_for_all(where: str) -> None:
     made = "  - new_group: {name: all, ranks: [0, 1]}\n" if where == "new_group" else ""
     text = f"world: 2\n{'' if made else where}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{made}"
     text += "  - all_reduce: {tensor: x, group: all, async: true, as: h}\n  - wait: all\n"
@@ -353,7 +351,7 @@ def test_a_group_may_be_called_all_beside_a_wait_for_all(where: str) -> None:
         loads(text.replace("as: h", "as: all"))
 
 
-def test_many_files_are_checked_past_the_bad_ones(tmp_path: Path, cli: Cli) -> None:
+def test_bad_files_do_not_stop_the_check_of_many_files(tmp_path: Path, cli: Cli) -> None:
     for i in range(100):
         (tmp_path / f"{i:04}.yaml").write_text(OK if i % 10 else "world: [", encoding="utf-8")
     files = as_json(cli, tmp_path)["files"]
@@ -363,7 +361,7 @@ def test_many_files_are_checked_past_the_bad_ones(tmp_path: Path, cli: Cli) -> N
     assert sum(one.get("verdict") == "ok" for one in files) == 90
 
 
-def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: Cli) -> None:
+def test_an_invalid_call_is_not_also_reported_as_refused(tmp_path: Path, cli: Cli) -> None:
     """Rank -1 does not exist; a receive from it is not a receive from any source."""
     file = tmp_path / "minus.yaml"
     file.write_text(
@@ -377,7 +375,7 @@ def test_a_back_end_refuses_no_call_that_is_invalid_anyway(tmp_path: Path, cli: 
     assert "DS701" not in done.stdout
 
 
-def test_a_refusal_of_a_trace_names_its_file_once(tmp_path: Path, cli: Cli) -> None:
+def test_an_error_in_a_trace_names_its_file_once(tmp_path: Path, cli: Cli) -> None:
     gone = tmp_path / "gone.jsonl"
 
     assert cli("check", gone).stderr.startswith(f"{gone}: cannot be read: No such file")

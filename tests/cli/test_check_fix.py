@@ -54,7 +54,7 @@ def test_fix_keeps_comments_and_unchanged_lines(cli: Cli, failing: Path) -> None
     ]
 
 
-def test_fix_keeps_the_line_ends_of_windows(cli: Cli, failing: Path) -> None:
+def test_fix_keeps_windows_line_endings(cli: Cli, failing: Path) -> None:
     failing.write_bytes(failing.read_bytes().replace(b"\n", b"\r\n"))
     cli("check", failing, "--fix")
     content = failing.read_bytes()
@@ -72,7 +72,7 @@ def test_diff_prints_the_patch_and_writes_no_file(cli: Cli, failing: Path) -> No
     assert failing.read_bytes() == before
 
 
-def test_fix_leaves_a_correct_file_alone(cli: Cli) -> None:
+def test_fix_does_not_change_a_correct_file(cli: Cli) -> None:
     correct = ROOT / "scenarios" / "hybrid.yaml"
     before = (correct.read_bytes(), correct.stat().st_mtime_ns)
     done = cli("check", correct, "--fix")
@@ -81,7 +81,7 @@ def test_fix_leaves_a_correct_file_alone(cli: Cli) -> None:
     assert (correct.read_bytes(), correct.stat().st_mtime_ns) == before
 
 
-def test_fix_leaves_a_file_without_a_repair_alone(
+def test_fix_does_not_change_a_file_without_a_repair(
     failing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distsim.repair.search.find_repairs", lambda *_, **__: ())
@@ -92,9 +92,7 @@ def test_fix_leaves_a_file_without_a_repair_alone(
     assert failing.read_bytes() == before
 
 
-def test_a_file_that_is_not_writable_is_an_error_of_the_user(
-    failing: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_file_is_a_user_error(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may write every file, so the permission itself would prove nothing there.
     monkeypatch.setattr(os, "access", lambda *_: False)
     with pytest.raises(distsim.UsageError, match="not writable"):

@@ -96,7 +96,7 @@ COMMANDS = (
 )
 
 
-def test_help_lists_exactly_the_commands_that_exist(cli):
+def test_help_lists_exactly_the_existing_commands(cli):
     found = cli("--help")
 
     assert found.returncode == 0
@@ -122,7 +122,7 @@ def test_every_command_has_help_in_80_columns_with_a_runnable_example(cli, name)
     assert max(map(len, found.stdout.splitlines())) <= 80
 
 
-def test_help_loads_no_heavy_library():
+def test_help_imports_no_heavy_library():
     """What keeps `--help` under a quarter of a second; a time itself would depend on the
     machine.
     """
@@ -137,7 +137,7 @@ def test_help_loads_no_heavy_library():
     assert found.stderr.strip() == ""
 
 
-def test_simulate_loads_no_library_and_no_part_that_it_does_not_use(tmp_path):
+def test_simulate_imports_only_libraries_and_modules_that_it_uses(tmp_path):
     """What a start costs is what it loads: of a plain file neither a heavy library nor the parts of
     other commands.
     """
@@ -159,7 +159,9 @@ def test_simulate_loads_no_library_and_no_part_that_it_does_not_use(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["plain", "ring", "ddp", "pipeline"])
-def test_new_writes_a_scenario_that_does_what_it_expects_and_never_overwrites(cli, tmp_path, kind):
+def test_new_writes_a_scenario_that_meets_its_expectations_and_never_overwrites(
+    cli, tmp_path, kind
+):
     file = tmp_path / "mine.yaml"
 
     assert cli("new", file, "--kind", kind).returncode == 0
@@ -168,7 +170,7 @@ def test_new_writes_a_scenario_that_does_what_it_expects_and_never_overwrites(cl
     assert file.read_text(encoding="utf-8").startswith("#")
 
 
-def test_the_generated_pages_of_the_manual_are_fresh(root):
+def test_generated_pages_are_up_to_date(root):
     for page, text in all_pages().items():
         assert (root / "docs" / page).read_text(encoding="utf-8") == text, page
 
@@ -194,7 +196,7 @@ def test_version(cli):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_usage_ends_with_2_and_says_what_is_wrong_without_a_traceback(cli, arguments, said):
+def test_bad_usage_exits_with_2_and_an_explanation_instead_of_a_traceback(cli, arguments, said):
     found = cli(*arguments)
 
     assert found.returncode == 2
@@ -203,7 +205,7 @@ def test_bad_usage_ends_with_2_and_says_what_is_wrong_without_a_traceback(cli, a
     assert "Traceback" not in found.stderr
 
 
-def test_explain_knows_every_operation_and_finding_it_lists(cli):
+def test_explain_describes_every_operation_and_finding_that_it_lists(cli):
     from distsim.cli.commands.explain import explain_page
 
     listed = re.findall(r"^  (\w+) ", cli("explain").stdout, re.MULTILINE)
@@ -218,7 +220,7 @@ def test_explain_knows_every_operation_and_finding_it_lists(cli):
         )
 
 
-def test_clusters_prints_a_preset_that_reads_back_to_itself(cli):
+def test_clusters_prints_a_preset_that_parses_to_the_same_preset(cli):
     import yaml
 
     from distsim.hardware.cluster import cluster_from, preset
@@ -226,7 +228,7 @@ def test_clusters_prints_a_preset_that_reads_back_to_itself(cli):
     assert cluster_from(yaml.safe_load(cli("clusters", "dgx-a100").stdout)) == preset("dgx-a100")
 
 
-def test_schema_is_a_json_schema_that_knows_the_operations(cli):
+def test_schema_is_a_json_schema_that_includes_the_operations(cli):
     import json
 
     text = cli("schema").stdout
@@ -235,7 +237,7 @@ def test_schema_is_a_json_schema_that_knows_the_operations(cli):
     assert "all_gather_into_tensor" in text
 
 
-def test_a_fault_of_distsim_ends_with_3_and_shows_the_traceback_only_under_debug():
+def test_an_internal_error_exits_with_3_and_a_traceback_only_with_debug():
     code = (
         "import sys\nimport distsim.cli.commands.explain as explain\nfrom distsim.__main__ import main\n"
         "def broken(name): return 1 // 0\nexplain.explain_page = broken\nmain()"
@@ -257,7 +259,7 @@ def test_a_fault_of_distsim_ends_with_3_and_shows_the_traceback_only_under_debug
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
-def test_a_reader_that_goes_away_is_no_error():
+def test_a_closed_pipe_is_no_error():
     command = [sys.executable, "-m", "distsim", "explain"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -271,7 +273,7 @@ def test_a_reader_that_goes_away_is_no_error():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
-def test_ctrl_c_is_quiet():
+def test_ctrl_c_prints_no_traceback():
     """Standard input stays open, so the command waits in its read when the signal comes."""
     command = [sys.executable, "-m", "distsim", "simulate", "-"]
     with subprocess.Popen(
@@ -296,7 +298,7 @@ def wait_until_it_reads(pid: int) -> None:
     time.sleep(1)
 
 
-def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+def test_a_file_is_written_completely_or_not_at_all(tmp_path):
     file = tmp_path / "out.txt"
     console.write_file(file, "one")
     console.write_file(file, "two")
@@ -313,7 +315,7 @@ def console_error() -> type[Exception]:
     return UsageError
 
 
-def test_the_public_names_are_there_and_sorted():
+def test_public_names_exist_and_are_sorted():
     import distsim
 
     assert dir(distsim) == sorted(distsim.__all__)
@@ -322,7 +324,7 @@ def test_the_public_names_are_there_and_sorted():
         _ = distsim.simulat
 
 
-def test_a_simulation_tells_what_it_is_at():
+def test_a_simulation_reports_its_progress():
     told = []
     simulate(load("scenarios/hybrid.yaml"), tell=told.append)
 
@@ -335,7 +337,7 @@ def test_a_simulation_tells_what_it_is_at():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="terminals as POSIX has them")
-def test_long_work_shows_a_line_on_a_terminal_that_goes_away(monkeypatch: pytest.MonkeyPatch):
+def test_long_work_shows_a_temporary_progress_line_on_a_terminal(monkeypatch: pytest.MonkeyPatch):
     """The line is drawn at once here; another stream than a terminal never sees one."""
     master, slave = os.openpty()
     shown = os.fdopen(slave, "w")

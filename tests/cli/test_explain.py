@@ -24,7 +24,7 @@ WORDS_OF_REPORTS = (
 
 
 @pytest.mark.parametrize("word", WORDS_OF_REPORTS)
-def test_explain_knows_the_words_of_reports(word: str) -> None:
+def test_explain_knows_the_terms_of_reports(word: str) -> None:
     assert explain_page(word).startswith(f"{word}\n")
 
 
@@ -33,7 +33,7 @@ def test_a_term_may_be_written_with_other_separators() -> None:
 
 
 @pytest.mark.parametrize("term", GLOSSARY.values(), ids=str)
-def test_a_term_refers_only_to_names_that_explain_knows(term: object) -> None:
+def test_terms_refer_only_to_names_that_explain_knows(term: object) -> None:
     for name in term.see:
         assert name == "backends" or explain_page(name)
 
@@ -43,7 +43,7 @@ def test_a_misspelt_term_gets_a_suggestion(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_the_page_of_a_strategy_has_its_required_fields_and_an_example_that_is_valid(
+def test_the_page_of_a_strategy_has_its_required_fields_and_a_valid_example(
     name: str,
 ) -> None:
     row = STRATEGIES[name]
@@ -55,12 +55,12 @@ def test_the_page_of_a_strategy_has_its_required_fields_and_an_example_that_is_v
     row.model_validate(example[name])
 
 
-def test_the_page_of_pipeline_requires_backward() -> None:
+def test_the_pipeline_page_requires_backward() -> None:
     assert "backward" in required_fields(STRATEGIES["pipeline"])
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_the_page_of_a_collective_draws_what_its_picture_shows(name: str) -> None:
+def test_the_page_of_a_collective_draws_the_same_as_its_picture(name: str) -> None:
     """At most 80 columns wide, with every piece of data of the picture."""
     page = explain_page(name)
     table = page.partition("\nBuffers\n")[2].partition("\n\n")[0]

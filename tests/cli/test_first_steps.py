@@ -30,24 +30,29 @@ LLAMA = ROOT / "scenarios" / "strategies" / "llama3_8b.yaml"
         (("learn", "-o", HYBRID), "is not a folder"),
     ],
 )
-def test_a_mistake_gets_a_remedy(cli: Cli, words: tuple[object, ...], message: str) -> None:
+def test_a_mistake_is_reported_with_a_remedy(
+    cli: Cli, words: tuple[object, ...], message: str
+) -> None:
     done = cli(*words)
 
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
 
 
-def test_a_script_without_distributed_calls_is_reported(cli: Cli, tmp_path: Path) -> None:
+def test_ranks_that_never_communicate_are_an_error(cli: Cli, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "empty.py"
     script.write_text("", encoding="utf-8")
 
     done = cli("capture", "--nproc", "2", "--", "python", script)
 
-    assert "no rank called torch.distributed" in done.stdout
+    assert done.stdout.startswith("empty.py: each rank ran alone\n")
+    assert "no rank called init_process_group" in done.stdout
+    assert "devices: no GPU, because nothing that empty.py imports asks" in done.stdout
+    assert done.returncode == 1
 
 
-def test_more_ranks_on_a_node_than_it_has_gpus_are_reported(cli: Cli) -> None:
+def test_more_ranks_per_node_than_gpus_are_reported(cli: Cli) -> None:
     crowded = cli("simulate", LLAMA, "--set", "world=64", "--set", "mesh.dp=64", "--no-values")
     usual = cli("simulate", LLAMA, "--no-values")
 
@@ -59,7 +64,7 @@ def test_a_changed_preset_keeps_its_gpus_per_node() -> None:
     assert gpus_per_machine("gb200-nvl72, changed") == gpus_per_machine("gb200-nvl72") == 4
 
 
-def test_the_reason_of_a_rejected_layout_has_no_remedy_for_a_file() -> None:
+def test_the_reason_for_a_rejected_layout_suggests_no_change_of_a_file() -> None:
     reason = (
         "with a pipeline, parameters stay gathered between micro-batches: set zero to 0, 1 or 2"
     )
@@ -67,7 +72,7 @@ def test_the_reason_of_a_rejected_layout_has_no_remedy_for_a_file() -> None:
     assert rejection_kind(reason).endswith("between micro-batches")
 
 
-def test_one_difference_is_counted_in_the_singular(cli: Cli, tmp_path: Path) -> None:
+def test_one_difference_is_reported_in_the_singular(cli: Cli, tmp_path: Path) -> None:
     one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
     text = "world: 1\nprogram:\n  - compute: {{name: forward, time: {} ms}}\n"
     one.write_text(text.format(1), encoding="utf-8")

@@ -39,7 +39,7 @@ def refusal(text: str) -> str:
 
 # --- out of bounds ---
 @pytest.mark.parametrize("peer", ["-1", "'-1 if rank == 0 else 1'"])
-def test_a_message_to_rank_minus_one_is_an_invalid_call_and_says_what_was_written(peer: str):
+def test_a_message_to_rank_minus_one_is_an_invalid_call_that_shows_the_written_value(peer: str):
     found = lower(
         loads(f"{BASE}program:\n  - send: {{tensor: x, dst: {peer}}}\n    ranks: 0\n")
     ).findings
@@ -83,11 +83,11 @@ def test_a_message_to_rank_minus_one_is_an_invalid_call_and_says_what_was_writte
         (BASE + "program: [{new_group: {name: g, timeout: 0 s}}]", "a timeout above zero"),
     ],
 )
-def test_what_torch_can_not_count_or_wait_for_is_refused(text: str, said: str):
+def test_values_that_torch_cannot_count_or_wait_for_are_refused(text: str, said: str):
     assert said in refusal(text)
 
 
-def test_splits_and_copies_beyond_32_bits_are_answered():
+def test_splits_and_copies_beyond_32_bits_are_handled():
     text = (
         "world: 2\ntensors: {x: {shape: [6000000000], copies: 9000000000}, y: {like: x}}\nprogram:\n  - all_to_all_single: "
         "{input: x@3000000000, output: y, input_splits: [3000000000, 3000000000], output_splits: [3000000000, 3000000000]}"
@@ -111,7 +111,7 @@ def test_splits_and_copies_beyond_32_bits_are_answered():
         "isend: {tensor: x, dst: (rank + 1) % 4, tag: true, as: h}",
     ],
 )
-def test_true_is_no_number_in_a_step(step: str):
+def test_true_is_refused_as_a_number_in_a_step(step: str):
     refusal(f"{BASE}program:\n  - {step}\n")
 
 
@@ -126,11 +126,11 @@ def test_true_is_no_number_in_a_step(step: str):
         "world: true\nprogram: []",
     ],
 )
-def test_true_is_no_number_in_a_declaration(text: str):
+def test_true_is_refused_as_a_number_in_a_declaration(text: str):
     refusal(text)
 
 
-def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
+def test_a_tensor_larger_than_its_device_is_a_finding():
     found = check_scenario(
         loads(
             "world: 2\ntensors: {x: {shape: [67108864, 67108864], dtype: float64}}\nprogram: [{all_reduce: x}]"
@@ -144,7 +144,7 @@ def test_a_tensor_that_is_larger_than_its_device_is_a_finding():
     ]
 
 
-def test_times_beyond_64_bits_are_refused_file_by_file(tmp_path: Path):
+def test_times_beyond_64_bits_are_refused_for_their_file_only(tmp_path: Path):
     file = tmp_path / "long.yaml"
     file.write_text(
         BASE + "program: [{repeat: {times: 3, steps: [{compute: {time: 1281023 h}}]}}]\n",
@@ -157,7 +157,7 @@ def test_times_beyond_64_bits_are_refused_file_by_file(tmp_path: Path):
 
 
 # --- how large ---
-def test_more_ranks_than_anybody_waits_for_are_estimated_and_refused_before_anything_is_laid_out():
+def test_too_many_ranks_are_estimated_and_refused_before_the_program_is_built():
     scenario = loads(f"world: {DEFAULT_MAX_RANKS + 1}\nprogram: [barrier]")
     for act in (simulate, check_scenario):
         with pytest.raises(
@@ -168,7 +168,7 @@ def test_more_ranks_than_anybody_waits_for_are_estimated_and_refused_before_anyt
         assert f"--max-calls {DEFAULT_MAX_RANKS + 1}" in error.value.remedy
 
 
-def test_more_calls_than_the_limit_are_refused_and_allowed_on_demand():
+def test_too_many_calls_are_refused_unless_allowed_explicitly():
     rounds = DEFAULT_MAX_CALLS // 10 + 1
     text = f"world: 2\nprogram:\n  - repeat: {{times: {rounds}, steps: [{', '.join(['{sleep: 1 ns}'] * 5)}]}}\n"
     with pytest.raises(UsageError, match="5,000,010 calls on 2 ranks: about"):
@@ -181,7 +181,7 @@ def test_more_calls_than_the_limit_are_refused_and_allowed_on_demand():
     )
 
 
-def test_calls_that_must_each_be_compiled_are_refused_by_the_bytes_they_take():
+def test_too_many_different_calls_are_refused_by_their_memory():
     """Few ranks with millions of calls each take more than as many calls of many ranks, which are
     compiled once for all.
     """
@@ -203,7 +203,7 @@ def test_calls_that_must_each_be_compiled_are_refused_by_the_bytes_they_take():
     assert not is_within_size_limit(wide, 4_799_999)
 
 
-def test_a_chain_of_vars_costs_what_it_is_long():
+def test_a_chain_of_vars_takes_linear_time():
     """Four times the vars: about four times the calls of functions, where the square would be
     sixteen.
     """
@@ -220,7 +220,7 @@ def test_a_chain_of_vars_costs_what_it_is_long():
     assert time.process_time() - start < 20  # the cube takes minutes
 
 
-def test_a_search_that_hit_its_bound_where_hangs_are_known_is_no_success(tmp_path: Path):
+def test_an_incomplete_search_with_known_hangs_is_no_success(tmp_path: Path):
     file = tmp_path / "any.yaml"
     file.write_text(ANY_SOURCE, encoding="utf-8")
     bound, whole = check_file(file, max_states=30), check_file(file)
@@ -256,7 +256,7 @@ program:
 
 # --- endless and silent ---
 @pytest.mark.skipif(not Path("/dev/zero").exists(), reason="devices as Linux has them")
-def test_an_endless_file_is_read_up_to_a_bound():
+def test_an_endless_file_is_read_up_to_a_limit():
     with pytest.raises(ScenarioErrors, match="/dev/zero: cannot be read: larger than 16 MiB"):
         load("/dev/zero")
     with pytest.raises(UsageError, match="/dev/zero:1: a line of more than 67,108,864 characters"):
@@ -264,7 +264,7 @@ def test_an_endless_file_is_read_up_to_a_bound():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes as POSIX has them")
-def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_pipe_without_a_writer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.2)
     os.mkfifo(tmp_path / "pipe.yaml")
     with pytest.raises(ScenarioErrors, match="cannot be read: nothing came for"):
@@ -276,7 +276,7 @@ def test_a_pipe_that_nobody_writes_to_is_given_up(tmp_path: Path, monkeypatch: p
 # --- Ctrl-C ---
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("after_s", [0.3, 1.0, 4.0])
-def test_ctrl_c_ends_a_simulation_at_any_moment_quietly(after_s: float, tmp_path: Path):
+def test_ctrl_c_ends_a_simulation_at_any_moment_without_a_traceback(after_s: float, tmp_path: Path):
     """Within a second of processor time; how long the machine makes it wait for that is not its
     matter.
     """
@@ -320,7 +320,7 @@ def cpu_s(pid: int) -> float:
 
 
 @pytest.mark.slow
-def test_two_thousand_mutated_files_break_no_promise():
+def test_two_thousand_mutated_files_cause_no_internal_error():
     from tests.support.fuzz import run
 
     assert run(2000, 1) == []

@@ -46,7 +46,7 @@ def bounded(file: Path, *words: str) -> subprocess.CompletedProcess[str]:
     [("simulate",), ("check",), ("render", "--view", "timeline")],
     ids=lambda words: words[0],
 )
-def test_a_program_that_takes_more_memory_than_there_is_is_refused(
+def test_a_program_that_needs_more_memory_than_available_is_refused(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     file = tmp_path / "large.yaml"
@@ -59,7 +59,7 @@ def test_a_program_that_takes_more_memory_than_there_is_is_refused(
     assert found.stderr.splitlines()[1].startswith("  help: take fewer ranks")
 
 
-def test_what_python_raises_beyond_its_bounds_becomes_a_refusal_with_the_place() -> None:
+def test_python_limit_errors_become_user_errors_with_a_place() -> None:
     for error, said in (
         (MemoryError(), "memory"),
         (RecursionError(), "nested too deeply"),
@@ -83,7 +83,7 @@ def test_what_python_raises_beyond_its_bounds_becomes_a_refusal_with_the_place()
         (None, -1, -1, None),
     ],
 )
-def test_a_command_may_take_what_is_free_but_for_a_rest_and_no_more_than_it_was_allowed(
+def test_a_command_may_use_free_memory_minus_a_reserve_up_to_its_limit(
     monkeypatch: pytest.MonkeyPatch, free: int | None, soft: int, hard: int, bound: int | None
 ) -> None:
     """At least half a GiB, however little is free: the estimate of the system is one."""
@@ -99,7 +99,7 @@ def test_a_command_may_take_what_is_free_but_for_a_rest_and_no_more_than_it_was_
     assert watched == ([] if bound is None else [bound])
 
 
-def test_what_is_free_is_the_least_that_machine_and_control_group_leave(
+def test_available_memory_is_the_minimum_of_machine_and_control_group(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "max").write_text(f"{5 << 30}\n", encoding="ascii")

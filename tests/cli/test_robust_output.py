@@ -46,7 +46,7 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
 
 
 # --- files ---
-def test_a_link_is_written_through_and_stays_a_link(tmp_path: Path):
+def test_writing_through_a_symbolic_link_keeps_the_link(tmp_path: Path):
     (tmp_path / "target").write_text("old")
     (tmp_path / "link").symlink_to("target")
     (tmp_path / "ahead").symlink_to("new")
@@ -58,7 +58,7 @@ def test_a_link_is_written_through_and_stays_a_link(tmp_path: Path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["ahead", "link", "new", "target"]
 
 
-def test_a_file_that_was_there_keeps_its_mode_bits(tmp_path: Path):
+def test_an_overwritten_file_keeps_its_mode_bits(tmp_path: Path):
     file = tmp_path / "f"
     file.write_text("old")
     file.chmod(0o640)
@@ -67,7 +67,7 @@ def test_a_file_that_was_there_keeps_its_mode_bits(tmp_path: Path):
     assert (stat.S_IMODE(file.stat().st_mode), file.read_text()) == (0o640, "new")
 
 
-def test_a_new_file_has_the_mode_bits_that_the_umask_leaves(tmp_path: Path):
+def test_a_new_file_gets_the_mode_bits_of_the_umask(tmp_path: Path):
     before = os.umask(0o027)
     try:
         write_file(tmp_path / "f", "new")
@@ -77,7 +77,7 @@ def test_a_new_file_has_the_mode_bits_that_the_umask_leaves(tmp_path: Path):
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
 
 
-def test_a_pipe_with_a_name_is_written_into_and_stays_one(tmp_path: Path):
+def test_writing_into_a_named_pipe_keeps_the_pipe(tmp_path: Path):
     pipe, got = tmp_path / "pipe.svg", []
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
@@ -89,7 +89,7 @@ def test_a_pipe_with_a_name_is_written_into_and_stays_one(tmp_path: Path):
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_device_is_written_into_and_stays_one():
+def test_writing_to_a_device_keeps_the_device():
     write_file("/dev/null", "discarded")
 
     assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
@@ -98,7 +98,7 @@ def test_a_device_is_written_into_and_stays_one():
     assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
 
 
-def test_standard_output_by_its_name_is_a_pipe_or_the_file_that_it_goes_to(tmp_path: Path):
+def test_dev_stdout_writes_to_the_pipe_or_file_of_standard_output(tmp_path: Path):
     piped = shell("distsim render scenarios/send_one.yaml --view groups -o /dev/stdout | cat")
     into = shell(
         f"distsim render scenarios/send_one.yaml --view groups -o /dev/stdout > {tmp_path}/f; echo more >> {tmp_path}/f"
@@ -132,7 +132,7 @@ def test_every_command_writes_through_a_link_to_a_device(cli: Cli, tmp_path: Pat
     assert [p.name for p in tmp_path.iterdir()] == [word]
 
 
-def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path):
+def test_a_read_only_file_is_refused(tmp_path: Path):
     if os.geteuid() == 0:
         pytest.skip("root may write anything")
     file = tmp_path / "f"
@@ -145,7 +145,7 @@ def test_a_file_that_may_not_be_written_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["loop", "folder", "no/where", "nul\0"])
-def test_a_place_that_takes_no_file_is_named_with_a_remedy(tmp_path: Path, name: str):
+def test_a_path_that_cannot_hold_a_file_is_reported_with_a_remedy(tmp_path: Path, name: str):
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "folder").mkdir()
     with pytest.raises(UsageError, match="cannot write") as error:
@@ -157,7 +157,7 @@ def test_a_place_that_takes_no_file_is_named_with_a_remedy(tmp_path: Path, name:
 # --- streams ---
 @pytest.mark.parametrize("command", [f"simulate {SCENARIO}", "--help", "schema"])
 @pytest.mark.parametrize("streams", [">&-", ">/dev/full", ">&- 2>&- <&-", ">/dev/full 2>/dev/full"])
-def test_output_that_nobody_takes_is_the_surroundings_matter(command: str, streams: str):
+def test_unwritable_standard_output_is_an_environment_error(command: str, streams: str):
     found = shell(f"distsim {command} {streams}")
 
     assert found.returncode == 4
@@ -167,14 +167,14 @@ def test_output_that_nobody_takes_is_the_surroundings_matter(command: str, strea
 
 
 @pytest.mark.parametrize("streams", ["2>&-", "2>/dev/full", "<&-"])
-def test_notes_that_nobody_takes_change_nothing(streams: str):
+def test_unwritable_standard_error_changes_nothing(streams: str):
     found = shell(f"distsim simulate {SCENARIO} {streams}")
 
     assert found.returncode == 0
     assert b"completes" in found.stdout
 
 
-def test_a_closed_standard_input_holds_no_scenario():
+def test_closed_standard_input_contains_no_scenario():
     found = shell("distsim simulate - <&-")
 
     assert found.returncode == 2
@@ -182,7 +182,7 @@ def test_a_closed_standard_input_holds_no_scenario():
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "ascii:strict"])
-def test_other_encodings_get_plain_characters(encoding: str):
+def test_other_encodings_get_ascii_characters(encoding: str):
     found = shell("distsim check scenarios/ring_of_four.yaml", PYTHONIOENCODING=encoding)
 
     assert found.returncode == 1
@@ -190,14 +190,14 @@ def test_other_encodings_get_plain_characters(encoding: str):
     assert found.stdout.isascii()
 
 
-def test_a_c_locale_gets_plain_characters():
+def test_a_c_locale_gets_ascii_characters():
     plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     found = shell("distsim check scenarios/ring_of_four.yaml", **plain)
 
     assert (found.returncode, found.stdout.isascii()) == (1, True)
 
 
-def test_json_stays_json_and_a_picture_utf_8_whatever_the_stream_says(tmp_path: Path):
+def test_json_and_pictures_do_not_depend_on_the_encoding_of_the_stream(tmp_path: Path):
     file = tmp_path / "n.yaml"
     file.write_text("name: né→∀\nworld: 2\nprogram: [barrier]\n", encoding="utf-8")
     found = shell(f"distsim simulate {file} --format json", PYTHONIOENCODING="ascii")
@@ -209,7 +209,7 @@ def test_json_stays_json_and_a_picture_utf_8_whatever_the_stream_says(tmp_path: 
 
 
 # --- texts ---
-def test_control_characters_are_shown():
+def test_control_characters_are_shown_escaped():
     assert escape_control_characters("a\x1b[31m\x9bb\u202ec\nd") == "a\\x1b[31m\\x9bb\\u202ec\nd"
     assert escape_control_characters("a\r\n\tb", one_line=True) == "a\\r\\n\\tb"
     assert (
@@ -248,7 +248,7 @@ COMMANDS = (
 @pytest.mark.parametrize(
     "more", ["", '  - "bro\\e[1m\\n::error::ken": 3\n'], ids=["read", "refused"]
 )
-def test_no_text_of_a_file_is_sent_to_the_terminal_or_orders_a_ci_job(
+def test_text_of_a_file_cannot_control_the_terminal_or_a_ci_job(
     cli: Cli, tmp_path: Path, command: str, more: str
 ):
     file = tmp_path / "evil.yaml"
@@ -263,7 +263,7 @@ def test_no_text_of_a_file_is_sent_to_the_terminal_or_orders_a_ci_job(
 @pytest.mark.parametrize(
     "command", ["replay TRACE", "compare TRACE TRACE", "replay TRACE --format json"]
 )
-def test_no_text_of_a_trace_is_sent_to_the_terminal(cli: Cli, tmp_path: Path, command: str):
+def test_text_of_a_trace_cannot_control_the_terminal(cli: Cli, tmp_path: Path, command: str):
     text = (ROOT / "traces" / "ring_gloo_4.jsonl").read_text(encoding="utf-8")
     evil = json.dumps("world\x1b[31m\n::error::x")[1:-1]
     file = tmp_path / "evil.jsonl"
@@ -315,3 +315,20 @@ def test_a_picture_is_printed_to_a_pipe(cli: Cli) -> None:
 
     assert done.returncode == 0
     assert "<svg" in done.stdout
+
+
+def test_the_limit_on_the_size_of_files_is_a_fault_of_the_machine(tmp_path: Path) -> None:
+    target = tmp_path / "t.jsonl"
+    target.write_text("before", encoding="utf-8")
+    command = (
+        f"ulimit -f 1; {sys.executable} -m distsim simulate scenarios/hybrid.yaml --trace {target}"
+    )
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 4
+    assert "File too large" in done.stderr
+    assert "ulimit -f" in done.stderr
+    assert target.read_text(encoding="utf-8") == "before"
+    assert list(tmp_path.iterdir()) == [target]

@@ -42,7 +42,7 @@ def _plain_width() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120, 200])
-def test_no_line_of_a_report_is_wider_than_the_page(columns: int, runs: list[Simulation]) -> None:
+def test_no_report_line_is_wider_than_the_page(columns: int, runs: list[Simulation]) -> None:
     """Exceptions are texts to copy in one piece: a single word that is wider than the page, such
     as a path, and a step or a call of torch.
     """
@@ -62,7 +62,7 @@ def test_no_line_of_a_report_is_wider_than_the_page(columns: int, runs: list[Sim
         assert [line for line in wide if not line.lstrip().startswith(("- ", "at ", "dist."))] == []
 
 
-def test_at_120_columns_no_column_is_dropped(runs: list[Simulation]) -> None:
+def test_no_column_is_dropped_at_120_columns(runs: list[Simulation]) -> None:
     set_page_width(120)
     text = simulation_report_text(runs[0])
 
@@ -75,14 +75,14 @@ def test_at_120_columns_no_column_is_dropped(runs: list[Simulation]) -> None:
     )
 
 
-def test_wide_characters_take_two_columns_and_combining_ones_none() -> None:
+def test_wide_characters_count_two_columns_and_combining_ones_none() -> None:
     assert [display_width(text) for text in ("abc", "勾配", "e\u0301", "→", "")] == [3, 4, 1, 1, 0]
     rows = table_lines(("name", "n"), [("勾配", "1"), ("grad", "2")])
     assert len({display_width(row) for row in rows}) == 1
     assert display_width(truncated("勾配勾配勾配", 6)) <= 6
 
 
-def test_lines_are_broken_at_blanks_and_words_stay_whole() -> None:
+def test_lines_break_at_blanks_and_keep_words_whole() -> None:
     set_page_width(40)
     word = "x" * 60
 
@@ -99,7 +99,7 @@ def test_widths_stay_between_40_and_200(asked: int | None, given: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 120, 200])
-def test_refusals_follow_the_terminal_and_the_caret_stays_under_its_place(columns: int) -> None:
+def test_errors_follow_the_terminal_width_and_the_caret_stays_under_its_place(columns: int) -> None:
     from distsim.common.errors import ScenarioErrors
 
     broken = (

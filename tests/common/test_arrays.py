@@ -12,12 +12,12 @@ NUMBERS = st.integers(-3, 3) | st.integers(-(2**62), 2**62)
 
 
 @given(st.lists(NUMBERS, max_size=8) | st.builds(lambda n, k: [n] * k, NUMBERS, st.integers(1, 8)))
-def test_distinct_values_are_each_there_once_in_rising_order(values: list[int]) -> None:
+def test_distinct_values_are_unique_and_sorted(values: list[int]) -> None:
     assert sorted_unique(np.array(values, dtype=np.int64)).tolist() == sorted(set(values))
 
 
 @given(st.lists(st.tuples(NUMBERS, st.integers(0, 2), NUMBERS), max_size=8))
-def test_rows_are_numbered_as_they_rise_and_equal_ones_alike(
+def test_rows_are_numbered_in_sorted_order_and_equal_rows_share_a_number(
     rows: list[tuple[int, int, int]],
 ) -> None:
     columns = [np.array([row[k] for row in rows], dtype=np.int64) for k in range(3)]

@@ -65,7 +65,7 @@ def _ours(text: str, env: dict[str, Any]) -> Any:
 
 @settings(max_examples=draws(300), deadline=None)
 @given(texts)
-def test_every_rank_gets_what_python_gives(text: str) -> None:
+def test_every_rank_gets_the_value_that_python_computes(text: str) -> None:
     """One rank at a time: value and type. All ranks at once: the values; an error if any rank has
     one.
     """
@@ -106,7 +106,7 @@ def test_every_rank_gets_what_python_gives(text: str) -> None:
         ("().__class__", "an attribute"),
     ],
 )
-def test_what_is_refused_is_named_with_what_is_allowed(text: str, named: str) -> None:
+def test_refused_syntax_is_named_with_what_is_allowed(text: str, named: str) -> None:
     with pytest.raises(ExpressionError) as caught:
         parse_expression(text)
 
@@ -117,13 +117,13 @@ def test_what_is_refused_is_named_with_what_is_allowed(text: str, named: str) ->
 @pytest.mark.parametrize(
     "text", ["", "  ", "1 +", "(1", "a b", "1;2", "import os", "010", "😀", "\x00", "= 1", "min"]
 )
-def test_what_is_no_expression_is_refused(text: str) -> None:
+def test_text_that_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(ExpressionError):
         parse_expression(text)
 
 
 @pytest.mark.parametrize("value", [None, [1], {"a": 1}, object()])
-def test_other_types_are_refused(value: object) -> None:
+def test_wrong_operand_types_are_refused(value: object) -> None:
     with pytest.raises(ExpressionError, match="expected a number or an expression"):
         parse_expression(value)
 
@@ -146,7 +146,7 @@ def test_length_nesting_and_numbers_are_bounded(value: object) -> None:
         parse_expression(value)
 
 
-def test_results_are_bounded_alone_and_over_ranks() -> None:
+def test_results_are_bounded_for_one_rank_and_for_all() -> None:
     assert parse_expression("x * 1").evaluate({"x": MAX_NUMBER}) == MAX_NUMBER
     for x in (MAX_NUMBER, np.array([1, MAX_NUMBER])):
         with pytest.raises(ExpressionError, match="too large"):
@@ -155,7 +155,7 @@ def test_results_are_bounded_alone_and_over_ranks() -> None:
         parse_expression("x * 1e308").evaluate({"x": 1e308})
 
 
-def test_division_by_zero_counts_only_where_it_is_reached() -> None:
+def test_division_by_zero_counts_only_on_ranks_that_evaluate_it() -> None:
     assert parse_expression("0 if x == 0 else 6 // x").evaluate(
         {"x": np.array([0, 2, 3])}
     ).tolist() == [0, 3, 2]
@@ -166,7 +166,7 @@ def test_division_by_zero_counts_only_where_it_is_reached() -> None:
         parse_expression("1 // 0")
 
 
-def test_the_place_of_a_fault_is_the_character() -> None:
+def test_an_error_points_at_its_character() -> None:
     with pytest.raises(ExpressionError) as caught:
         parse_expression("rank + ü.x")
     assert caught.value.offset == 7
@@ -174,14 +174,14 @@ def test_the_place_of_a_fault_is_the_character() -> None:
     assert dict(parse_expression("ö + rank").offsets) == {"ö": 0, "rank": 4}
 
 
-def test_constants_and_names_are_known_without_evaluation() -> None:
+def test_constants_and_names_are_found_without_evaluation() -> None:
     assert parse_expression("2 * (3 + 4)").constant == 14
     assert parse_expression("true and not False").constant is True
     assert parse_expression("rank + pp").names == {"rank", "pp"}
     assert parse_expression("rank").constant is None
 
 
-def test_expressions_are_values() -> None:
+def test_expressions_compare_by_value() -> None:
     assert parse_expression("rank + 1") == parse_expression(" rank + 1 ")
     assert parse_expression(1) != parse_expression(True)
     assert parse_expression(1) != parse_expression(1.0)

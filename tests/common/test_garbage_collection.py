@@ -9,7 +9,7 @@ import pytest
 from distsim.common.records import gc_paused
 
 
-def test_the_collector_is_off_inside_and_as_it_was_afterwards() -> None:
+def test_the_collector_is_off_inside_and_restored_afterwards() -> None:
     assert gc.isenabled()
     with gc_paused():
         assert not gc.isenabled()
@@ -21,7 +21,7 @@ def test_the_collector_is_off_inside_and_as_it_was_afterwards() -> None:
     assert gc.get_freeze_count() == 0
 
 
-def test_what_was_made_meanwhile_counts_as_old() -> None:
+def test_objects_created_inside_count_as_old() -> None:
     """No round of the young generations walks it; the oldest has it, where a full one finds its
     circles.
     """
@@ -33,7 +33,7 @@ def test_what_was_made_meanwhile_counts_as_old() -> None:
     assert {id(x) for x in made} <= old
 
 
-def test_objects_that_somebody_froze_stay_frozen() -> None:
+def test_objects_frozen_by_the_caller_stay_frozen() -> None:
     gc.freeze()
     frozen = gc.get_freeze_count()
     try:
@@ -44,7 +44,7 @@ def test_objects_that_somebody_froze_stay_frozen() -> None:
         gc.unfreeze()
 
 
-def test_an_error_inside_brings_the_collector_back_too() -> None:
+def test_an_exception_inside_restores_the_collector() -> None:
     with pytest.raises(ValueError, match="x"), gc_paused():
         raise ValueError("x")
 

@@ -18,7 +18,7 @@ class InstalledDistribution:
         return self.origin
 
 
-def test_a_checkout_is_installed_from_its_folder():
+def test_a_checkout_is_installed_from_its_directory():
     assert installation.install_command("real") == "pip install -e '.[real]'"
 
 
@@ -29,7 +29,7 @@ def test_a_checkout_is_installed_from_its_folder():
         (None, "pip install 'torch-distsim[real]'"),
     ],
 )
-def test_an_installation_is_extended_from_where_it_came(monkeypatch, origin, command):
+def test_an_installation_is_extended_from_its_origin(monkeypatch, origin, command):
     monkeypatch.setattr(installation, "_is_checkout", lambda: False)
     monkeypatch.setattr(
         importlib.metadata, "distribution", lambda name: InstalledDistribution(origin)

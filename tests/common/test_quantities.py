@@ -30,7 +30,7 @@ from distsim.simulation.simulate_scenario import load_cluster, simulate
         ("3 ms // 1 ms", "a number or a quantity", 3),
     ],
 )
-def test_quantities_count_in_base_units(text: str, kind: str, value: float) -> None:
+def test_quantities_are_in_base_units(text: str, kind: str, value: float) -> None:
     found = parse_quantity(text, kind)
     found.check({})
 
@@ -49,19 +49,19 @@ def test_quantities_count_in_base_units(text: str, kind: str, value: float) -> N
         ("3 // 1 ms", "divided by a duration"),
     ],
 )
-def test_units_that_do_not_fit_are_refused(text: str, message: str) -> None:
+def test_wrong_units_are_refused(text: str, message: str) -> None:
     with pytest.raises(ExpressionError, match=message.replace("(", r"\(").replace("*", r"\*")):
         parse_quantity(text, "a duration").check({})
 
 
-def test_a_place_in_a_quantity_is_a_place_in_the_text() -> None:
+def test_an_error_in_a_quantity_points_into_the_text() -> None:
     with pytest.raises(ExpressionError) as caught:
         parse_quantity("1 ms + 2 * (3 ms + 1)", "a duration")
 
     assert caught.value.offset == 12
 
 
-def test_without_ranks_a_quantity_is_a_number_at_once() -> None:
+def test_a_quantity_without_ranks_is_evaluated_at_once() -> None:
     assert read_quantity("2 * step", "a duration", {"step": 5}, {"step": "a duration"}) == 10
     with pytest.raises(ExpressionError, match="rank is no number that is the same on every rank"):
         read_quantity("rank * 1 ms", "a duration", {}, {})
@@ -84,7 +84,7 @@ expect: {makespan: {at_most: 30 * step + 1 s}}
 """
 
 
-def test_quantities_stand_wherever_a_duration_or_a_size_does() -> None:
+def test_quantities_are_accepted_wherever_a_duration_or_size_is() -> None:
     scenario = loads(SCENARIO)
     ranks = simulate(scenario).timeline.ranks
 
@@ -116,12 +116,12 @@ def test_units_are_checked_through_vars(line: str, message: str) -> None:
     assert message in caught.value.problems[0].message
 
 
-def test_a_duration_that_comes_out_negative_is_refused() -> None:
+def test_a_duration_that_evaluates_to_a_negative_number_is_refused() -> None:
     with pytest.raises(ScenarioErrors, match="expected a duration"):
         simulate(loads("world: 2\nprogram:\n  - compute: {time: (rank - 1) * 1 ms}\n"))
 
 
-def test_two_thousand_vars_cost_what_twice_a_thousand_do() -> None:
+def test_vars_are_evaluated_in_linear_time() -> None:
     """Counted in evaluations, not in seconds: each var is evaluated a fixed number of times."""
     from distsim.common.expressions import Expression
 
@@ -166,7 +166,7 @@ program:
 """
 
 
-def test_a_cluster_s_quantities_may_be_expressions_over_what_all_ranks_know() -> None:
+def test_cluster_quantities_may_be_expressions_of_values_equal_on_all_ranks() -> None:
     scenario = loads(_LAYOUT)
 
     assert scenario.cluster == {
@@ -175,7 +175,7 @@ def test_a_cluster_s_quantities_may_be_expressions_over_what_all_ranks_know() ->
     }
 
 
-def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
+def test_times_and_sizes_of_a_strategy_may_be_expressions() -> None:
     plain = (
         _LAYOUT.replace("forward: step", "forward: 3 ms")
         .replace("m * 2 ms", "4 ms")
@@ -201,7 +201,7 @@ def test_a_strategy_s_times_and_sizes_may_be_expressions() -> None:
         ("micro_batches: 2 * m", "micro_batches: step", "step is not a number"),
     ],
 )
-def test_what_can_not_be_there_is_refused_at_its_place(old: str, new: str, message: str) -> None:
+def test_invalid_quantities_are_refused_at_their_place(old: str, new: str, message: str) -> None:
     text = _LAYOUT.replace(old, new)
     with pytest.raises(ScenarioErrors, match=re.escape(message)) as caught:
         loads(text)
@@ -210,7 +210,7 @@ def test_what_can_not_be_there_is_refused_at_its_place(old: str, new: str, messa
     assert [problem.line for problem in caught.value.problems] == [line]
 
 
-def test_a_cluster_s_own_file_knows_numbers_alone(tmp_path: Path) -> None:
+def test_a_cluster_file_accepts_only_numbers(tmp_path: Path) -> None:
     file = tmp_path / "ours.yaml"
     file.write_text("preset: dgx-a100\nintra: {bandwidth: 12 * 25 GB/s}\n", encoding="utf-8")
     assert load_cluster(file).intra.bytes_per_ns == 300.0

@@ -59,7 +59,7 @@ WRONG: tuple[tuple[tuple[Any, ...], dict[str, Any]], ...] = (
 
 
 @pytest.mark.parametrize(("given", "named"), CALLS)
-def test_a_record_is_made_shown_compared_and_hashed_as_the_standard_librarys(
+def test_a_record_behaves_like_a_standard_dataclass(
     given: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
     mine, theirs = Slotted(*given, **named), Standard(*given, **named)
@@ -73,7 +73,7 @@ def test_a_record_is_made_shown_compared_and_hashed_as_the_standard_librarys(
 
 
 @pytest.mark.parametrize(("given", "named"), WRONG)
-def test_what_the_standard_library_refuses_is_refused(
+def test_a_record_refuses_what_dataclasses_refuse(
     given: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
     for made in (Slotted, Standard):
@@ -82,7 +82,7 @@ def test_what_the_standard_library_refuses_is_refused(
 
 
 @pytest.mark.parametrize("record", [Slotted(1, "x", [2]), Open(1, (2,))])
-def test_frozen_records_refuse_changes_and_are_replaced_copied_and_pickled(record: Any) -> None:
+def test_frozen_records_refuse_changes_and_can_be_replaced_copied_and_pickled(record: Any) -> None:
     for change in (lambda: setattr(record, "a", 2), lambda: delattr(record, "a")):
         with pytest.raises(dataclasses.FrozenInstanceError):
             change()
@@ -91,7 +91,7 @@ def test_frozen_records_refuse_changes_and_are_replaced_copied_and_pickled(recor
     assert [f.name for f in dataclasses.fields(record)][:2] == ["a", "b"]
 
 
-def test_a_mutable_record_changes_compares_and_has_no_hash() -> None:
+def test_a_mutable_record_can_change_and_compare_and_has_no_hash() -> None:
     one = Mutable(1)
     one.b.append(2)
     assert one == Mutable(1, [2])

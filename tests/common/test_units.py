@@ -56,7 +56,7 @@ def test_a_gigabyte_per_second_is_a_byte_per_nanosecond() -> None:
 @pytest.mark.parametrize(
     "value", [3, 3.0, True, None, "3", "", "ms", "three ms", [1], {"a": 1}, "3 ms later", "\x00"]
 )
-def test_what_has_no_unit_is_refused_with_an_example(value: Any) -> None:
+def test_a_value_without_a_unit_is_refused_with_an_example(value: Any) -> None:
     with pytest.raises(ValueError, match="expected a duration with a unit, such as `3 ms`, found"):
         units.parse_duration_ns(value)
 
@@ -74,7 +74,7 @@ def test_what_has_no_unit_is_refused_with_an_example(value: Any) -> None:
         (units.parse_size_bytes, "9e9 TiB", "fits 62 bits"),
     ],
 )
-def test_wrong_quantities_say_what_is_wrong(
+def test_wrong_quantities_are_reported_with_the_reason(
     parse: Callable[[str], object], text: str, message: str
 ) -> None:
     if not message:
@@ -87,13 +87,13 @@ def test_wrong_quantities_say_what_is_wrong(
 
 
 @given(st.integers(0, 2**61))
-def test_texts_of_durations_and_sizes_come_back_exactly(number: int) -> None:
+def test_durations_and_sizes_survive_formatting_and_parsing(number: int) -> None:
     assert units.parse_duration_ns(units.duration_text(number)) == number
     assert units.parse_size_bytes(units.size_text(number)) == number
 
 
 @given(st.floats(0, 1e7, allow_subnormal=False))
-def test_texts_of_rates_come_back_exactly(number: float) -> None:
+def test_rates_survive_formatting_and_parsing(number: float) -> None:
     assert units.parse_bandwidth(units.bandwidth_text(number)) == number
     assert units.parse_flop_rate(units.flop_rate_text(number)) == number
     assert units.parse_flops(units.flops_text(number)) == number

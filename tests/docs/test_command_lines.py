@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 from distsim.cli.application import application
 from distsim.real.bench.measurement import BenchResult, BenchRow, bench_to_json
+from distsim.recordings.read_recording import SAMPLE
 from tests.real.test_calibrate import LOG
 from tests.support.command_lines import ROOT, Line, frames, spans
 
@@ -90,6 +91,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ) as packed:
         packed.extractall(here / "dumps")
     (here / "stacks").mkdir()
+    shutil.copytree(SAMPLE, here / "profiles")
     shutil.move(here / "dumps" / "rank_5.log", here / "train.log")
     for name in ("a.yaml", "b.yaml", "run.yaml"):
         shutil.copyfile(here / "scenarios" / "hybrid.yaml", here / name)
@@ -134,7 +136,7 @@ def ready(line: Line, folder: Path, tmp_path: Path) -> tuple[list[str], Path]:
 @pytest.mark.parametrize(
     "line", [*LINES, *spans()], ids=lambda line: f"{line.page}: {line.text[:60]}"
 )
-def test_the_command_and_its_options_exist(line: Line) -> None:
+def test_command_and_options_on_the_page_exist(line: Line) -> None:
     words = line.words
     if words[0] != "distsim":
         assert line.span is False
@@ -160,7 +162,7 @@ def test_the_command_and_its_options_exist(line: Line) -> None:
 
 
 @pytest.mark.parametrize("line", QUICK, ids=lambda line: f"{line.page}: {line.text[:70]}")
-def test_a_line_runs(line: Line, folder: Path, tmp_path: Path) -> None:
+def test_a_command_line_of_the_pages_runs(line: Line, folder: Path, tmp_path: Path) -> None:
     """With status 0, or 1 where it has something to report."""
     words, here = ready(line, folder, tmp_path)
     status, printed = inside(here, words[1:])
@@ -177,7 +179,7 @@ def test_a_line_runs(line: Line, folder: Path, tmp_path: Path) -> None:
     [line for line in RUN if line not in QUICK],
     ids=lambda line: f"{line.page}: {line.text[:70]}",
 )
-def test_a_line_that_takes_longer_runs(line: Line, folder: Path, tmp_path: Path) -> None:
+def test_a_slow_command_line_of_the_pages_runs(line: Line, folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     words, here = ready(line, folder, tmp_path)
     start = [sys.executable, "-m", "distsim"] if words[0] == "distsim" else [sys.executable]
@@ -196,7 +198,7 @@ def test_a_line_that_takes_longer_runs(line: Line, folder: Path, tmp_path: Path)
     assert done.stdout or "-o" in words
 
 
-def test_what_is_left_aside_is_little_and_is_there() -> None:
+def test_few_lines_are_excluded_and_all_of_them_exist() -> None:
     aside = [line for line in LINES if line not in RUN]
 
     assert len(aside) <= 0.2 * len(LINES)

@@ -64,7 +64,7 @@ def simulated(copy: Path, text: str, *more: str) -> dict[str, Any]:
     return found
 
 
-def test_the_page_has_a_file_for_each_and_no_file_of_the_package_knows_them() -> None:
+def test_extending_page_has_a_file_for_each_example_that_the_package_does_not_mention() -> None:
     assert list(BLOCKS) == [
         "distsim/operations/scan.py",
         "distsim/backends/ucc.py",
@@ -76,7 +76,7 @@ def test_the_page_has_a_file_for_each_and_no_file_of_the_package_knows_them() ->
         assert not re.search(r"\bucc\b|\bscan\b", path.read_text(encoding="utf-8")), path
 
 
-def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(copy: Path) -> None:
+def test_an_operation_is_one_file_that_no_backend_supports_without_a_row(copy: Path) -> None:
     text = "backend: gloo\nprogram:\n  - scan: {tensor: x}\n"
     refused = simulated(copy, text)
     assert (refused["verdict"], refused["outcome"]) == ("ok", "raises")
@@ -95,7 +95,7 @@ def test_an_operation_is_one_file_and_no_back_end_has_it_until_its_row_says_so(c
     assert [r["waiting_ns"] >= 10**9 for r in late["ranks"]] == [False, False, False, True]
 
 
-def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_missing(
+def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_missing(
     copy: Path,
 ) -> None:
     assert "A rank waits for all ranks before it." in done(copy, "explain", "scan").stdout
@@ -109,7 +109,7 @@ def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_it_is_m
     assert late["verdict"] == "deadlock"
 
 
-def test_a_back_end_is_one_file(copy: Path) -> None:
+def test_a_backend_is_one_file(copy: Path) -> None:
     other = "rank + 1 - 2 * (rank % 2)"
     sends = f"backend: ucc\nprogram:\n  - send: {{tensor: x, dst: {other}}}\n  - recv: {{tensor: x, src: {other}}}\n"
     assert simulated(copy, sends)["outcome"] == "completes"
@@ -128,7 +128,7 @@ def test_a_back_end_is_one_file(copy: Path) -> None:
     assert "ucc CPU" in done(copy, "explain", "backends").stdout
 
 
-def test_a_copy_of_a_back_end_keeps_its_operations_but_not_the_dtypes_that_it_lacks(
+def test_a_copied_backend_keeps_its_operations_but_not_its_excluded_dtypes(
     copy: Path,
 ) -> None:
     text = "backend: xgloo\nprogram:\n  - all_reduce: {tensor: x}\n"
@@ -142,7 +142,7 @@ def test_a_copy_of_a_back_end_keeps_its_operations_but_not_the_dtypes_that_it_la
     assert max(map(len, page.splitlines())) <= 80
 
 
-def test_two_back_ends_of_one_name_are_refused_with_the_module(copy: Path) -> None:
+def test_two_backends_of_one_name_are_refused_with_the_module(copy: Path) -> None:
     place = copy / "distsim" / "backends" / "xgloo.py"
     text = place.read_text(encoding="utf-8")
     place.write_text(text.replace('    name="xgloo",\n', ""), encoding="utf-8")
@@ -162,7 +162,7 @@ def add_copy_of_nccl(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero_3", "pipeline_fsdp"])
-def test_a_copy_of_nccl_expands_strategies_as_nccl_does(copy: Path, strategy: str) -> None:
+def test_a_copy_of_nccl_expands_strategies_like_nccl(copy: Path, strategy: str) -> None:
     """Strategies use streams if the backend has them, whatever its name."""
     add_copy_of_nccl(copy)
     scenario = str(ROOT / "scenarios" / "strategies" / f"{strategy}.yaml")
@@ -180,7 +180,7 @@ def test_a_copy_of_nccl_expands_strategies_as_nccl_does(copy: Path, strategy: st
     assert makespan("--set", "backend=xccl") == makespan("--backend", "xccl") == makespan()
 
 
-def test_async_save_refuses_a_copy_of_nccl_as_it_refuses_nccl(copy: Path) -> None:
+def test_async_save_refuses_a_copy_of_nccl_like_nccl(copy: Path) -> None:
     add_copy_of_nccl(copy)
     text = "backend: xccl\nprogram:\n  - dcp_async_save: {plan: 1 KiB, results: 1 KiB, metadata: 1 KiB}\n"
     (copy / "s.yaml").write_text(HEAD + text, encoding="utf-8")
@@ -195,7 +195,7 @@ def test_a_view_is_one_file(copy: Path) -> None:
     assert "headcount" in done(copy, "render", "--help").stdout
 
 
-def test_an_algorithm_is_one_function_and_its_schedule_is_what_is_priced(copy: Path) -> None:
+def test_an_algorithm_is_one_function_whose_schedule_determines_the_cost(copy: Path) -> None:
     """One round instead of three: on four ranks of one machine two latencies less."""
     text = "backend: gloo\ncluster: {preset: cpu-10gbe%s}\nprogram:\n  - all_gather: {input: x, output: parts}\n"
     ring = simulated(copy, text % "")["makespan_ns"]
@@ -203,7 +203,7 @@ def test_an_algorithm_is_one_function_and_its_schedule_is_what_is_priced(copy: P
     assert ring - direct == 2 * 15_000
 
 
-def test_the_tests_of_the_table_hold_for_what_was_added(copy: Path) -> None:
+def test_the_table_tests_hold_for_the_additions(copy: Path) -> None:
     """The columns of `scan` agree with each other, and its schedule and that of `direct` are
     proven, by the tests that all rows have.
     """

@@ -21,7 +21,7 @@ PAGE = (ROOT / "docs" / "reference" / "scenario-file.md").read_text(encoding="ut
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_each_task_loads_and_comes_out_as_it_expects(file: Path) -> None:
+def test_each_documented_task_meets_its_expectations(file: Path) -> None:
     assert load(file).expect is not None
     assert check_expectations(file).differences == ()
 
@@ -31,7 +31,7 @@ def test_the_page_lists_every_task() -> None:
     assert len({file.name[:2] for file in FILES}) == 10
 
 
-def test_the_launch_plan_for_slurm_has_a_whole_batch_script() -> None:
+def test_the_slurm_launch_plan_has_a_complete_batch_script() -> None:
     from distsim.real.launch.external_launchers import launch_plan
 
     found = launch_plan(load(FILES[-1]), ("run", "plan.yaml", "--real"), "nccl")
@@ -41,7 +41,7 @@ def test_the_launch_plan_for_slurm_has_a_whole_batch_script() -> None:
     assert "#SBATCH --nodes=4" in found.script
 
 
-def test_every_word_under_write_is_one_of_the_format() -> None:
+def test_every_key_listed_under_write_is_a_key_of_the_format() -> None:
     """Steps are in the table of operations, keys in the reference, commands in the command line."""
     cells = [
         line.split(" | ")[1]

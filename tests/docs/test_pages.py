@@ -48,7 +48,7 @@ def rows(page: Path, head: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize("text", examples(TRANSFORMER) + examples(SCENARIO))
-def test_every_example_completes_and_holds_what_it_expects(text):
+def test_every_example_completes_and_meets_its_expectations(text):
     scenario = loads(text)
     done = simulate(scenario)
 
@@ -61,7 +61,7 @@ def test_every_field_of_the_strategy_is_on_the_page():
     assert set(rows(TRANSFORMER, "| field | default")) == set(Transformer.model_fields)
 
 
-def test_every_size_of_a_model_and_every_part_of_memory_is_on_the_page():
+def test_every_model_size_and_part_of_memory_is_on_the_page():
     text = TRANSFORMER.read_text(encoding="utf-8")
     sizes = text[text.index("### Sizes of a model") : text.index("| preset |")]
 
@@ -69,7 +69,7 @@ def test_every_size_of_a_model_and_every_part_of_memory_is_on_the_page():
     assert list(rows(TRANSFORMER, "| part | bytes")) == list(MEMORY_PARTS)
 
 
-def test_the_table_of_presets_is_the_codes():
+def test_the_table_of_presets_matches_the_code():
     found = rows(TRANSFORMER, "| preset | layers")
     numbers = [
         [str(n) for n in (p.layers, p.hidden, p.heads, p.kv_heads, p.ffn, p.vocabulary, p.sequence)]
@@ -83,7 +83,7 @@ def test_the_table_of_presets_is_the_codes():
         assert row[8].partition(",")[0] in preset.source
 
 
-def test_every_key_of_a_scenario_and_every_word_of_expressions_is_on_the_page():
+def test_every_key_of_a_scenario_and_name_of_expressions_is_on_the_page():
     keys = [word for cell in rows(SCENARIO, "| key | content") for word in cell.split()]
     words = [word.strip("`") for cell in rows(SCENARIO, "| name | where") for word in cell.split()]
 

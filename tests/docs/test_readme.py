@@ -33,13 +33,13 @@ def test_files_and_outputs_on_a_page_are_what_the_commands_print(path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
-def test_what_commands_print_that_take_long_is_fresh_as_well(path: Path):
+def test_slow_outputs_are_up_to_date(path: Path):
     text = path.read_text(encoding="utf-8")
 
     assert fresh(text) == text
 
 
-def test_most_outputs_of_the_pages_are_made_anew_each_time():
+def test_most_outputs_of_the_pages_are_regenerated_in_every_test_run():
     commands = [
         line[2:]
         for path in PAGES
@@ -83,7 +83,7 @@ def test_the_readme_is_short_and_shows_a_picture_near_the_top():
 
 
 @pytest.mark.parametrize("path", ALL_PAGES, ids=lambda path: path.stem)
-def test_every_file_that_a_page_links_to_is_there(path: Path):
+def test_every_linked_file_exists(path: Path):
     links = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)(?:#[^)]*)?\)", path.read_text(encoding="utf-8"))
 
     assert [link for link in links if not (path.parent / link).exists()] == []
@@ -117,7 +117,7 @@ FRAMES = [
 @pytest.mark.parametrize(
     ("path", "ranks", "code"), FRAMES, ids=[f"{path.stem}-{ranks}" for path, ranks, _ in FRAMES]
 )
-def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(
+def test_the_python_of_a_lesson_runs_on_its_ranks_without_a_hang(
     path: Path, ranks: int, code: str, tmp_path: Path, cli: Cli
 ):
     pytest.importorskip("torch")
@@ -130,7 +130,7 @@ def test_the_python_of_a_lesson_runs_on_its_ranks_and_hangs_nowhere(
     )
 
 
-def test_the_lessons_have_python_to_run():
+def test_lessons_contain_python_to_run():
     assert len(FRAMES) >= 5
 
 

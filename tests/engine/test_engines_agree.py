@@ -61,7 +61,7 @@ def differences(fast: SimulatedRun, ordered: SimulatedRun) -> list[str]:
 
 @settings(max_examples=draws(250), deadline=None)
 @given(any_programs())
-def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) -> None:
+def test_both_engines_agree_on_times_and_blocked_ranks(plain: Plain) -> None:
     for backend, options in ((b, o) for b in BACKENDS for o in OPTIONS if b == "nccl" or not o):
         program, cost = built(plain, backend, **options)
         fast = run_program(program, BACKEND_PROFILES[backend], cost)
@@ -80,7 +80,7 @@ def test_both_engines_give_the_same_times_and_the_same_standstill(plain: Plain) 
 
 @settings(max_examples=draws(200), deadline=None)
 @given(any_programs())
-def test_a_run_that_completes_under_gloo_spares_the_verdict_its_pass(plain: Plain) -> None:
+def test_a_run_that_completes_under_gloo_saves_the_check_a_pass(plain: Plain) -> None:
     """Taken from the run or worked out: the same verdict and findings."""
     program, cost = built(plain, "gloo")
     ended = _strict_final_state(program, run_program(program, BACKEND_PROFILES["gloo"], cost))
@@ -91,7 +91,7 @@ def test_a_run_that_completes_under_gloo_spares_the_verdict_its_pass(plain: Plai
     assert replace(taken, final_state=None) == replace(worked_out, final_state=None)
 
 
-def test_the_fast_engine_is_not_chosen_where_arrival_decides() -> None:
+def test_the_fast_engine_is_not_chosen_if_arrival_order_decides() -> None:
     any_source = {0: [{"op": "recv", "peer": None}], 1: [{"op": "send", "peer": 0}]}
     program = build_program(2, any_source)
     cost = CostModel(cluster_from("cpu-10gbe"), 2, 2)
@@ -116,7 +116,7 @@ def test_random_valid_programs_end_ok(plain: Plain) -> None:
 
 @settings(max_examples=draws(150), deadline=None)
 @given(valid_programs())
-def test_leaving_out_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> None:
+def test_a_program_without_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> None:
     for rank, index in plain.needed[:4]:
         programs = {r: [dict(c) for c in calls] for r, calls in plain.programs.items()}
         gone = programs[rank].pop(index)
@@ -130,7 +130,7 @@ def test_leaving_out_one_call_of_a_matched_pair_is_never_ok(plain: Plain) -> Non
 
 @settings(max_examples=draws(100), deadline=None)
 @given(valid_programs())
-def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
+def test_the_makespan_is_never_below_the_bandwidth_bound(plain: Plain) -> None:
     """No rank sends or receives faster than its fastest link: bytes through a rank / bandwidth
     bounds the makespan from below.
     """
@@ -158,7 +158,7 @@ def test_the_makespan_never_beats_the_bandwidth_bound(plain: Plain) -> None:
 @pytest.mark.parametrize("reading", list(CONTRACT_READINGS))
 @settings(max_examples=draws(80), deadline=None)
 @given(drawn=programs(coalesced=True))
-def test_engine_one_pass_driver_and_a_naive_simulator_agree_on_who_is_stuck(
+def test_both_engines_and_a_naive_simulator_agree_on_blocked_ranks(
     reading: Any, drawn: Any
 ) -> None:
     size, calls, groups = drawn
@@ -188,7 +188,7 @@ MISFITS = {
 
 @pytest.mark.parametrize("backend", sorted(BACKEND_PROFILES))
 @pytest.mark.parametrize("kind", MISFITS)
-def test_what_does_not_fit_is_told_alike_by_both_engines(kind: str, backend: str) -> None:
+def test_both_engines_report_the_same_mismatches(kind: str, backend: str) -> None:
     """Outcome, who met and in what they differ, times and standstill, be the order of events
     followed or not.
     """

@@ -68,7 +68,7 @@ class Run:
         )
 
 
-def test_a_pair_finishes_at_the_later_post_plus_the_price_on_both_sides() -> None:
+def test_both_sides_of_a_pair_finish_at_the_later_post_plus_the_cost() -> None:
     run = Run("gloo", [work(10), to(1)], [work(25), to(0, "recv")])
     end = 25 + run.cost.p2p_ns(0, 1, 16)
     assert run.times(0, 1) == (10, 25, end, end)
@@ -81,7 +81,7 @@ def test_a_pair_finishes_at_the_later_post_plus_the_price_on_both_sides() -> Non
     )
 
 
-def test_an_eager_send_returns_at_once_and_its_data_arrives_after_the_price() -> None:
+def test_an_eager_send_returns_at_once_and_its_data_arrive_after_the_cost() -> None:
     run = Run("mpi", [to(1), to(1)], [to(0, "recv"), work(10**9), to(0, "recv")])
     price = run.cost.p2p_ns(0, 1, 16)
     assert run.times(0, 0) == (0, 0, 0, 0)
@@ -96,7 +96,7 @@ def test_a_large_send_is_a_rendezvous_on_mpi() -> None:
     assert run.times(0, 0) == (0, 70, end, end)
 
 
-def test_members_of_a_collective_leave_when_those_they_need_have_come() -> None:
+def test_members_return_from_a_collective_when_their_needed_peers_have_arrived() -> None:
     """Gloo's broadcast, n = 4: rank 0 does not wait for rank 3; rank 1, the parent of 3, does."""
     call = {"op": "broadcast", "root": 0, "numel": 4}
     run = Run("gloo", [call], [work(5), call], [work(7), call], [work(90), call])
@@ -126,7 +126,7 @@ def test_async_all_reduce_overlaps_with_compute_on_nccl() -> None:
     assert run.ends() == [("ended", 107 + 10**6)] * 2
 
 
-def test_wait_holds_the_stream_back_on_nccl() -> None:
+def test_wait_blocks_the_stream_on_nccl() -> None:
     calls: list[dict[str, Any]] = [
         {"op": "all_reduce", "numel": 4, "async": True, "handle": "h"},
         WAIT,
@@ -137,7 +137,7 @@ def test_wait_holds_the_stream_back_on_nccl() -> None:
     assert run.times(0, 2)[1:3] == (price, price + 7)
 
 
-def test_blocking_collective_runs_on_the_current_stream_and_the_host_goes_on() -> None:
+def test_a_blocking_collective_runs_on_the_current_stream_while_the_host_continues() -> None:
     calls = [
         work(50),
         {"op": "all_reduce", "numel": 4},
@@ -151,7 +151,7 @@ def test_blocking_collective_runs_on_the_current_stream_and_the_host_goes_on() -
     assert run.left.columns.returned[run.row(0, 3)] == max(9, 50 + price)
 
 
-def test_named_streams_run_beside_each_other() -> None:
+def test_named_streams_run_concurrently() -> None:
     run = Run("nccl", [work(30), work(40, queue="side"), work(5, queue="side"), work(1)], [])
     assert [run.times(0, k)[1:3] for k in range(4)] == [(0, 30), (0, 40), (40, 45), (30, 31)]
 
@@ -165,7 +165,7 @@ def test_operations_of_one_communicator_run_in_issue_order() -> None:
     assert run.times(0, 1)[1:3] == (first, first + second)
 
 
-def test_first_use_of_a_communicator_holds_the_host() -> None:
+def test_the_first_use_of_a_communicator_blocks_the_host() -> None:
     """N8."""
     run = Run(
         "nccl",
@@ -177,7 +177,7 @@ def test_first_use_of_a_communicator_holds_the_host() -> None:
     assert run.times(0, 1)[1] == 80
 
 
-def test_batch_is_one_launch_that_ends_with_its_last_part() -> None:
+def test_a_batch_is_one_launch_that_ends_with_its_last_part() -> None:
     sizes = (4, 40_000)
     ranks = [
         [
@@ -198,7 +198,7 @@ def test_batch_is_one_launch_that_ends_with_its_last_part() -> None:
     assert run.times(0, 0)[1:3] == (0, large)
 
 
-def test_batch_has_a_request_for_each_part_on_gloo() -> None:
+def test_a_batch_has_one_request_per_part_on_gloo() -> None:
     ops = [[to(1 - r, "isend"), to(1 - r, "irecv")] for r in (0, 1)]
     run = Run("gloo", [{"op": "batch", "ops": ops[0]}], [work(60), {"op": "batch", "ops": ops[1]}])
     end = 60 + run.cost.p2p_ns(0, 1, 16)
@@ -206,7 +206,7 @@ def test_batch_has_a_request_for_each_part_on_gloo() -> None:
     assert run.left.columns.returned[run.row(0, 0)] == end
 
 
-def test_any_source_receive_takes_what_arrived_first() -> None:
+def test_a_wildcard_receive_takes_the_first_arrival() -> None:
     for first in (1, 2):
         delays = {first: 10, 3 - first: 20}
         run = Run(
@@ -219,7 +219,7 @@ def test_any_source_receive_takes_what_arrived_first() -> None:
         assert match[run.row(0, 2)] == match[run.row(3 - first, 1)]
 
 
-def test_eager_messages_are_taken_in_the_order_in_which_their_data_arrives() -> None:
+def test_eager_messages_are_taken_in_the_order_of_their_arrival() -> None:
     """Rank 2, on another node, sends first; the message of rank 1 is there before."""
     run = Run("mpi", [to(None, "recv"), to(None, "recv")], [work(1), to(0)], [to(0)], [], nodes=2)
     near, far = run.cost.p2p_ns(1, 0, 16), run.cost.p2p_ns(2, 0, 16)
@@ -228,7 +228,7 @@ def test_eager_messages_are_taken_in_the_order_in_which_their_data_arrives() -> 
     assert run.left.columns.match[run.row(0, 0)] == run.left.columns.match[run.row(1, 1)]
 
 
-def test_messages_that_cross_a_card_at_once_share_it_evenly() -> None:
+def test_concurrent_messages_share_a_network_card_evenly() -> None:
     ranks = [[to(2 + r, numel=10**6)] for r in range(2)] + [
         [to(r, "recv", numel=10**6)] for r in range(2)
     ]
@@ -239,9 +239,7 @@ def test_messages_that_cross_a_card_at_once_share_it_evenly() -> None:
     assert [shared.times(r, 0)[2] for r in (0, 1)] == [price + moving, price + moving]
 
 
-def test_a_message_that_comes_later_slows_the_one_under_way_and_has_the_card_for_itself_at_the_end() -> (
-    None
-):
+def test_a_later_message_slows_the_one_in_flight_and_ends_with_the_card_to_itself() -> None:
     later = 10**6
     ranks = [[to(2, numel=10**6)], [work(later), to(3, numel=10**6)]] + [
         [to(r, "recv", numel=10**6)] for r in range(2)
@@ -253,13 +251,13 @@ def test_a_message_that_comes_later_slows_the_one_under_way_and_has_the_card_for
     assert run.times(1, 1)[2] == later + price + left
 
 
-def test_late_rank_makes_the_others_wait_in_init_process_group() -> None:
+def test_a_late_rank_makes_the_others_wait_in_init_process_group() -> None:
     run = Run("gloo", [work(5)], [work(5)], faults=(RankFault(1, "late", delay_ns=100),))
     assert run.times(0, 0) == (0, 100, 105, 105)
     assert run.ends() == [("ended", 105)] * 2
 
 
-def test_slow_rank_computes_longer() -> None:
+def test_a_slow_rank_computes_longer() -> None:
     run = Run("gloo", [work(100)], [work(100)], faults=(RankFault(1, "slow", factor=1.5),))
     assert run.ends() == [("ended", 100), ("ended", 150)]
 
@@ -268,7 +266,7 @@ def test_slow_rank_computes_longer() -> None:
     ("profile", "ends"),
     [("gloo", [("raised", 60), ("killed", 60)]), ("nccl", [("blocked", 0), ("killed", 60)])],
 )
-def test_rank_killed_at_a_time(profile: str, ends: list[tuple[str, int]]) -> None:
+def test_a_rank_can_be_killed_at_a_time(profile: str, ends: list[tuple[str, int]]) -> None:
     """Gloo sees the closed connection at once (G13); on NCCL the peer hangs."""
     barrier = {"op": "barrier"}
     run = Run(
@@ -280,7 +278,7 @@ def test_rank_killed_at_a_time(profile: str, ends: list[tuple[str, int]]) -> Non
     assert run.ends() == ends
 
 
-def test_rank_killed_in_the_middle_of_a_transfer_leaves_its_partner_without_data() -> None:
+def test_a_rank_killed_during_a_transfer_leaves_its_partner_without_data() -> None:
     run = Run(
         "gloo",
         [to(1, numel=10**6)],
@@ -291,7 +289,7 @@ def test_rank_killed_in_the_middle_of_a_transfer_leaves_its_partner_without_data
     assert run.left.columns.finished[run.row(1, 0)] == -1
 
 
-def test_standstill_tells_since_when() -> None:
+def test_a_hang_reports_since_when_ranks_are_blocked() -> None:
     run = Run("gloo", [work(30), to(1)], [work(40), to(0)])
     assert [(b.rank, b.position, b.since_ns) for b in run.left.final_state.blocked] == [
         (0, 1, 30),
@@ -300,7 +298,7 @@ def test_standstill_tells_since_when() -> None:
     assert run.times(0, 1) == (30, -1, -1, -1)
 
 
-def test_mismatches_name_all_who_met() -> None:
+def test_mismatches_name_all_participants() -> None:
     run = Run(
         "nccl",
         *([{"op": "all_reduce", "numel": 4, "reduce_op": op}] for op in ("sum", "max", "sum")),
@@ -311,7 +309,7 @@ def test_mismatches_name_all_who_met() -> None:
     ]
 
 
-def test_matches_come_in_the_order_in_which_they_were_done() -> None:
+def test_matches_are_listed_in_the_order_in_which_they_completed() -> None:
     """The large message is posted first and done last."""
     sends = [to(1, "isend", numel=10**6, handle="a"), to(1, "isend", tag=1, handle="b"), WAIT]
     recvs = [to(0, "irecv", numel=10**6, handle="a"), to(0, "irecv", tag=1, handle="b"), WAIT]
@@ -322,7 +320,7 @@ def test_matches_come_in_the_order_in_which_they_were_done() -> None:
 @pytest.mark.parametrize("profile", list(BACKEND_PROFILES))
 @settings(max_examples=draws(60), deadline=None)
 @given(drawn=programs())
-def test_engine_and_untimed_rules_agree_on_who_is_stuck(
+def test_engine_and_untimed_rules_agree_on_blocked_ranks(
     profile: str, drawn: tuple[int, Programs, dict[str, list[int]]]
 ) -> None:
     size, calls, groups = drawn

@@ -84,7 +84,7 @@ def sends(n: int) -> str:
     ("nodes", "per_node", "cluster"),
     [(1, 8, "dgx-h100"), (1, 8, "cpu-10gbe"), (8, 1, "dgx-a100"), (8, 1, LINE)],
 )
-def test_n_equal_transfers_or_collectives_over_one_link_take_n_times_as_long(
+def test_n_equal_transfers_over_one_link_take_n_times_as_long(
     nodes: int, per_node: int, cluster: Any
 ) -> None:
     backend = "gloo" if cluster == "cpu-10gbe" else "nccl"
@@ -95,9 +95,7 @@ def test_n_equal_transfers_or_collectives_over_one_link_take_n_times_as_long(
         assert three == pytest.approx(3 * one, rel=0.02)
 
 
-def test_eight_reductions_at_once_take_one_two_and_four_times_as_long_with_eight_four_and_two_cards() -> (
-    None
-):
+def test_eight_reductions_on_eight_four_and_two_cards_take_one_two_and_four_times_as_long() -> None:
     steps = "mesh: {m: 2, l: 8}\ntensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x, group: m}\n"
     times = {
         n: taken(2, 8, {"preset": "dgx-h100", "nics": {"count": n}}, steps).makespan_ns
@@ -106,7 +104,7 @@ def test_eight_reductions_at_once_take_one_two_and_four_times_as_long_with_eight
     assert [times[n] / times[8] for n in (4, 2)] == pytest.approx([2, 4], rel=0.02)
 
 
-def test_a_send_beside_a_reduction_through_the_same_card_slows_it_and_is_slowed() -> None:
+def test_a_send_and_a_reduction_through_one_card_slow_each_other() -> None:
     """Ranks 0 and 1 have one card; rank 0 sends to rank 2 on the next machine while rank 1 reduces
     with rank 3.
     """
@@ -121,7 +119,7 @@ def test_a_send_beside_a_reduction_through_the_same_card_slows_it_and_is_slowed(
     assert ends == pytest.approx([2 * alone[0], 2 * alone[1]], rel=0.02)
 
 
-def test_compute_and_communication_of_a_rank_slow_each_other_by_the_devices_factors() -> None:
+def test_compute_and_communication_of_a_rank_slow_each_other_by_the_factors_of_the_device() -> None:
     """A reduction of some 4 ms beside a kernel of 2 ms: the kernel takes 1.19 times as long, and so
     long the reduction 1.1 times.
     """
@@ -145,7 +143,7 @@ def test_compute_and_communication_of_a_rank_slow_each_other_by_the_devices_fact
     )
 
 
-def test_where_nothing_is_shared_the_fast_engine_stays_and_gives_the_same_nanosecond() -> None:
+def test_without_shared_links_the_fast_engine_gives_the_same_nanoseconds() -> None:
     ring = "tensors: {x: {shape: [NUMEL]}, y: {like: x}}\nprogram:\n  - isend: {tensor: x, dst: (rank + 1) % world_size, as: h}\n"
     ring += "  - recv: {tensor: y, src: (rank - 1) % world_size}\n  - wait: h\n  - compute: {time: 1 ms}\n  - all_reduce: {tensor: y}\n"
     for cluster, backend in (("cpu-10gbe", "gloo"), ("dgx-a100", "gloo"), (LINE, "mpi")):
@@ -174,7 +172,7 @@ def cluster_of(cluster: Any) -> dict[str, Any]:
     return cluster if isinstance(cluster, dict) else cluster_from(cluster).to_mapping()
 
 
-def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_answer(
+def test_the_short_and_the_long_check_for_shared_links_agree(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """24 random programs of messages on four ranks, one machine or two: the fast run is kept in the
@@ -211,7 +209,7 @@ def test_messages_alone_are_looked_over_the_short_way_and_the_long_way_with_one_
     )
 )
 @settings(max_examples=draws(80))
-def test_what_is_taken_to_be_under_way_alone_and_in_time_is_so(mapping: generator.Mapping) -> None:
+def test_transfers_assumed_alone_and_on_time_are_so(mapping: generator.Mapping) -> None:
     """The engine looks for shared links and for waits that are too long only in programs that may
     have them: of the others both are asked here."""
     program = generator.program_of(mapping)
@@ -239,7 +237,7 @@ def test_shared_links_can_be_switched_off() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_nothing_ever_moves_more_bytes_over_a_link_than_it_has(seed: int) -> None:
+def test_no_link_ever_moves_more_bytes_than_its_bandwidth_allows(seed: int) -> None:
     """Random messages and reductions at once, summed from the trace: what begins and ends within a
     window fits into it, at every port.
     """
@@ -332,7 +330,7 @@ def _crossings(found: Simulation) -> dict[int, list[tuple[int, int, float]]]:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_shares_are_max_min_fair(seed: int) -> None:
+def test_link_shares_are_max_min_fair(seed: int) -> None:
     """No port is overfull, and who gets less than it can use stands at a full port at which nobody
     gets more.
     """
@@ -362,7 +360,7 @@ def test_shares_are_max_min_fair(seed: int) -> None:
         )
 
 
-def test_n_flows_at_one_port_get_an_nth_each_and_those_that_want_less_leave_the_rest() -> None:
+def test_n_flows_at_one_port_share_it_equally_and_smaller_flows_leave_the_rest() -> None:
     capacity = np.array([12.0])
     assert fair_rates([PortDemand((0,), (1.0,), 12.0)] * 4, capacity).tolist() == [3.0] * 4
     assert fair_rates(
@@ -378,7 +376,7 @@ def test_n_flows_at_one_port_get_an_nth_each_and_those_that_want_less_leave_the_
     assert fair_rates(slow, np.array([1.0])).tolist() == [0.375, 0.375, 0.25]
 
 
-def test_ranks_have_cards_in_common_where_a_machine_has_fewer_cards_than_ranks() -> None:
+def test_ranks_share_cards_if_a_node_has_fewer_cards_than_ranks() -> None:
     """Without any, what one rank does never slows another's network down but through groups."""
     assert not LinkPorts(CostModel(preset("dgx-h100"), 16, 8)).shared_cards
     assert LinkPorts(CostModel(preset("aws-p4d"), 16, 8)).shared_cards
@@ -403,7 +401,7 @@ def messages(pairs: list[tuple[int, int]]) -> str:
     )
 
 
-def test_the_way_up_from_a_leaf_switch_is_shared_by_all_that_leaves_it_and_nothing_else() -> None:
+def test_the_uplink_of_a_leaf_switch_is_shared_by_exactly_the_traffic_that_leaves_it() -> None:
     """Four machines of two: 0 to 3 are on one leaf. Its way up has two cards' bandwidth: two
     messages fit, four take twice as long.
     """
@@ -427,7 +425,7 @@ def test_the_way_up_from_a_leaf_switch_is_shared_by_all_that_leaves_it_and_nothi
     )
 
 
-def test_reductions_of_the_rails_and_an_exchange_among_all_meet_at_the_leaf() -> None:
+def test_rail_reductions_and_a_global_exchange_share_the_leaf_switch() -> None:
     """A reduction for each of two cards: beside each other where the way up has room, twice as long
     where it has not; what every rank sends to all is bound by it alone."""
     leaves = {
@@ -452,7 +450,7 @@ def test_reductions_of_the_rails_and_an_exchange_among_all_meet_at_the_leaf() ->
     assert exchange[1] > 2 * exchange[0]
 
 
-def test_slots_behind_one_pcie_switch_share_its_way_up() -> None:
+def test_slots_behind_one_pcie_switch_share_its_uplink() -> None:
     """Ranks 0 and 1 send to 2 and 3, behind the other switch: half as fast each; within a switch
     both are alone.
     """
@@ -493,7 +491,7 @@ UNEVEN = {
 
 
 @pytest.mark.parametrize("op", UNEVEN)
-def test_of_nodes_that_are_not_alike_each_sends_what_it_has_and_takes_what_it_lacks(
+def test_unequal_nodes_each_send_what_they_have_and_receive_what_they_lack(
     op: str,
 ) -> None:
     cost = CostModel(cluster_from({**LINE, "nics": {"count": 1, "bandwidth": "25 GB/s"}}), 6, 3)
@@ -506,7 +504,7 @@ def test_of_nodes_that_are_not_alike_each_sends_what_it_has_and_takes_what_it_la
 
 @pytest.mark.parametrize("op", UNEVEN)
 @pytest.mark.parametrize("counts", [(1, 3, 2), (5, 1), (2, 2, 2), (4, 1, 1, 4)])
-def test_what_leaves_some_parts_of_a_group_enters_others_and_alike_parts_pass_alike(
+def test_bytes_that_leave_some_parts_of_a_group_enter_others_and_equal_parts_move_equal_bytes(
     op: str, counts: tuple[int, ...]
 ) -> None:
     found, n = traffic_across_cuts(OPERATIONS[op], counts, 1), sum(counts)
@@ -520,7 +518,7 @@ def test_what_leaves_some_parts_of_a_group_enters_others_and_alike_parts_pass_al
     assert max(max(part) for part in found) <= n
 
 
-def test_a_gather_is_bound_by_the_way_into_its_roots_leaf_and_by_no_other() -> None:
+def test_a_gather_is_bound_only_by_the_link_into_the_leaf_of_its_root() -> None:
     """Eight machines of two, two on a leaf whose way up has 0.25 GB/s: 12 of 16 parts of a GiB pass
     the root's.
     """

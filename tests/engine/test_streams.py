@@ -56,7 +56,7 @@ def started_ms(calls: list[dict[str, Any]], which: int, backend: str = "nccl") -
     return int(ran(calls, backend).trace["started_ns"][which]) / MS
 
 
-def test_a_collective_on_a_stream_does_not_wait_for_the_default_one_nor_hold_it_up() -> None:
+def test_a_collective_on_a_stream_and_the_default_stream_do_not_wait_for_each_other() -> None:
     done = ran([compute(5), all_reduce("reduce"), compute(3)])
 
     assert done.trace["started_ns"][1] == 0
@@ -64,31 +64,31 @@ def test_a_collective_on_a_stream_does_not_wait_for_the_default_one_nor_hold_it_
     assert done.trace.text("queue", int(done.trace["queue"][1])) == "reduce"
 
 
-def test_wait_stream_lets_one_stream_wait_for_what_another_holds_at_the_call() -> None:
+def test_wait_stream_waits_for_the_work_on_the_other_stream_at_the_time_of_the_call() -> None:
     assert started_ms([compute(5), wait_stream("", "reduce"), all_reduce("reduce")], 2) == 5
     assert started_ms([wait_stream("", "reduce"), compute(5), all_reduce("reduce")], 2) == 0
     assert started_ms([compute(5, "copy"), wait_stream("copy"), compute(1)], 2) == 5
 
 
-def test_a_stream_that_waits_waits_for_what_the_other_waits_for() -> None:
+def test_waiting_for_a_stream_includes_what_that_stream_waits_for() -> None:
     chained = [compute(5, "copy"), wait_stream("copy", "reduce"), wait_stream("reduce"), compute(1)]
 
     assert started_ms(chained, 3) == 5
 
 
-def test_an_asynchronous_collective_starts_after_the_stream_that_issues_it() -> None:
+def test_an_asynchronous_collective_starts_after_its_issuing_stream() -> None:
     assert started_ms([compute(5, "copy"), compute(2), all_reduce("copy", "h"), wait("h")], 2) == 5
     assert started_ms([compute(5, "copy"), compute(2), all_reduce("", "h"), wait("h")], 2) == 2
 
 
-def test_a_wait_joins_the_stream_that_is_current_and_no_other() -> None:
+def test_a_wait_blocks_only_the_current_stream() -> None:
     calls = [compute(5), all_reduce("", "h"), wait("h", "copy"), compute(1, "copy"), compute(1)]
 
     assert started_ms(calls, 3) > 5
     assert started_ms(calls, 4) == 5
 
 
-def test_messages_join_the_stream_that_issues_them() -> None:
+def test_messages_are_ordered_after_the_stream_that_issues_them() -> None:
     def rank(op: str, peer: int) -> list[dict[str, Any]]:
         return [
             compute(4, "copy"),
@@ -110,14 +110,12 @@ def test_messages_join_the_stream_that_issues_them() -> None:
     assert started[3] == 0
 
 
-def test_collectives_of_one_communicator_run_in_the_order_of_their_issue_whatever_the_stream() -> (
-    None
-):
+def test_collectives_of_one_communicator_run_in_issue_order_on_any_stream() -> None:
     assert started_ms([compute(5), all_reduce(), all_reduce("reduce")], 2) > 5
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])
-def test_without_streams_their_names_change_nothing(backend: str) -> None:
+def test_stream_names_change_nothing_on_a_backend_without_streams(backend: str) -> None:
     calls = [
         compute(5),
         wait_stream("", "reduce"),
@@ -159,7 +157,7 @@ def test_a_file_names_streams_and_values_follow_them() -> None:
     assert done.values.agrees(0, "y", 6.0)
 
 
-def test_a_file_with_streams_is_written_and_read_again() -> None:
+def test_a_file_with_streams_survives_writing_and_reading() -> None:
     one = loads(TEXT)
     again = loads(one.to_yaml())
 
@@ -174,7 +172,7 @@ def test_a_file_with_streams_is_written_and_read_again() -> None:
         ("wait_stream: current", "expected two different streams"),
     ],
 )
-def test_what_is_no_stream_is_refused(step: str, words: str) -> None:
+def test_an_invalid_stream_is_refused(step: str, words: str) -> None:
     with pytest.raises(ScenarioErrors) as caught:
         loads(f"world: 2\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n  - {step}\n")
 

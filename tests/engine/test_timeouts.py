@@ -38,7 +38,7 @@ def ends(done: SimulatedRun) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("call", [(recv(1), send(0)), (REDUCE, REDUCE)])
-def test_a_rank_that_waits_too_long_raises_and_its_partner_finds_the_connection_closed(
+def test_a_rank_that_times_out_raises_and_its_partner_finds_the_connection_closed(
     call: tuple[dict[str, Any], ...],
 ) -> None:
     done = simulated("gloo", [call[0]], [pause(3), call[1]])
@@ -49,14 +49,14 @@ def test_a_rank_that_waits_too_long_raises_and_its_partner_finds_the_connection_
     assert second.message.startswith("Connection closed by peer")
 
 
-def test_the_finding_names_the_place_and_the_timeout() -> None:
+def test_the_finding_names_the_line_and_the_timeout() -> None:
     done = simulated("gloo", [recv(1)], [pause(3), send(0)])
     (late,) = done.findings
     assert (late.code, late.ranks) == ("DS804", (0,))
     assert "timeout of 1 s" in late.message
 
 
-def test_a_standstill_is_no_timeout() -> None:
+def test_a_hang_is_not_a_timeout() -> None:
     """Nothing moves after both wait, so both are stuck, not late."""
     done = simulated("gloo", [recv(1)], [recv(0)])
     assert (done.outcome, done.findings) == ("hangs", ())
@@ -64,18 +64,18 @@ def test_a_standstill_is_no_timeout() -> None:
     assert done.outcome == "hangs"
 
 
-def test_a_message_comes_in_time_when_it_comes_within_the_timeout() -> None:
+def test_a_message_that_arrives_within_the_timeout_is_in_time() -> None:
     assert simulated("gloo", [recv(1)], [pause(0.9), send(0)]).outcome == "completes"
 
 
-def test_the_clock_of_a_message_starts_with_its_wait() -> None:
+def test_the_timeout_of_a_message_starts_with_its_wait() -> None:
     assert (
         simulated("gloo", [irecv(1, "w"), pause(2.5), wait("w")], [pause(3), send(0)]).outcome
         == "completes"
     )
 
 
-def test_the_clock_of_a_collective_starts_with_the_collective() -> None:
+def test_the_timeout_of_a_collective_starts_with_the_collective() -> None:
     """G10: the group is closed while the host is elsewhere; it finds out when it waits, and other
     groups live on.
     """
@@ -88,7 +88,7 @@ def test_the_clock_of_a_collective_starts_with_the_collective() -> None:
     assert (first.position, first.message) == (4, "Application timeout caused pair closure")
 
 
-def test_making_a_group_waits_a_second_longer() -> None:
+def test_creating_a_group_waits_one_second_longer_than_the_timeout() -> None:
     calls = [group("g", 0, 1, timeout_s=1)]
     assert simulated("gloo", calls, [pause(1.5), *calls]).outcome == "completes"
     assert (
@@ -96,7 +96,7 @@ def test_making_a_group_waits_a_second_longer() -> None:
     )
 
 
-def test_timeouts_are_the_back_ends_own_unless_the_program_says_otherwise() -> None:
+def test_timeouts_default_to_those_of_the_backend() -> None:
     program = build_program(2, {0: [], 1: []}, groups={"g": [0, 1]})
     assert group_timeouts_ns(program, BACKEND_PROFILES["gloo"]) == [30 * MINUTE] * 2
     assert group_timeouts_ns(program, BACKEND_PROFILES["nccl"]) == [10 * MINUTE] * 2
@@ -104,7 +104,7 @@ def test_timeouts_are_the_back_ends_own_unless_the_program_says_otherwise() -> N
     assert group_timeouts_ns(program, BACKEND_PROFILES["gloo"]) == [5, 30 * MINUTE]
 
 
-def test_the_watchdog_of_nccl_counts_from_the_hosts_call() -> None:
+def test_the_nccl_watchdog_counts_from_the_call_of_the_host() -> None:
     """The all_reduce is enqueued at once and finished behind three seconds of work on its
     stream.
     """
@@ -119,7 +119,7 @@ def test_the_watchdog_of_nccl_counts_from_the_hosts_call() -> None:
     )
 
 
-def test_a_host_is_not_further_ahead_of_its_device_than_the_launch_queue_holds() -> None:
+def test_a_host_runs_ahead_of_its_device_by_at_most_the_launch_queue() -> None:
     """Seconds of work in small pieces: each call is enqueued when there is room, so none waits for
     long.
     """
@@ -130,7 +130,7 @@ def test_a_host_is_not_further_ahead_of_its_device_than_the_launch_queue_holds()
     assert done.outcome == "completes"
 
 
-def test_mpi_knows_no_timeout() -> None:
+def test_mpi_has_no_timeout() -> None:
     assert simulated("mpi", [recv(1)], [pause(3), send(0)]).outcome == "completes"
 
 
@@ -157,7 +157,7 @@ def monitored(*steps: str, call: str = "{timeout: 1 s}", who: str = "rank < 2") 
     ],
     ids=["ends", "waits for rank 0", "another call", "computes", "waits for a peer"],
 )
-def test_a_monitored_barrier_that_cannot_be_passed_raises_and_names_who_is_missing(
+def test_a_monitored_barrier_that_times_out_raises_and_names_the_missing_rank(
     instead: tuple[str, ...],
 ) -> None:
     """Whatever the missing rank does: observed as `coll.one_missing.monitored_barrier`. Its peers
@@ -181,9 +181,7 @@ def test_a_monitored_barrier_that_cannot_be_passed_raises_and_names_who_is_missi
         )
 
 
-def test_a_monitored_barrier_names_all_who_are_missing_when_asked_to_and_its_own_rank_0_can_be_missing() -> (
-    None
-):
+def test_a_monitored_barrier_names_all_missing_ranks_on_request_and_rank_0_may_be_missing() -> None:
     two = monitored(call="{timeout: 1 s, wait_all_ranks: true}", who="rank == 0").final_state.ends
     without = monitored(who="rank > 0").final_state.ends
 
@@ -214,7 +212,7 @@ def test_ranks_that_find_the_communicator_id_wait_for_later_ranks_without_a_time
     assert simulated("nccl", [REDUCE], [REDUCE], [pause(3), REDUCE]).outcome == "completes"
 
 
-def test_eager_initialisation_has_created_the_communicator() -> None:
+def test_eager_initialisation_creates_the_communicator() -> None:
     done = simulated("nccl", [pause(3), REDUCE], [REDUCE], init="eager")
 
     assert done.outcome == "completes"
@@ -229,7 +227,7 @@ def test_the_lower_rank_publishes_the_communicator_id_of_a_pair(late: int, outco
 
 
 @pytest.mark.parametrize(("world_timeout", "outcome"), [(1, "raises"), (60, "completes")])
-def test_the_store_has_the_timeout_of_the_world_and_not_that_of_the_group(
+def test_the_store_uses_the_timeout_of_the_world_not_of_the_group(
     world_timeout: int, outcome: str
 ) -> None:
     text = f"""

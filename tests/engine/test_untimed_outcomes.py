@@ -54,7 +54,7 @@ def without_clock(program: Program, profile: BackendProfile) -> bool | None:
 
 @settings(max_examples=draws(80), deadline=None)
 @given(any_programs())
-def test_what_surely_completes_does_complete(plain: Plain) -> None:
+def test_a_program_that_completes_in_every_order_completes(plain: Plain) -> None:
     for backend, options in OPTIONS:
         program = build_program(
             plain.world_size, plain.programs, groups=plain.groups, backend=backend, options=options
@@ -70,7 +70,7 @@ def test_what_surely_completes_does_complete(plain: Plain) -> None:
 
 @settings(max_examples=draws(100), deadline=None)
 @given(valid_programs())
-def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> None:
+def test_correct_programs_are_shown_to_complete_without_times(plain: Plain) -> None:
     """On gloo, where the contract is the rule, nothing is left to the engines."""
     program = build_program(plain.world_size, plain.programs, groups=plain.groups)
     if why_order_matters(LinkedProgram(program, BACKEND_PROFILES["gloo"])) is None:
@@ -79,7 +79,7 @@ def test_correct_programs_are_seen_to_complete_without_a_clock(plain: Plain) -> 
 
 @settings(max_examples=draws(100), deadline=None)
 @given(any_programs())
-def test_what_happens_in_time_is_among_what_every_order_allows(plain: Plain) -> None:
+def test_the_timed_outcome_is_among_those_possible_in_any_order(plain: Plain) -> None:
     """Receives of odd ranks take any sender."""
     programs = {
         rank: [_opened(call) if rank % 2 else call for call in calls]
@@ -111,7 +111,7 @@ LEAVES = [
 ]
 
 
-def test_a_rank_that_raises_may_have_been_ended_otherwise_before() -> None:
+def test_a_rank_that_raises_may_have_ended_differently_before() -> None:
     """mpi refuses the coalesced call; a message that is too long for the open receive ends the rank
     if it is there first.
     """
@@ -124,7 +124,7 @@ def test_a_rank_that_raises_may_have_been_ended_otherwise_before() -> None:
     assert backend_outcome(program, BACKEND_PROFILES["mpi"]).possible == ("crashes", "raises")
 
 
-def test_a_search_over_every_step_says_when_it_was_cut_short() -> None:
+def test_a_search_over_all_steps_reports_when_it_was_cut_short() -> None:
     program = build_program(2, dict(enumerate(LEAVES)), backend="mpi")
     assert not search_event_orders(LinkedProgram(program, BACKEND_PROFILES["mpi"]), 3).complete
 
@@ -152,7 +152,7 @@ program:
 
 
 @pytest.mark.parametrize("backend", BACKEND_PROFILES)
-def test_a_long_program_is_judged_without_following_the_order_of_events(
+def test_a_long_program_is_judged_without_searching_the_order_of_events(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """64 ranks of 10 000 calls each would take the time-ordered engine minutes."""
@@ -161,7 +161,7 @@ def test_a_long_program_is_judged_without_following_the_order_of_events(
     assert backend_outcome(program, BACKEND_PROFILES[backend]).possible == ("completes",)
 
 
-def test_work_that_may_outlast_a_timeout_is_simulated() -> None:
+def test_work_that_may_exceed_a_timeout_is_simulated() -> None:
     late = [
         [{"op": "recv", "peer": 1}],
         [{"op": "sleep", "time_ns": 3 * 10**9}, {"op": "send", "peer": 0}],
@@ -182,7 +182,7 @@ def _under(backend: str, *ranks: list[dict[str, Any]]) -> tuple[str, tuple[str, 
     return found.outcome, found.possible
 
 
-def test_whether_a_dropped_send_arrives_on_gloo_depends_on_who_comes_first() -> None:
+def test_arrival_of_a_dropped_gloo_send_depends_on_which_rank_arrives_first() -> None:
     """G4: it is cancelled unless its receiver waits already, as
     `p2p.isend_dropped_recv_already_posted` has it.
     """
@@ -190,7 +190,7 @@ def test_whether_a_dropped_send_arrives_on_gloo_depends_on_who_comes_first() -> 
     assert _under("nccl", [_SENT], [_TAKEN]) == ("completes", ("completes",))
 
 
-def test_a_dropped_send_whose_receiver_surely_waits_always_arrives() -> None:
+def test_a_dropped_send_whose_receiver_certainly_waits_always_arrives() -> None:
     first = {"op": "irecv", "peer": 0, "numel": 4, "handle": "h"}
     ready = [{"op": "recv", "peer": 1, "numel": 1, "tag": 7}, _SENT]
     waits = [
@@ -201,7 +201,7 @@ def test_a_dropped_send_whose_receiver_surely_waits_always_arrives() -> None:
     assert _under("gloo", ready, waits) == ("completes", ("completes",))
 
 
-def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
+def test_a_real_run_with_another_order_of_events_agrees() -> None:
     from distsim.real.results.simulated_vs_real import compare_with_simulation
     from distsim.scenario import load
     from distsim.simulation.simulate_scenario import simulate
@@ -214,7 +214,7 @@ def test_a_real_run_that_took_another_order_of_events_agrees() -> None:
     assert compare_with_simulation(done, "crashes", ended, ()).differences != ()
 
 
-def test_a_new_group_of_members_only_completes_on_gloo_and_is_a_deadlock_all_the_same() -> None:
+def test_a_members_only_new_group_completes_on_gloo_and_is_still_a_deadlock() -> None:
     """The verdict is the contract's: a run that completes under gloo does not spare it where a
     new_group has to meet.
     """
@@ -233,7 +233,7 @@ program:
     )
 
 
-def test_a_batch_on_a_group_that_its_rank_never_made_is_refused() -> None:
+def test_a_batch_on_a_group_that_its_rank_never_created_is_refused() -> None:
     text = """world: 2
 backend: nccl
 program:
@@ -247,9 +247,7 @@ program:
     assert {finding.code for finding in found.findings} >= {"DS104"}
 
 
-def test_a_new_group_beside_an_asynchronous_collective_waits_for_the_one_lock_of_mpi_in_either_engine() -> (
-    None
-):
+def test_both_engines_let_new_group_and_an_asynchronous_collective_share_the_lock_of_mpi() -> None:
     text = """world: 2
 backend: mpi
 program:

@@ -32,7 +32,7 @@ def checked(path: Path, code: str) -> CheckResult:
 
 
 @each_code
-def test_the_faulty_scenario_has_its_finding_as_its_page_says(code: str) -> None:
+def test_a_faulty_scenario_has_the_finding_of_its_page(code: str) -> None:
     """The severity is the page's; the message is a sentence, the help says what to do, the places
     are in the file.
     """
@@ -46,7 +46,7 @@ def test_the_faulty_scenario_has_its_finding_as_its_page_says(code: str) -> None
 
 
 @each_code
-def test_the_verdict_of_the_faulty_scenario_is_at_least_as_bad_as_its_code(code: str) -> None:
+def test_the_verdict_of_a_faulty_scenario_is_at_least_as_severe_as_its_code(code: str) -> None:
     order = ["invalid", "mismatch", "deadlock", "race", "leak"]
     result = checked(files(code)[0], code)
     verdict = CODES[code].verdict
@@ -56,7 +56,7 @@ def test_the_verdict_of_the_faulty_scenario_is_at_least_as_bad_as_its_code(code:
 
 
 @each_code
-def test_an_error_or_another_outcome_ends_with_status_1(code: str) -> None:
+def test_an_error_or_an_unexpected_outcome_exits_with_1(code: str) -> None:
     result = checked(files(code)[0], code)
     outcome = result.profiles[result.backend].outcome
 
@@ -65,7 +65,7 @@ def test_an_error_or_another_outcome_ends_with_status_1(code: str) -> None:
 
 
 @each_code
-def test_the_repaired_scenario_is_clean(code: str) -> None:
+def test_a_repaired_scenario_has_no_finding(code: str) -> None:
     """No error and no warning about its own back end, and it completes there."""
     _, repaired = files(code)
     result = checked(repaired, code)
@@ -77,13 +77,13 @@ def test_the_repaired_scenario_is_clean(code: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda p: p.stem)
-def test_what_a_scenario_expects_comes_true(path: Path) -> None:
+def test_a_scenario_meets_its_expectations(path: Path) -> None:
     held = expectations.check_expectations(path)
 
     assert (held.status, [str(d) for d in held.differences]) == ("passed", [])
 
 
-def test_there_are_two_scenarios_for_each_code_and_no_other() -> None:
+def test_each_code_has_exactly_two_scenarios() -> None:
     assert sorted(FOLDER.glob("*.yaml")) == sorted(
         path for code in OF_SCENARIOS for path in files(code)
     )

@@ -22,7 +22,7 @@ def findings(text: str) -> tuple[Finding, ...]:
     return check_scenario(loads(text)).findings
 
 
-def test_codes_are_in_order_and_their_group_gives_their_verdict() -> None:
+def test_codes_are_ordered_and_their_group_determines_their_verdict() -> None:
     classes = {"1": "invalid", "2": "mismatch", "3": "deadlock", "4": "race", "5": "leak"}
 
     assert list(CODES) == sorted(CODES)
@@ -32,13 +32,13 @@ def test_codes_are_in_order_and_their_group_gives_their_verdict() -> None:
     }
 
 
-def test_every_code_of_a_class_but_a_leak_is_an_error() -> None:
+def test_every_code_of_a_class_except_a_leak_is_an_error() -> None:
     assert {
         i.code for i in CODES.values() if i.verdict not in (None, "leak") and i.severity != "error"
     } == set()
 
 
-def test_every_code_has_a_page_of_eighty_columns() -> None:
+def test_every_code_has_a_page_in_80_columns() -> None:
     parts = ("What it is", "What happens", "What to do", " that has it\n")
     pages = {code: explain_code(code) for code in CODES}
 
@@ -73,7 +73,7 @@ def test_the_example_of_a_code_has_its_finding(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", [code for code, info in CODES.items() if not info.of_scripts])
-def test_an_example_of_three_or_more_ranks_needs_each_of_them(code: str) -> None:
+def test_an_example_with_three_or_more_ranks_needs_each_of_them(code: str) -> None:
     example = CODES[code].example
     world = re.search(r"^world: (\d+)$", example, re.MULTILINE)
     if world is None or int(world[1]) < 3:
@@ -87,6 +87,6 @@ def test_an_example_of_three_or_more_ranks_needs_each_of_them(code: str) -> None
     assert code not in found
 
 
-def test_an_unknown_code_is_answered_with_the_nearest() -> None:
+def test_an_unknown_code_gets_the_nearest_as_suggestion() -> None:
     with pytest.raises(KeyError, match="did you mean DS301"):
         explain_code("DS3O1")

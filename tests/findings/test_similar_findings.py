@@ -22,14 +22,14 @@ def _wait(first: int, line: int = 4) -> Finding:
     )
 
 
-def test_the_first_of_many_alike_speaks_for_all_and_tells_on_which_ranks_they_are() -> None:
+def test_the_first_of_many_equal_findings_represents_all_and_lists_their_ranks() -> None:
     lines = findings_text([_wait(rank) for rank in range(0, 256, 2)], "f.yaml").splitlines()
 
     assert sum("wait for each other" in line for line in lines) == 1
     assert lines[-1] == "  and 127 more like this, on ranks 2-255"
 
 
-def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None:
+def test_findings_with_different_texts_or_places_are_reported_separately_in_order() -> None:
     other = Finding("DS305", "error", "rank 9 never comes", (9,))
     found = [_wait(0), other, _wait(2), _wait(4, line=9), _wait(6, line=9)]
     lines = findings_text(found, "f.yaml").splitlines()
@@ -45,7 +45,7 @@ def test_what_differs_in_words_or_place_is_told_by_itself_in_its_order() -> None
     assert not any("more like this" in line for line in lines)
 
 
-def test_groups_that_fail_alike_are_one_finding_in_text_and_all_in_json(
+def test_groups_that_fail_equally_are_one_finding_in_text_and_all_are_in_json(
     cli: Cli, tmp_path: Path
 ) -> None:
     file = tmp_path / "groups.yaml"

@@ -36,14 +36,14 @@ def hops(rank: int, last: int = 3, count: int = 3) -> list[dict[str, Any]]:
     return [e for number in range(1, count + 1) for e in batch(hop(rank, last), (0, number), 20)]
 
 
-def test_messages_of_batches_that_are_done_wait_for_nobody(tmp_path: Path) -> None:
+def test_no_rank_waits_for_messages_of_completed_batches(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, {rank: dump(hops(rank)) for rank in range(4)})
 
     assert found.causes == []
     assert all(not stand.waits for stand in found.standing.ranks.values())
 
 
-def test_after_batches_who_has_not_come_to_a_collective_is_behind(tmp_path: Path) -> None:
+def test_after_batches_a_rank_missing_from_a_collective_is_behind(tmp_path: Path) -> None:
     """The counters of a status are those of the last work: 3 for a message, 1 for the collective.
     They compare nothing.
     """
@@ -56,7 +56,7 @@ def test_after_batches_who_has_not_come_to_a_collective_is_behind(tmp_path: Path
     assert not any(given.status for given in found.evidence.ranks.values())
 
 
-def test_a_stage_that_posts_no_batch_where_its_neighbours_do_is_named_by_both(
+def test_a_stage_that_skips_a_batch_is_blamed_by_both_neighbours(
     tmp_path: Path,
 ) -> None:
     found = diagnosed(
@@ -77,7 +77,7 @@ def test_a_stage_that_posts_no_batch_where_its_neighbours_do_is_named_by_both(
     assert [what for _, what, _ in found.main.lines] == ["send to rank 1", "recv from rank 1"]
 
 
-def test_one_that_waits_for_one_accuses_nobody(tmp_path: Path) -> None:
+def test_doctor_blames_no_rank_if_one_waits_for_one(tmp_path: Path) -> None:
     """Either sends too much, or the other receives too little."""
     found = diagnosed(
         tmp_path, {0: dump(batch(["send 0->1"], (0, 1), 5, "scheduled"), TWO), 1: dump([], TWO)}
@@ -87,7 +87,7 @@ def test_one_that_waits_for_one_accuses_nobody(tmp_path: Path) -> None:
     assert (found.main.kind, found.culprits) == ("behind", ())
 
 
-def test_where_every_message_has_met_its_other_half_the_communication_hangs(tmp_path: Path) -> None:
+def test_if_every_message_is_matched_the_communication_hangs(tmp_path: Path) -> None:
     found = diagnosed(
         tmp_path,
         {r: dump([*hops(r), *batch(hop(r, 3), (0, 4), 21, "scheduled")]) for r in range(4)},
@@ -98,7 +98,7 @@ def test_where_every_message_has_met_its_other_half_the_communication_hangs(tmp_
     assert "and 2 more such pairs" in found.main.title
 
 
-def test_a_batch_against_a_message_alone_is_told(tmp_path: Path) -> None:
+def test_a_batch_that_meets_a_single_message_is_reported(tmp_path: Path) -> None:
     alone = entry(1, "recv 1<-0", 6, "scheduled")
     found = diagnosed(
         tmp_path,
@@ -109,7 +109,7 @@ def test_a_batch_against_a_message_alone_is_told(tmp_path: Path) -> None:
     assert (found.main.kind, found.main.grade, found.culprits) == ("connection", "suspected", ())
 
 
-def test_messages_alone_of_two_ranks_run_one_after_the_other_without_any_timing(
+def test_single_messages_of_two_ranks_are_ordered_without_timing(
     tmp_path: Path,
 ) -> None:
     """Torch says `started` only under TORCH_NCCL_ENABLE_TIMING; both send first, and the receives
@@ -132,7 +132,7 @@ def test_messages_alone_of_two_ranks_run_one_after_the_other_without_any_timing(
     assert set(found.main.ranks) == {0, 1}
 
 
-def test_a_collective_behind_a_batch_that_hangs_is_not_where_everybody_is(tmp_path: Path) -> None:
+def test_a_collective_behind_a_hanging_batch_is_not_the_common_call(tmp_path: Path) -> None:
     """Rank 1 has enqueued the collective, and its device is still at a receive that rank 0 never
     sent.
     """
@@ -155,7 +155,7 @@ def test_a_collective_behind_a_batch_that_hangs_is_not_where_everybody_is(tmp_pa
     assert "messages and collectives in different orders" in found.main.title
 
 
-def test_a_message_that_one_side_finished_does_not_shift_the_others(tmp_path: Path) -> None:
+def test_a_message_finished_on_one_side_does_not_shift_the_others(tmp_path: Path) -> None:
     """NCCL ends a small send before its receive: the second send of rank 0 meets the second
     receive, which is not there.
     """
@@ -176,7 +176,7 @@ def test_a_message_that_one_side_finished_does_not_shift_the_others(tmp_path: Pa
     )  # of the first; what the second needs can't come before
 
 
-def test_collectives_of_a_batch_are_one_call_with_the_state_of_their_batch(tmp_path: Path) -> None:
+def test_collectives_of_a_batch_are_one_call_with_the_state_of_the_batch(tmp_path: Path) -> None:
     first = batch(["all_reduce", "reduce_scatter_tensor"], (1, 0), 5)
     found = diagnosed(
         tmp_path,
@@ -195,7 +195,7 @@ def test_collectives_of_a_batch_are_one_call_with_the_state_of_their_batch(tmp_p
     ]
 
 
-def test_a_batch_of_collectives_with_other_sizes_on_one_rank_names_it_with_its_own_size(
+def test_a_rank_with_different_sizes_in_a_batch_of_collectives_is_named_with_its_sizes(
     tmp_path: Path,
 ) -> None:
     found = diagnosed(
@@ -210,7 +210,7 @@ def test_a_batch_of_collectives_with_other_sizes_on_one_rank_names_it_with_its_o
 
 
 @pytest.mark.parametrize("missing", [(), (2,)], ids=["all there", "one behind"])
-def test_before_torch_2_6_batches_of_messages_took_numbers_of_collectives(
+def test_before_torch_2_6_message_batches_used_sequence_numbers_of_collectives(
     tmp_path: Path, missing: tuple[int, ...]
 ) -> None:
     """The middle stage makes two batches, its neighbours one: its second collective has number 4,
@@ -232,7 +232,7 @@ def test_before_torch_2_6_batches_of_messages_took_numbers_of_collectives(
     assert "call 2)" in found.main.title
 
 
-def test_where_those_batches_are_partly_lost_nobody_is_accused_by_number(tmp_path: Path) -> None:
+def test_doctor_blames_no_rank_by_number_if_such_batches_are_partly_lost(tmp_path: Path) -> None:
     lapped = [
         e | {"record_id": 4000}
         for e in [*batch(["send 0->1"], (90, 0), 4), *batch(["send 0->1"], (91, 0), 4)]
@@ -251,7 +251,7 @@ def test_where_those_batches_are_partly_lost_nobody_is_accused_by_number(tmp_pat
     assert any("batches of messages share the numbers" in note for note in found.evidence.notes)
 
 
-def test_the_end_of_a_batch_whose_messages_are_lost_is_no_collective(tmp_path: Path) -> None:
+def test_the_end_of_a_batch_with_lost_messages_is_no_collective(tmp_path: Path) -> None:
     """The ring dropped the messages and kept the entry after them, which has the number of an older
     collective.
     """
@@ -267,7 +267,7 @@ def test_the_end_of_a_batch_whose_messages_are_lost_is_no_collective(tmp_path: P
 @pytest.mark.parametrize(
     "last", [["all_reduce"] * 2, ["all_reduce", "all_gather"]], ids=["alike", "of two kinds"]
 )
-def test_the_smallest_scenario_of_a_batch_stands_still_under_the_back_end_of_the_job(
+def test_the_minimal_scenario_of_a_batch_hangs_under_the_backend_of_the_job(
     tmp_path: Path, last: list[str]
 ) -> None:
     first = batch(["all_reduce"], (1, 0), 5)

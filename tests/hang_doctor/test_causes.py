@@ -29,7 +29,7 @@ def raised(rank: int, error: str, line: int) -> list[str]:
 
 
 @pytest.mark.parametrize("other", ["ValueError: empty batch", "KeyError: 'x'"])
-def test_ranks_that_failed_are_one_cause_which_accuses_those_that_failed_alike(
+def test_equal_failures_are_one_cause_that_blames_all_ranks_that_failed(
     tmp_path: Path, other: str
 ) -> None:
     """No order is known between them, so nobody is accused where they differ; each has the line and
@@ -54,7 +54,7 @@ def test_ranks_that_failed_are_one_cause_which_accuses_those_that_failed_alike(
 
 
 # --- calls that do not fit ---
-def test_sizes_that_differed_in_calls_that_are_done_did_no_harm(tmp_path: Path) -> None:
+def test_size_differences_in_completed_calls_are_ignored(tmp_path: Path) -> None:
     """The rank that has not come to the next call is named, and nothing is said of the call before;
     where it is not done, it is.
     """
@@ -68,7 +68,7 @@ def test_sizes_that_differed_in_calls_that_are_done_did_no_harm(tmp_path: Path) 
     assert [(cause.kind, cause.culprits) for cause in found.causes] == [("behind", (2,))]
 
 
-def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path: Path) -> None:
+def test_divergence_of_two_ranks_is_reported_once_and_blames_neither(tmp_path: Path) -> None:
     """One makes a call that the other skips; two lists of calls do not show which is wrong."""
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
     more = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [
@@ -85,7 +85,7 @@ def test_of_two_ranks_that_part_it_is_said_once_and_neither_is_accused(tmp_path:
     assert found.culprits == ()
 
 
-def test_a_call_that_one_rank_leaves_out_is_told_with_its_line_and_who_makes_it(
+def test_a_call_skipped_by_one_rank_is_reported_with_its_line_and_its_callers(
     tmp_path: Path,
 ) -> None:
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 15, 12, 10), 1)] + [
@@ -105,7 +105,7 @@ def test_a_call_that_one_rank_leaves_out_is_told_with_its_line_and_who_makes_it(
 
 
 # --- what is said beside the cause ---
-def test_the_last_call_that_all_have_finished_is_that_of_the_slowest(tmp_path: Path) -> None:
+def test_the_last_call_finished_by_all_is_that_of_the_slowest(tmp_path: Path) -> None:
     """Of those of whom something is known; where one has finished none, it is none."""
     done = [entry(1, "all_reduce", 10), entry(2, "broadcast", 20)]
     late = [entry(1, "all_reduce", 10), entry(2, "broadcast", 20, "started")]
@@ -123,7 +123,7 @@ def test_the_last_call_that_all_have_finished_is_that_of_the_slowest(tmp_path: P
     assert fresh.common == ["that ranks 0-2 all finished: none on the default group"]
 
 
-def test_groups_that_lines_name_by_their_guid_are_not_asked_for_again(tmp_path: Path) -> None:
+def test_groups_named_by_guid_in_log_lines_are_not_requested_again(tmp_path: Path) -> None:
     """Lines with local numbers alone prove nothing: then newer lines are asked for."""
     words = "use torch 2.5 or newer"
     named = said(folder(tmp_path / "named"), *watchdog())
@@ -136,7 +136,7 @@ def test_groups_that_lines_name_by_their_guid_are_not_asked_for_again(tmp_path: 
     assert any(line.startswith(words) for line in local.collect)
 
 
-def test_members_that_a_later_file_names_are_those_of_the_group() -> None:
+def test_members_named_in_a_later_file_belong_to_the_group() -> None:
     """Files that name none leave them as they are, and two that contradict each other are said."""
     evidence = Evidence()
     keys = {evidence.add_group("7", members=members) for members in (None, (0, 1), None, (1, 0))}

@@ -60,7 +60,7 @@ def behind(tmp_path: Path) -> Path:
     return write(tmp_path, {0: dump(waiting), 1: dump(waiting), 2: dump(done), 3: dump(waiting)})
 
 
-def test_the_report_begins_with_the_cause_and_ends_with_status_1(behind: Path) -> None:
+def test_the_report_starts_with_the_cause_and_exits_with_1(behind: Path) -> None:
     result = run(behind)
 
     assert result.exit_code == 1
@@ -70,17 +70,17 @@ def test_the_report_begins_with_the_cause_and_ends_with_status_1(behind: Path) -
     assert "ranks 0, 1 and 3: all_reduce at job/train.py:12 in train" in result.output
 
 
-def test_dumps_of_a_job_in_which_nobody_waits_end_with_status_0(tmp_path: Path) -> None:
+def test_dumps_of_a_job_without_a_hang_exit_with_0(tmp_path: Path) -> None:
     result = run(write(tmp_path, {rank: dump([entry(1, "all_reduce")]) for rank in range(4)}))
 
     assert (result.exit_code, result.output.splitlines()[0]) == (
         0,
-        "no blocked rank found in the files of ranks 0-3",
+        "no rank waits: ranks 0-3 have finished all recorded calls",
     )
 
 
 @pytest.mark.parametrize("width", [40, 57, 80, 200])
-def test_no_line_is_wider_than_asked_but_for_words_that_are(width: int) -> None:
+def test_no_line_is_wider_than_requested_except_for_long_words(width: int) -> None:
     texts = [
         doctor_text(diagnose_hang(read_evidence([str(given)])), width)
         for given in (*HANGS[:6], *THREADS)
@@ -109,7 +109,7 @@ def test_json_has_causes_waits_and_files(behind: Path) -> None:
     assert [f["kind"] for f in data["files"]] == ["Flight Recorder 2.10"] * 4
 
 
-def test_the_order_in_which_files_are_named_changes_nothing(behind: Path) -> None:
+def test_the_order_of_the_files_does_not_matter(behind: Path) -> None:
     files = sorted(behind.iterdir())
 
     def told(paths: list[Path]) -> str:
@@ -118,7 +118,7 @@ def test_the_order_in_which_files_are_named_changes_nothing(behind: Path) -> Non
     assert told(files[::-1]) == told(files)
 
 
-def test_the_picture_has_a_box_per_rank_and_an_arrow_to_who_is_waited_for(
+def test_the_picture_has_a_box_per_rank_and_an_arrow_to_each_awaited_rank(
     behind: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / "hang.dot"
@@ -132,7 +132,7 @@ def test_the_picture_has_a_box_per_rank_and_an_arrow_to_who_is_waited_for(
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_the_smallest_scenario_of_a_real_hang_does_not_complete_either(name: str) -> None:
+def test_the_minimal_scenario_of_a_real_hang_does_not_complete(name: str) -> None:
     found = diagnose_hang(read_evidence([str(next(h for h in HANGS if h.stem == name))]))
 
     scenario = loads(minimal_scenario_text(found))
@@ -143,7 +143,7 @@ def test_the_smallest_scenario_of_a_real_hang_does_not_complete_either(name: str
     assert sum(len(done.program.code(r).calls) for r in range(done.program.world_size)) <= 12
 
 
-def test_every_hang_has_a_small_scenario_that_stands_still_or_a_reason_why_not() -> None:
+def test_every_hang_has_a_minimal_scenario_that_hangs_or_a_reason_for_having_none() -> None:
     made, reasons = 0, []
     for hang in HANGS:
         try:
@@ -156,7 +156,9 @@ def test_every_hang_has_a_small_scenario_that_stands_still_or_a_reason_why_not()
     assert [reason for reason in reasons if "help:" not in reason] == []
 
 
-def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_path: Path) -> None:
+def test_output_option_writes_the_scenario_or_reports_what_it_could_write(
+    behind: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out" / "hang.yaml"
     out.parent.mkdir()
 
@@ -179,7 +181,7 @@ def test_o_writes_the_scenario_or_says_what_it_could_write(behind: Path, tmp_pat
         (("--torchrun", "999999999"), "process 999999999 does not exist"),
     ],
 )
-def test_a_wrong_command_is_refused_with_its_remedy(words: tuple[str, ...], said: str) -> None:
+def test_a_wrong_command_line_is_refused_with_a_remedy(words: tuple[str, ...], said: str) -> None:
     with pytest.raises(UsageError, match=said) as refused:
         CliRunner().invoke(application(), ["doctor", *words], catch_exceptions=False)
 
@@ -215,7 +217,7 @@ def test_a_rank_that_a_trace_reports_as_killed_is_the_cause(tmp_path: Path) -> N
     assert (found.main.kind, found.culprits) == ("crash", (1,))
 
 
-def test_a_trace_that_was_cut_anywhere_is_read_up_to_its_last_whole_line(tmp_path: Path) -> None:
+def test_a_truncated_trace_is_read_up_to_its_last_complete_line(tmp_path: Path) -> None:
     text = (Path(__file__).resolve().parents[2] / "traces" / "collectives_gloo_2.jsonl").read_text()
     head = text.index("\n") + 1
     (tmp_path / "t.jsonl").write_text(text[: head + (len(text) - head) * 2 // 3])
@@ -226,7 +228,7 @@ def test_a_trace_that_was_cut_anywhere_is_read_up_to_its_last_whole_line(tmp_pat
     assert len(evidence.ranks[0].calls) > 5
 
 
-def test_the_progress_board_of_a_rank_is_evidence(tmp_path: Path) -> None:
+def test_the_progress_file_of_a_rank_is_evidence(tmp_path: Path) -> None:
     board = ProgressFile(tmp_path / "board_rank_1", create=True)
     board.advance(RankPhase.RAISED, 3, 10)
     board.write_message("ValueError: the batch is empty")
@@ -277,7 +279,7 @@ def live(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 @pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="processes are found in /proc, which is Linux's"
 )
-def test_the_ranks_of_a_launcher_are_found_by_their_environment(
+def test_ranks_of_a_launcher_are_found_by_their_environment(
     live: list[subprocess.Popen[bytes]],
 ) -> None:
     assert [rank_of_pid(pid) for pid in rank_pids_of_launcher(live[0].pid)] == [0, 1]
@@ -287,7 +289,7 @@ def test_the_ranks_of_a_launcher_are_found_by_their_environment(
     shutil.which("py-spy") is None,
     reason="py-spy takes the stacks of live processes, and it is not installed",
 )
-def test_live_ranks_are_looked_at_and_live_on(live: list[subprocess.Popen[bytes]]) -> None:
+def test_live_ranks_are_inspected_and_keep_running(live: list[subprocess.Popen[bytes]]) -> None:
     result = run("--torchrun", str(live[0].pid))
 
     assert "rank 0: outside any recorded call at rank.py:5 in load" in result.output
@@ -295,7 +297,7 @@ def test_live_ranks_are_looked_at_and_live_on(live: list[subprocess.Popen[bytes]
     assert all(os.path.exists(f"/proc/{pid}") for pid in rank_pids_of_launcher(live[0].pid))
 
 
-def test_where_nothing_of_any_rank_can_be_read_the_status_says_so(tmp_path: Path) -> None:
+def test_unreadable_ranks_are_reported_in_the_exit_status(tmp_path: Path) -> None:
     """A cut dump does not prove that no rank waits."""
     cut = tmp_path / "fr_rank_0"
     cut.write_bytes(pickle.dumps(dump([entry(1, "all_reduce")]), protocol=2)[:300])

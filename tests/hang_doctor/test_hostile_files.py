@@ -11,6 +11,7 @@ import os
 import pickle
 import random
 import struct
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 
 from distsim.hang_doctor import diagnose_hang, read_evidence
 from distsim.hang_doctor.readers import flight_recorder, input_files, safe_pickle
+from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from distsim.hang_doctor.readers.input_files import MAX_BYTES
 from tests.hang_doctor.test_logs import watchdog
 from tests.support.doctor_dumps import dump, entry, write
@@ -69,11 +71,52 @@ def test_a_pickle_that_calls_something_is_refused_and_calls_nothing(
         b"\x80\x02.",
     ],
 )
-def test_a_damaged_or_boundless_pickle_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_a_damaged_or_unbounded_pickle_is_refused(tmp_path: Path, data: bytes) -> None:
     assert problem(tmp_path, data).startswith(("unsafe or damaged pickle", "this pickle is not"))
 
 
-def test_plain_data_comes_back_as_pickle_reads_it() -> None:
+def nested_tuple(depth: int) -> bytes:
+    """A pickle that builds a tuple of 2**depth paths and puts it on the stack."""
+    return b"\x80\x02)q\x00" + b"h\x00h\x00\x86q\x00" * depth
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        nested_tuple(60) + b"}h\x00K\x01s.",  # as a key: its hash would take 2**60 steps
+        nested_tuple(60) + b".",
+        b"\x80\x02}K\x01\x85K\x01s.",  # a flat tuple as a key
+        b"\x80\x02}NK\x01s.",
+        b"\x80\x02}G" + struct.pack(">d", 1.5) + b"K\x01s.",
+        b"\x80\x02}\x8a\x09" + ((1 << 61) - 1).to_bytes(9, "little") + b"K\x01s.",  # hash 0
+    ],
+)
+def test_a_key_whose_hash_could_be_slow_is_refused(tmp_path: Path, data: bytes) -> None:
+    started = time.process_time()
+
+    assert problem(tmp_path, data).startswith("unsafe or damaged pickle: it has a ")
+    assert time.process_time() - started < 0.3
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("dump7.pickle.gz", 7),
+        ("v2-final", None),
+        ("rank_7" + ".txt" * 100, None),
+        ("-" * 300 + "rank_7.log", 7),
+        ("rank_" * 50_000, None),
+        ("7." * 50_000, None),
+    ],
+)
+def test_the_rank_in_a_long_file_name_is_found_at_once(name: str, rank: int | None) -> None:
+    started = time.process_time()
+
+    assert rank_of_file_name(name, is_dump=True) == rank
+    assert time.process_time() - started < 0.3
+
+
+def test_plain_data_is_read_like_by_pickle() -> None:
     data = {
         "a": [1, -2, 2**40, 1.5, None, True, ("x", "é\n"), (1, 2, 3, 4)],
         "b": {1: {"c": []}},
@@ -86,7 +129,7 @@ def test_plain_data_comes_back_as_pickle_reads_it() -> None:
         assert safe_pickle.loads_plain(pickle.dumps(data, protocol)) == data
 
 
-def test_a_dump_that_holds_itself_ends(tmp_path: Path) -> None:
+def test_a_dump_that_contains_itself_is_read_in_finite_time(tmp_path: Path) -> None:
     looped: dict[str, Any] = dump([entry(1, "all_reduce")])
     looped["entries"][0]["frames"] = looped["entries"]
     looped["entries"].append(looped["entries"])
@@ -94,7 +137,7 @@ def test_a_dump_that_holds_itself_ends(tmp_path: Path) -> None:
     assert problem(tmp_path, pickle.dumps(looped, 2)) == "damaged entries: 1"
 
 
-def test_entries_without_a_group_name_are_counted_as_damaged_next_to_a_damaged_entry(
+def test_entries_without_a_group_name_next_to_a_damaged_entry_count_as_damaged(
     tmp_path: Path,
 ) -> None:
     nameless = {**entry(1, "all_reduce"), "process_group": None, "pg_id": None}
@@ -104,7 +147,7 @@ def test_entries_without_a_group_name_are_counted_as_damaged_next_to_a_damaged_e
     assert problem(tmp_path, pickle.dumps(data, 2)) == "damaged entries: 2"
 
 
-def test_spoilt_dumps_are_read_in_part_or_refused_and_accuse_nobody_by_chance(
+def test_damaged_dumps_are_read_in_part_or_refused_and_blame_no_wrong_rank(
     tmp_path: Path,
 ) -> None:
     """Every value of an entry is replaced by something foolish, one at a time."""
@@ -151,7 +194,7 @@ def test_a_file_of_two_gigabytes_is_refused_by_its_size(tmp_path: Path) -> None:
     ] == [True, True]
 
 
-def test_bombs_are_refused_by_what_they_would_become(tmp_path: Path) -> None:
+def test_decompression_bombs_are_refused_by_their_expanded_size(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rank_0.log", bytes(8 << 20))
@@ -160,7 +203,7 @@ def test_bombs_are_refused_by_what_they_would_become(tmp_path: Path) -> None:
     assert "unpacks to 8 MiB" in problem(tmp_path, packed.getvalue(), "a.zip")
 
 
-def test_a_json_of_too_many_parts_is_refused_before_it_is_parsed_and_a_log_that_looks_like_one_is_read(
+def test_json_with_too_many_parts_is_refused_before_parsing_and_a_json_like_log_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """128 MiB hold seven million damaged entries, or forty million empty ones."""
@@ -174,7 +217,7 @@ def test_a_json_of_too_many_parts_is_refused_before_it_is_parsed_and_a_log_that_
     assert "JSON" not in problem(tmp_path, (line * 100).encode(), "rank_0.log")
 
 
-def test_of_a_dump_with_more_entries_than_a_ring_holds_the_latest_are_read(
+def test_the_latest_entries_of_a_too_long_dump_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(flight_recorder, "_MAX_ENTRIES", 3)
@@ -186,7 +229,7 @@ def test_of_a_dump_with_more_entries_than_a_ring_holds_the_latest_are_read(
     assert sorted(c.number for c in evidence.ranks[0].calls) == [6, 7, 8]
 
 
-def test_a_zip_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
+def test_a_zip_with_a_false_size_is_refused(tmp_path: Path) -> None:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("rank_0.log", bytes(3 << 20))
@@ -195,7 +238,7 @@ def test_a_zip_that_lies_about_its_size_is_refused(tmp_path: Path) -> None:
     assert problem(tmp_path, data, "a.zip") != ""
 
 
-def test_a_gzip_that_was_cut_gives_what_is_whole(tmp_path: Path) -> None:
+def test_the_complete_part_of_a_truncated_gzip_is_read(tmp_path: Path) -> None:
     data = gzip.compress(("\n".join(watchdog()) + "\n").encode(), mtime=0)
     (tmp_path / "job.log.gz").write_bytes(data[:-12])
 
@@ -205,11 +248,11 @@ def test_a_gzip_that_was_cut_gives_what_is_whole(tmp_path: Path) -> None:
     assert sorted(evidence.ranks) == [0, 1, 2, 3]
 
 
-def test_deep_json_is_refused(tmp_path: Path) -> None:
+def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
     assert problem(tmp_path, b"[" * 100_000 + b"]" * 100_000, "rank_0.json") != ""
 
 
-def test_what_is_no_evidence_is_said_to_be_none(tmp_path: Path) -> None:
+def test_a_file_without_evidence_is_reported_as_such(tmp_path: Path) -> None:
     assert "unrecognised JSON" in problem(tmp_path, json.dumps({"a": 1}).encode(), "rank_0.json")
     assert "neither text nor a pickle" in problem(tmp_path, bytes(range(256)) * 40, "rank_0")
     assert "no torch or NCCL line" in problem(tmp_path, b"hello\nworld\n", "rank_0.log")

@@ -86,14 +86,16 @@ def waiting_for_2() -> list[str]:
 # --- counters ---
 
 
-def test_the_counters_of_torch_2_13_have_the_last_started_work_between_them(tmp_path: Path) -> None:
+def test_counters_of_torch_2_13_tell_that_the_last_started_work_lies_between_them(
+    tmp_path: Path,
+) -> None:
     assert said(tmp_path, *waiting_for_2()).culprits == (2,)
 
 
 @pytest.mark.parametrize(
     ("op", "numel"), [("COALESCED", UNWRITTEN), ("SEND", "8")], ids=["batch", "send"]
 )
-def test_counters_of_a_group_whose_messages_ran_out_of_time_accuse_nobody(
+def test_counters_of_a_group_with_timed_out_messages_blame_no_rank(
     tmp_path: Path, op: str, numel: str
 ) -> None:
     """They are of messages, of which each stage of a pipeline makes another number."""
@@ -116,7 +118,7 @@ def test_a_coalesced_call_of_the_fast_path_has_sizes_and_is_a_collective(tmp_pat
     assert said(tmp_path, *lines, signalled(2, 4)).culprits == (2,)
 
 
-def test_operation_counts_of_nccl_on_a_communicator_that_carries_messages_accuse_nobody(
+def test_nccl_operation_counts_of_a_communicator_with_messages_blame_no_rank(
     tmp_path: Path,
 ) -> None:
     """The first stage of a pipeline has sent four times, the last received once; then two of three
@@ -146,7 +148,7 @@ def test_operation_counts_of_nccl_on_a_communicator_that_carries_messages_accuse
 # --- groups of one name ---
 
 
-def test_logs_of_a_mesh_do_not_tell_which_ranks_are_in_one_group(tmp_path: Path) -> None:
+def test_logs_of_a_mesh_do_not_reveal_which_ranks_share_a_group(tmp_path: Path) -> None:
     """Ranks 0 and 2 are one group `3`, rank 1 is of another, where no rank waits."""
     lines = [line for rank in (0, 2) for line in timed_out(rank, 7, "7 6", group="3(mesh_dp)")]
     found = said(tmp_path, *lines, signalled(1, 4, "3(mesh_dp)"))
@@ -155,7 +157,7 @@ def test_logs_of_a_mesh_do_not_tell_which_ranks_are_in_one_group(tmp_path: Path)
     assert any("give this name to all groups" in note for note in found.evidence.notes)
 
 
-def test_dumps_of_a_mesh_tell_its_groups_apart_by_their_members_and_place_the_logs(
+def test_dumps_of_a_mesh_distinguish_groups_by_members_and_locate_the_logs(
     tmp_path: Path,
 ) -> None:
     dp = ("3", "mesh_dp")
@@ -197,7 +199,7 @@ def run(count: int, waits: bool, start: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [7, 70], ids=["it ended earlier", "it ran longer"])
-def test_a_dump_of_yesterday_is_left_out(tmp_path: Path, count: int) -> None:
+def test_an_old_dump_is_ignored(tmp_path: Path, count: int) -> None:
     found = diagnosed(
         tmp_path,
         {
@@ -214,7 +216,7 @@ def test_a_dump_of_yesterday_is_left_out(tmp_path: Path, count: int) -> None:
     assert "rank 2 24 hours before the others" in found.evidence.disputes[0]
 
 
-def test_files_of_two_runs_of_which_neither_is_most_accuse_nobody(tmp_path: Path) -> None:
+def test_files_of_two_runs_without_a_majority_blame_no_rank(tmp_path: Path) -> None:
     dumps = {
         rank: run(40, True, NOON) if rank < 2 else run(30, True, NOON - DAY) for rank in range(4)
     }
@@ -224,7 +226,7 @@ def test_files_of_two_runs_of_which_neither_is_most_accuse_nobody(tmp_path: Path
     assert all(cause.grade != "proved" for cause in found.causes)
 
 
-def test_clocks_that_differ_by_less_than_a_time_out_change_nothing(tmp_path: Path) -> None:
+def test_clock_differences_below_a_timeout_change_nothing(tmp_path: Path) -> None:
     found = diagnosed(
         tmp_path, {rank: run(40, rank != 2, NOON + 60 * 10**9 * rank) for rank in range(4)}
     )
@@ -232,7 +234,7 @@ def test_clocks_that_differ_by_less_than_a_time_out_change_nothing(tmp_path: Pat
     assert (found.culprits, found.evidence.disputes) == ((2,), [])
 
 
-def test_of_torchruns_folders_the_last_start_is_read(tmp_path: Path) -> None:
+def test_the_last_start_in_torchrun_directories_is_read(tmp_path: Path) -> None:
     for start, lines in enumerate((raised(1, "ValueError: of the first start"), waiting_for_2())):
         folder = tmp_path / "logs" / f"attempt_{start}" / "0"
         folder.mkdir(parents=True)
@@ -243,14 +245,14 @@ def test_of_torchruns_folders_the_last_start_is_read(tmp_path: Path) -> None:
     assert any("attempt_0, an earlier start" in note for note in found.evidence.notes)
 
 
-def test_of_a_log_of_several_starts_the_last_is_read(tmp_path: Path) -> None:
+def test_the_last_of_several_starts_in_a_log_is_read(tmp_path: Path) -> None:
     again = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
     found = said(tmp_path, *raised(1, "ValueError: of the first start"), again, *waiting_for_2())
 
     assert found.culprits == (2,)
 
 
-def test_a_dump_that_another_rank_wrote_by_its_messages_proves_nothing(tmp_path: Path) -> None:
+def test_a_dump_triggered_by_messages_of_another_rank_proves_nothing(tmp_path: Path) -> None:
     """Named by hand, or by local ranks of several machines."""
     waits = dump([entry(1, "all_reduce", 9, "scheduled")])
     found = diagnosed(
@@ -263,7 +265,7 @@ def test_a_dump_that_another_rank_wrote_by_its_messages_proves_nothing(tmp_path:
     assert "its messages are of rank 1" in found.evidence.disputes[0]
 
 
-def test_groups_that_were_made_anew_count_from_the_start(tmp_path: Path) -> None:
+def test_recreated_groups_count_from_the_start(tmp_path: Path) -> None:
     """After destroy_process_group and init_process_group the name is the same, the numbers begin at
     1, the local number is another.
     """
@@ -279,7 +281,7 @@ def test_groups_that_were_made_anew_count_from_the_start(tmp_path: Path) -> None
     assert found.evidence.disputes == []
 
 
-def test_a_branch_in_a_loop_of_one_line_is_no_call_too_many(tmp_path: Path) -> None:
+def test_a_branch_in_a_one_line_loop_is_no_surplus_call(tmp_path: Path) -> None:
     """Its calls agree with the others' before and after without any shift: rank 2 is behind, and
     rank 3 went another way harmlessly.
     """
@@ -299,7 +301,7 @@ def test_a_branch_in_a_loop_of_one_line_is_no_call_too_many(tmp_path: Path) -> N
 # --- errors ---
 
 
-def test_an_error_that_its_rank_survived_leads_not_before_who_is_behind(tmp_path: Path) -> None:
+def test_a_survived_error_is_not_reported_before_the_rank_that_is_behind(tmp_path: Path) -> None:
     found = said(
         tmp_path, *raised(0, "requests.exceptions.ConnectionError: wandb"), *waiting_for_2()
     )
@@ -323,7 +325,7 @@ def test_an_error_that_ends_no_process_is_no_crash(tmp_path: Path, head: str) ->
     assert any("ends at most a thread" in note for note in found.evidence.notes)
 
 
-def test_torchruns_first_failure_with_status_1_may_be_a_time_out(tmp_path: Path) -> None:
+def test_first_failure_of_torchrun_with_status_1_may_be_a_timeout(tmp_path: Path) -> None:
     found = said(tmp_path, *SUMMARY)
 
     assert (found.main and found.main.grade, found.culprits) == ("suspected", ())
@@ -336,7 +338,7 @@ def test_torchruns_first_failure_with_status_1_may_be_a_time_out(tmp_path: Path)
         "torch.distributed.DistBackendError: remote process exited",
     ],
 )
-def test_torchruns_first_failure_is_excused_by_its_own_traceback(
+def test_first_failure_of_torchrun_is_excused_by_its_own_traceback(
     tmp_path: Path, error: str
 ) -> None:
     found = said(tmp_path, *raised(3, error), *SUMMARY)
@@ -345,7 +347,7 @@ def test_torchruns_first_failure_is_excused_by_its_own_traceback(
     assert [cause.kind for cause in found.causes] == ["consequence"]
 
 
-def test_torchruns_first_failure_is_named_by_its_own_traceback(tmp_path: Path) -> None:
+def test_first_failure_of_torchrun_is_blamed_by_its_own_traceback(tmp_path: Path) -> None:
     found = said(
         tmp_path,
         *raised(1, "RuntimeError: peer is gone"),
@@ -356,7 +358,7 @@ def test_torchruns_first_failure_is_named_by_its_own_traceback(tmp_path: Path) -
     assert found.culprits == (3,)
 
 
-def test_of_two_errors_without_an_order_nobody_is_named_the_first(tmp_path: Path) -> None:
+def test_neither_of_two_unordered_errors_is_called_the_first(tmp_path: Path) -> None:
     found = said(tmp_path, *raised(1, "RuntimeError: one"), *raised(3, "ValueError: another"))
 
     assert (found.main and found.main.kind, found.main and found.main.ranks, found.culprits) == (
@@ -366,7 +368,7 @@ def test_of_two_errors_without_an_order_nobody_is_named_the_first(tmp_path: Path
     )
 
 
-def test_who_failed_because_of_others_is_not_said_to_be_behind(tmp_path: Path) -> None:
+def test_a_rank_that_failed_because_of_others_is_not_called_behind(tmp_path: Path) -> None:
     lines = [line for rank in (0, 1, 2) for line in timed_out(rank, 5, "5 4")]
     found = said(
         tmp_path,
@@ -384,7 +386,7 @@ def test_who_failed_because_of_others_is_not_said_to_be_behind(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("first", range(0, 160, 40))
-def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_seen(
+def test_only_the_faulty_rank_of_a_random_job_is_blamed_and_its_hang_is_detected(
     tmp_path: Path, first: int
 ) -> None:
     """One rank stops, or makes a call too many or too few. A circle names its ranks, of whom the
@@ -404,7 +406,7 @@ def test_of_a_random_job_nobody_but_its_faulty_rank_is_accused_and_its_hang_is_s
 
 
 @pytest.mark.parametrize("spoilt", [without_some, lapped])
-def test_of_a_random_job_of_which_records_are_lost_nobody_but_its_faulty_rank_is_accused(
+def test_only_the_faulty_rank_of_a_random_job_is_blamed_if_records_are_lost(
     tmp_path: Path, spoilt: Spoilt
 ) -> None:
     for seed in range(300, 360):
@@ -415,7 +417,7 @@ def test_of_a_random_job_of_which_records_are_lost_nobody_but_its_faulty_rank_is
         assert not found.culprits or job.faulty in found.culprits, seed
 
 
-def test_of_a_rank_that_stops_the_calls_for_which_others_wait_are_found(tmp_path: Path) -> None:
+def test_for_a_rank_that_stops_the_calls_that_others_wait_for_are_found(tmp_path: Path) -> None:
     """Where it is one against more than one, it is named."""
     named = 0
     for seed in range(160, 260):

@@ -28,7 +28,7 @@ def lines(found: Diagnosis) -> set[int]:
 
 
 @pytest.mark.parametrize("as_json", [False, True], ids=["pickle", "json"])
-def test_a_rank_whose_record_ends_a_call_earlier_is_behind(tmp_path: Path, as_json: bool) -> None:
+def test_a_rank_whose_record_ends_one_call_earlier_is_behind(tmp_path: Path, as_json: bool) -> None:
     done = [entry(1, "all_reduce", 10)]
     waiting = [*done, entry(2, "all_reduce", 12, "started")]
 
@@ -41,7 +41,7 @@ def test_a_rank_whose_record_ends_a_call_earlier_is_behind(tmp_path: Path, as_js
     assert found.common == ["that ranks 0-3 all finished: all_reduce (default group, call 1)"]
 
 
-def test_a_rank_that_is_not_given_is_never_accused(tmp_path: Path) -> None:
+def test_a_rank_without_a_file_is_never_blamed(tmp_path: Path) -> None:
     waiting = [entry(1, "all_reduce"), entry(2, "all_reduce", state="started")]
 
     found = diagnosed(tmp_path, {0: dump(waiting), 1: dump(waiting), 3: dump(waiting)})
@@ -53,7 +53,7 @@ def test_a_rank_that_is_not_given_is_never_accused(tmp_path: Path) -> None:
     assert any("rank 2" in text for text in found.collect)
 
 
-def test_where_all_members_are_in_one_fitting_call_the_communication_hangs(tmp_path: Path) -> None:
+def test_if_all_members_are_in_one_matching_call_the_communication_hangs(tmp_path: Path) -> None:
     waiting = [entry(1, "all_reduce", state="started")]
 
     found = diagnosed(tmp_path, {rank: dump(waiting) for rank in range(4)})
@@ -68,7 +68,7 @@ def test_where_all_members_are_in_one_fitting_call_the_communication_hangs(tmp_p
     [("kind", {"op": "broadcast"}), ("size", {"size": 16}), ("dtype", {"dtype": "Double"})],
     ids=["kind", "size", "dtype"],
 )
-def test_the_one_whose_call_does_not_fit_is_named_with_both_lines(
+def test_the_rank_whose_call_differs_is_named_with_both_lines(
     tmp_path: Path, what: str, odd: dict[str, Any]
 ) -> None:
     def given(line: int, op: str = "all_reduce", **more: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def test_the_one_whose_call_does_not_fit_is_named_with_both_lines(
     assert lines(found) == {12, 20}
 
 
-def test_of_two_ranks_that_differ_neither_is_accused(tmp_path: Path) -> None:
+def test_doctor_blames_neither_of_two_ranks_that_differ(tmp_path: Path) -> None:
     groups = {"0": ("default_pg", [0, 1])}
 
     found = diagnosed(
@@ -98,7 +98,7 @@ def test_of_two_ranks_that_differ_neither_is_accused(tmp_path: Path) -> None:
     assert (found.culprits, found.main.grade, lines(found)) == ((), "proved", {10, 20})
 
 
-def test_an_extra_call_is_found_by_its_line_where_all_calls_have_one_kind_and_size(
+def test_a_surplus_call_among_equal_calls_is_found_by_its_line(
     tmp_path: Path,
 ) -> None:
     usual = [entry(n, "all_reduce", line) for n, line in enumerate((10, 12, 10, 12), 1)]
@@ -114,7 +114,7 @@ def test_an_extra_call_is_found_by_its_line_where_all_calls_have_one_kind_and_si
     assert 15 in lines(found)
 
 
-def test_a_branch_with_other_lines_and_the_same_calls_is_no_fault(tmp_path: Path) -> None:
+def test_different_lines_with_equal_calls_are_no_fault(tmp_path: Path) -> None:
     def calls(line: int) -> list[dict[str, Any]]:
         return [entry(1, "all_reduce", 10), entry(2, "broadcast", line), entry(3, "all_reduce", 30)]
 
@@ -134,7 +134,7 @@ def test_a_branch_with_other_lines_and_the_same_calls_is_no_fault(tmp_path: Path
     assert found.culprits == (3,)
 
 
-def test_groups_entered_in_other_orders_are_a_circle_whatever_their_local_numbers(
+def test_groups_entered_in_different_orders_are_a_cycle_whatever_their_local_numbers(
     tmp_path: Path,
 ) -> None:
     """Local numbers (pg_id) differ between the ranks; the names do not."""
@@ -175,7 +175,7 @@ def test_messages_are_matched_by_peer_and_order(tmp_path: Path) -> None:
     assert lines(found) == {10, 20}
 
 
-def test_a_message_that_nobody_answers_names_the_peer_and_where_it_is(tmp_path: Path) -> None:
+def test_an_unanswered_message_names_the_peer_and_its_position(tmp_path: Path) -> None:
     a = dump([entry(1, "all_reduce", 9), entry(1, "recv 0<-2", 10, "started")])
     rest = dump([entry(1, "all_reduce", 9)])
 
@@ -185,7 +185,7 @@ def test_a_message_that_nobody_answers_names_the_peer_and_where_it_is(tmp_path: 
     assert found.main.title.startswith("rank 2 does not make the matching call")
 
 
-def test_a_send_and_a_receive_of_other_sizes_are_said(tmp_path: Path) -> None:
+def test_a_send_and_a_receive_of_different_sizes_are_reported(tmp_path: Path) -> None:
     groups = {"0": ("default_pg", [0, 1])}
     a = dump([entry(1, "send 0->1", 10, "started", size=8)], groups)
     b = dump([entry(1, "recv 1<-0", 20, "started", size=16)], groups)
@@ -198,7 +198,7 @@ def test_a_send_and_a_receive_of_other_sizes_are_said(tmp_path: Path) -> None:
     )
 
 
-def test_ranks_of_messages_in_a_group_are_the_groups_own(tmp_path: Path) -> None:
+def test_ranks_of_messages_in_a_group_are_group_ranks(tmp_path: Path) -> None:
     groups = {"0": ("default_pg", [0, 1, 2, 3]), "1": ("tp", [1, 3])}
     found = diagnosed(
         tmp_path,
@@ -211,7 +211,7 @@ def test_ranks_of_messages_in_a_group_are_the_groups_own(tmp_path: Path) -> None
     assert [w.call.peer for s in found.standing.ranks.values() for w in s.waits] == [3]
 
 
-def test_as_many_behind_as_waiting_accuses_nobody(tmp_path: Path) -> None:
+def test_as_many_ranks_behind_as_waiting_blames_no_rank(tmp_path: Path) -> None:
     done = [entry(1, "all_reduce")]
     waiting = [*done, entry(2, "all_reduce", state="started")]
 
@@ -223,7 +223,9 @@ def test_as_many_behind_as_waiting_accuses_nobody(tmp_path: Path) -> None:
     assert any("one too many" in text for text in found.main.details)
 
 
-def test_a_lapped_ring_buffer_that_says_nothing_of_a_group_proves_nothing(tmp_path: Path) -> None:
+def test_a_full_ring_buffer_without_records_of_a_group_proves_nothing_about_it(
+    tmp_path: Path,
+) -> None:
     groups = {"0": ("default_pg", [0, 1]), "1": ("tp", [0, 1])}
     waits = dump([entry(7, "all_reduce", state="started", group=PAIR)], groups)
     lapped = dump([entry(900, "all_reduce", record_id=4000)], groups)
@@ -235,7 +237,7 @@ def test_a_lapped_ring_buffer_that_says_nothing_of_a_group_proves_nothing(tmp_pa
     assert found.main.kind == "missing_files"
 
 
-def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_them(
+def test_two_contradicting_files_are_reported_and_blame_no_rank(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "a").mkdir()
@@ -257,7 +259,7 @@ def test_two_files_that_contradict_each_other_are_said_and_nobody_is_accused_by_
 
 
 @pytest.mark.parametrize("version", ["2.0", "2.1", "2.4", "2.10", "3.1"])
-def test_old_and_coming_versions_are_read(tmp_path: Path, version: str) -> None:
+def test_old_and_future_versions_are_read(tmp_path: Path, version: str) -> None:
     """Before 2.2 there was `seq_id` alone; unknown keys and unknown back ends do not matter."""
     old = entry(
         1,
@@ -276,7 +278,7 @@ def test_old_and_coming_versions_are_read(tmp_path: Path, version: str) -> None:
     assert found.main.kind == "communication"
 
 
-def test_a_device_that_waits_in_one_group_is_not_blamed_for_the_call_it_has_queued(
+def test_a_device_that_waits_in_one_group_is_not_blamed_for_its_queued_call(
     tmp_path: Path,
 ) -> None:
     """Rank 1 has enqueued the world's call; its device stands in the pair's, in which rank 2 is
@@ -328,12 +330,14 @@ def looked_at(folder: Path, ranks: int) -> float:
     return Counted.looked / (11 * ranks)
 
 
-def test_the_diagnosis_looks_at_a_call_as_often_with_many_ranks_as_with_few(tmp_path: Path) -> None:
+def test_the_diagnosis_reads_each_call_equally_often_for_any_number_of_ranks(
+    tmp_path: Path,
+) -> None:
     """So a thousand ranks take a hundred times as long as ten, not ten thousand times."""
     assert looked_at(tmp_path / "many", 60) <= looked_at(tmp_path / "few", 10) + 0.5
 
 
-def test_calls_of_one_stack_share_it(tmp_path: Path) -> None:
+def test_calls_with_equal_stacks_share_them(tmp_path: Path) -> None:
     """A ring holds 2000 calls of a rank, each with twenty frames, of a handful of lines."""
     found = diagnosed(
         tmp_path,
@@ -351,7 +355,7 @@ def test_calls_of_one_stack_share_it(tmp_path: Path) -> None:
     [{"pg_config": {}, "pg_status": {}}, {"pg_status": {"0": {"last_enqueued_collective": 7}}}],
     ids=["switched off", "asked for no calls"],
 )
-def test_an_empty_dump_of_a_recorder_that_was_off_accuses_nobody(
+def test_an_empty_dump_of_a_disabled_recorder_blames_no_rank(
     tmp_path: Path, off: dict[str, Any]
 ) -> None:
     waiting = dump([entry(1, "all_reduce"), entry(2, "all_reduce", state="scheduled")])

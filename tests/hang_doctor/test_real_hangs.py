@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
-from distsim.hang_doctor.readers.input_files import rank_of_file_name
+from distsim.hang_doctor.readers.file_names import rank_of_file_name
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT.parent / "shared" / "samples"
@@ -72,7 +72,7 @@ def test_there_are_24_hangs() -> None:
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda p: p.stem)
-def test_with_all_files_the_cause_and_its_line_are_named_and_nobody_else(
+def test_all_files_together_name_the_cause_and_its_line_and_blame_no_other_rank(
     hang: Path, tmp_path: Path
 ) -> None:
     found, known = diagnosed(hang, tmp_path, set()), fault(hang)
@@ -85,7 +85,7 @@ def test_with_all_files_the_cause_and_its_line_are_named_and_nobody_else(
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=lambda p: p.stem)
-def test_with_files_of_some_ranks_missing_nobody_is_accused_who_is_not_at_fault(
+def test_without_the_files_of_some_ranks_no_innocent_rank_is_blamed(
     hang: Path, tmp_path: Path
 ) -> None:
     known = set(fault(hang)["faulty"])
@@ -103,7 +103,7 @@ def test_with_files_of_some_ranks_missing_nobody_is_accused_who_is_not_at_fault(
 @pytest.mark.parametrize(
     "kinds", [("nccl_trace",), ("pyspy",), ("stack",), ("rank",), ("stack", "rank")], ids="+".join
 )
-def test_with_the_files_of_one_tool_alone_nobody_is_accused_who_is_not_at_fault(
+def test_the_files_of_one_tool_blame_no_innocent_rank(
     kinds: tuple[str, ...], tmp_path: Path
 ) -> None:
     wrong = []
@@ -119,7 +119,7 @@ def test_with_the_files_of_one_tool_alone_nobody_is_accused_who_is_not_at_fault(
     assert wrong == []
 
 
-def test_an_archive_is_read_as_the_files_in_it(tmp_path: Path) -> None:
+def test_an_archive_is_read_like_the_files_in_it(tmp_path: Path) -> None:
     hang = next(h for h in HANGS if h.stem == "skipped_all_reduce")
 
     packed, unpacked = diagnose_hang(read_evidence([str(hang)])), diagnosed(hang, tmp_path, set())
@@ -146,7 +146,7 @@ def test_an_archive_is_read_as_the_files_in_it(tmp_path: Path) -> None:
         "pp-schedules",
     ],
 )
-def test_every_sample_of_another_tool_is_read_or_known_to_be_no_evidence(part: str) -> None:
+def test_every_sample_of_another_tool_is_read_or_known_to_contain_no_evidence(part: str) -> None:
     files = read_evidence(
         [str(p) for p in sorted((SAMPLES / part).rglob("*")) if p.is_file()]
     ).files
@@ -159,9 +159,7 @@ def test_every_sample_of_another_tool_is_read_or_known_to_be_no_evidence(part: s
     not SAMPLES.is_dir(),
     reason="the samples of other tools' files lie beside the project, and not here",
 )
-def test_of_the_sample_dumps_the_one_that_lacks_a_rank_is_told_and_the_good_one_is_not_accused() -> (
-    None
-):
+def test_the_sample_dumps_name_the_rank_that_is_behind_and_leave_the_others_undecided() -> None:
     def told(name: str) -> Diagnosis:
         return diagnose_hang(
             read_evidence([str(SAMPLES / "flight-recorder" / f"gloo-torch2.13-{name}")])
@@ -172,5 +170,8 @@ def test_of_the_sample_dumps_the_one_that_lacks_a_rank_is_told_and_the_good_one_
     assert missing.title.startswith(
         "rank 3 is behind (at call 1): ranks 0-2 wait for it in all_reduce (default group, call 2)"
     )
-    assert told("ok").causes == []
-    assert told("ring_recv_first").causes == []
+    # Gloo records no messages, so neither set shows whether its job hangs.
+    for name in ("ok", "ring_recv_first"):
+        main = told(name).main
+        assert main is not None
+        assert (main.kind, main.grade, main.culprits) == ("undecided", "unknown", ())

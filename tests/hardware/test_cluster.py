@@ -13,7 +13,7 @@ from distsim.hardware.cluster import PRESETS, Cluster, cluster_from, preset
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_complete_and_says_where_it_comes_from(name: str) -> None:
+def test_every_preset_is_complete_and_cites_its_source(name: str) -> None:
     cluster = preset(name)
 
     assert cluster.name == name
@@ -29,13 +29,13 @@ def test_every_preset_is_complete_and_says_where_it_comes_from(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_cluster_written_out_reads_back_equal(name: str) -> None:
+def test_a_written_cluster_parses_to_the_same_cluster(name: str) -> None:
     cluster = preset(name)
 
     assert cluster_from(cluster.to_mapping()) == cluster
 
 
-def test_presets_have_the_data_sheets_numbers() -> None:
+def test_presets_have_the_numbers_of_the_data_sheets() -> None:
     a100, h100 = preset("dgx-a100"), preset("dgx-h100")
 
     assert (a100.device.peak["bfloat16"], h100.device.peak["bfloat16"]) == (
@@ -51,7 +51,7 @@ def test_presets_have_the_data_sheets_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_prose_beside_a_presets_numbers_names_a_source(name: str) -> None:
+def test_the_comments_on_the_numbers_of_a_preset_cite_a_source(name: str) -> None:
     """A data sheet, a cloud's page, NCCL's source or a published measurement; what is a guess says
     so.
     """
@@ -70,7 +70,7 @@ def test_an_override_changes_one_number_and_the_name() -> None:
     assert preset("dgx-h100").nics.count == 8
 
 
-def test_defaults_follow_the_back_end() -> None:
+def test_defaults_depend_on_the_backend() -> None:
     assert [default_cluster(b).name for b in ("nccl", "gloo", "mpi")] == [
         "dgx-a100",
         "cpu-10gbe",
@@ -99,7 +99,7 @@ def test_defaults_follow_the_back_end() -> None:
         ({"name": "mine"}, "cluster.device: this key is missing"),
     ],
 )
-def test_a_wrong_cluster_is_refused_with_the_key_and_what_was_expected(
+def test_a_wrong_cluster_is_refused_with_the_key_and_the_expected_value(
     value: Any, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
@@ -113,13 +113,13 @@ def test_a_cluster_is_frozen() -> None:
         cluster.name = "other"  # type: ignore[misc]
 
 
-def test_a_cluster_is_taken_as_it_is() -> None:
+def test_an_already_loaded_cluster_is_accepted() -> None:
     cluster: Cluster = preset("cpu-25gbe")
 
     assert cluster_from(cluster) is cluster
 
 
-def test_a_price_is_explained_of_a_preset_that_is_changed(cli: Any) -> None:
+def test_explain_shows_the_cost_on_a_modified_preset(cli: Any) -> None:
     """`--set` means in `explain` what it means in `simulate`; with half the cards three nodes take
     longer, as their bandwidth says.
     """

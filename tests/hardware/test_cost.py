@@ -47,7 +47,7 @@ sizes = st.integers(0, 2**32)
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("local_size", [1, 3, 4, 16])
-def test_the_closed_form_is_the_price_of_the_schedule(name: str, local_size: int) -> None:
+def test_the_closed_form_equals_the_cost_of_the_schedule(name: str, local_size: int) -> None:
     """For n = 1..16, in several placements, with ranks in order and strided over the nodes."""
     row = COLLECTIVES[name]
     cost = CostModel(preset("cpu-10gbe"), 16, local_size)
@@ -74,7 +74,7 @@ def test_more_bytes_never_cost_less(where: Any, name: str, op: str, a: int, b: i
 
 @given(placements, clusters, st.sampled_from(sorted(MOVING)), sizes)
 @settings(max_examples=draws(150), deadline=None)
-def test_no_collective_beats_the_bandwidth_bound(
+def test_no_collective_is_faster_than_the_bandwidth_bound(
     where: Any, name: str, op: str, nbytes: int
 ) -> None:
     (nodes, local_size), group = where
@@ -87,7 +87,9 @@ def test_no_collective_beats_the_bandwidth_bound(
 
 @given(placements, clusters, sizes)
 @settings(max_examples=draws(150), deadline=None)
-def test_an_all_reduce_costs_at_least_an_all_gather(where: Any, name: str, nbytes: int) -> None:
+def test_an_all_reduce_costs_at_least_as_much_as_an_all_gather(
+    where: Any, name: str, nbytes: int
+) -> None:
     """By latency and bandwidth alone; NCCL has trees for small all_reduce and none for all_gather,
     so there large buffers only.
     """
@@ -104,7 +106,7 @@ def test_an_all_reduce_costs_at_least_an_all_gather(where: Any, name: str, nbyte
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_one_rank_alone_pays_the_overhead_only(name: str) -> None:
+def test_a_single_rank_pays_only_the_overhead(name: str) -> None:
     cost = model()
 
     assert cost.collective_ns(COLLECTIVES[name], (3,), 1 << 30, 3) == cost.call_overhead_ns
@@ -131,7 +133,7 @@ def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) 
     assert 0.85 * ring <= busbw <= ring * (1.75 if switched else 1.05)
 
 
-def test_two_levels_beat_a_flat_ring_for_small_buffers_on_many_nodes() -> None:
+def test_two_levels_are_faster_than_a_flat_ring_for_small_buffers_on_many_nodes() -> None:
     cost = model("dgx-h100", 16)
 
     assert (
@@ -140,7 +142,7 @@ def test_two_levels_beat_a_flat_ring_for_small_buffers_on_many_nodes() -> None:
     )
 
 
-def test_a_flat_cluster_takes_the_rows_own_schedule() -> None:
+def test_a_flat_cluster_uses_the_default_schedule_of_the_operation() -> None:
     cost = model("cpu-10gbe", 4, 4)
 
     for row in COLLECTIVES.values():
@@ -149,7 +151,7 @@ def test_a_flat_cluster_takes_the_rows_own_schedule() -> None:
         )
 
 
-def test_the_textbook_ring() -> None:
+def test_a_ring_costs_what_the_textbook_states() -> None:
     """2(n - 1)(a + S/n b) beside the call's overhead, Thakur et al. (2005)."""
     cost = model("cpu-10gbe", 1, 4)
     hop = cost.cluster.intra.latency_ns + (1 << 20) / cost.cluster.intra.attained
@@ -168,7 +170,7 @@ def test_links_are_classed_by_node() -> None:
     assert rails.p2p_ns(0, 1, 0) == rails.call_overhead_ns + rails.cluster.intra.latency_ns
 
 
-def test_messages_between_nodes_take_up_cards_and_those_inside_the_links_of_both_ranks() -> None:
+def test_messages_use_cards_between_nodes_and_the_links_of_both_ranks_inside() -> None:
     cost = CostModel(cluster_from({"preset": "dgx-a100", "nics": {"count": 2}}), 8, 4)
     ports = LinkPorts(cost)
 
@@ -182,7 +184,7 @@ def test_messages_between_nodes_take_up_cards_and_those_inside_the_links_of_both
     assert ports.of_message(3, 3).ports == ()
 
 
-def test_the_cards_of_a_node_are_shared_by_its_ranks() -> None:
+def test_ranks_of_a_node_share_its_cards() -> None:
     """An all_to_all over two nodes with one card each takes eight times as long as with eight
     cards.
     """
@@ -194,7 +196,7 @@ def test_the_cards_of_a_node_are_shared_by_its_ranks() -> None:
     assert long == pytest.approx(8 * short, rel=0.01)
 
 
-def test_compute_by_time_or_by_roofline() -> None:
+def test_compute_cost_is_a_given_time_or_a_roofline() -> None:
     cost = model("dgx-a100")
     device = cost.cluster.device
 
@@ -211,7 +213,7 @@ def test_compute_by_time_or_by_roofline() -> None:
     assert cost.compute_ns(0, 1e12, 0.0, "float32") > by_flops
 
 
-def test_a_slow_link_slows_what_crosses_it_and_nothing_else() -> None:
+def test_a_slow_link_slows_only_traffic_that_crosses_it() -> None:
     cluster = preset("dgx-a100")
     slow, sound = CostModel(cluster, 24, 8, [Slow("nic", (0,), 2.0)]), CostModel(cluster, 24, 8)
     nbytes = 1 << 34
@@ -227,14 +229,14 @@ def test_a_slow_link_slows_what_crosses_it_and_nothing_else() -> None:
     assert slow.p2p_ns(8, 0, nbytes) == pytest.approx(2 * sound.p2p_ns(8, 0, nbytes), rel=0.01)
 
 
-def test_a_fault_on_a_link_the_cluster_lacks_is_refused() -> None:
+def test_a_fault_on_a_missing_link_is_refused() -> None:
     with pytest.raises(
         UsageError, match="cluster dgx-a100 has no link `nvlnk`; did you mean nvlink"
     ):
         CostModel(preset("dgx-a100"), 8, 8, [Slow("nvlnk", (), 2.0)])
 
 
-def test_a_thousand_ranks_are_priced_without_writing_the_rounds_down(
+def test_a_thousand_ranks_are_costed_without_enumerating_rounds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By rotations, and all pairs by their number; none of these has a round less than a thousand
@@ -280,7 +282,7 @@ TEXTBOOK = [
 
 
 @pytest.mark.parametrize(("op", "name", "hops", "buffers"), TEXTBOOK)
-def test_the_algorithm_that_a_cluster_names_is_priced_by_its_own_schedule(
+def test_an_algorithm_named_by_the_cluster_is_costed_by_its_own_schedule(
     op: str, name: str, hops: int, buffers: float
 ) -> None:
     """Thakur et al. (2005): the price is hops times latency plus buffers times the time of one."""
@@ -298,9 +300,7 @@ def test_the_algorithm_that_a_cluster_names_is_priced_by_its_own_schedule(
 
 @pytest.mark.parametrize("cluster", ["cpu-10gbe", "dgx-a100"])
 @pytest.mark.parametrize("op", [*dict.fromkeys(op for op, *_ in TEXTBOOK)])
-def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unasked(
-    cluster: str, op: str
-) -> None:
+def test_the_cheapest_of_named_and_default_algorithms_is_used(cluster: str, op: str) -> None:
     def price(nbytes: int, **algorithms: str) -> int:
         form = "flat" if cluster.startswith("cpu") else "rails"
         cost = model(cluster, 2, 8, algorithms=algorithms, collectives=form)
@@ -311,7 +311,7 @@ def test_the_cheapest_is_the_least_of_the_named_ones_and_of_what_is_taken_unaske
         assert price(nbytes, **{op: "cheapest"}) == min(*named, price(nbytes))
 
 
-def test_a_named_algorithm_counts_for_all_operations_that_it_carries_out_and_for_no_other() -> None:
+def test_a_named_algorithm_applies_to_exactly_the_operations_it_implements() -> None:
     plain, bruck = model("cpu-10gbe"), model("cpu-10gbe", algorithms={"all_gather": "bruck"})
     for op in ("all_gather", "all_gather_into_tensor", "all_gather_into_tensor_coalesced"):
         assert bruck.collective_ns(OPERATIONS[op], ranks(bruck), 8) < plain.collective_ns(
@@ -322,7 +322,7 @@ def test_a_named_algorithm_counts_for_all_operations_that_it_carries_out_and_for
     )
 
 
-def test_a_named_algorithm_keeps_rails_from_another_one() -> None:
+def test_a_named_algorithm_keeps_the_rails_of_another_one() -> None:
     rails, tree, ring = (
         model("dgx-a100", 2, algorithms=named)
         for named in ({}, {"all_reduce": "tree"}, {"all_reduce": "ring"})
@@ -349,16 +349,14 @@ def test_a_named_algorithm_keeps_rails_from_another_one() -> None:
         ),
     ],
 )
-def test_an_algorithm_that_there_is_not_is_refused(
-    algorithms: dict[str, str], message: str
-) -> None:
+def test_an_unknown_algorithm_is_refused(algorithms: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError) as refusal:
         model("cpu-10gbe", algorithms=algorithms)
 
     assert message in str(refusal.value)
 
 
-def test_a_tree_of_combinations_is_priced_where_combining_takes_time() -> None:
+def test_a_reduction_tree_is_costed_where_combining_takes_time() -> None:
     """The root of a binomial tree over eight combines three buffers, one after the other; a chain
     combines its eight pieces.
     """

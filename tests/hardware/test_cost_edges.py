@@ -29,7 +29,7 @@ MIB = 1 << 20
 ONE = NcclContext("ampere", 8, 1, 8, 300.0)
 
 
-def test_a_price_has_the_band_of_its_size_below_64_kib_to_16_mib_and_above() -> None:
+def test_the_prediction_range_depends_on_size_with_limits_at_64_kib_and_16_mib() -> None:
     for at in (ONE, ONE._replace(architecture="hopper", n=16, nodes=2)):
         small, below, middle, upper, large = (
             range_of_prediction(at, n) for n in (1, (1 << 16) - 1, 1 << 16, 1 << 24, (1 << 24) + 1)
@@ -57,7 +57,7 @@ def test_a_price_has_the_band_of_its_size_below_64_kib_to_16_mib_and_above() -> 
         ("ada", 1, "nvlink", False),
     ],
 )
-def test_a_system_of_which_there_is_no_table_has_a_band_twice_as_wide(
+def test_a_system_without_measurements_has_a_range_twice_as_wide(
     architecture: str, nodes: int, way: str, known: bool
 ) -> None:
     """In the logarithm. One that is said to be known is taken at that word."""
@@ -83,9 +83,7 @@ def test_a_system_of_which_there_is_no_table_has_a_band_twice_as_wide(
     assert range_of_prediction(at, 1, False) == PredictionRange(sure.low**2, sure.high**2, False)
 
 
-def test_ranks_that_may_be_anywhere_have_the_band_of_the_way_between_the_first_and_the_last() -> (
-    None
-):
+def test_ranks_at_unknown_places_have_the_range_of_the_path_from_first_to_last() -> None:
     cost = CostModel(preset("dgx-h100"), 16, 8)
     near, far = (
         range_of_prediction(ONE._replace(architecture="hopper"), 1 << 20),
@@ -98,7 +96,7 @@ def test_ranks_that_may_be_anywhere_have_the_band_of_the_way_between_the_first_a
     assert communication_range(CostModel(preset("dgx-h100"), 2, 1), 1) == (near.low, near.high)
 
 
-def test_ranks_of_a_preset_that_somebody_changed_have_the_band_of_what_is_described() -> None:
+def test_a_modified_preset_has_the_range_of_a_described_cluster() -> None:
     """No table is of such a system."""
     ours, theirs = (
         communication_range(CostModel(cluster_from(c), 8, 8), 8)
@@ -108,7 +106,7 @@ def test_ranks_of_a_preset_that_somebody_changed_have_the_band_of_what_is_descri
     assert theirs == pytest.approx((ours[0] ** 2, ours[1] ** 2))
 
 
-def test_what_is_left_out_of_a_setting_is_what_a_dgx_h100_has() -> None:
+def test_omitted_settings_default_to_those_of_a_dgx_h100() -> None:
     """And no data sheet is no bound."""
     cost = CostModel(preset("dgx-h100"), 8, 8)
     at = context_of_group(cost.cluster, cost.placement(tuple(range(8))))
@@ -117,9 +115,7 @@ def test_what_is_left_out_of_a_setting_is_what_a_dgx_h100_has() -> None:
     assert nccl_curves.lower_bound_us("all_reduce", ONE, 1e9) == 0
 
 
-def test_between_two_measured_rank_counts_the_factor_is_their_geometric_mean_by_the_logarithm() -> (
-    None
-):
+def test_between_two_measured_rank_counts_the_factor_is_interpolated_geometrically() -> None:
     """Measured 3 and 12 times what is modelled, at 2 and at 8 ranks: 6 times at 4. Beyond them a
     quarter of the trend is believed.
     """
@@ -159,7 +155,7 @@ def candidates(
 
 
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100", "dgx-h100"])
-def test_the_bandwidth_of_a_tree_changes_by_a_third_at_most_from_a_size_to_its_double(
+def test_tree_bandwidth_changes_by_at_most_a_third_when_the_size_doubles(
     name: str,
 ) -> None:
     """NCCL's correction of a tree by size (tuning.cc, treeCorrectionFactor) is never above 1,
@@ -187,7 +183,7 @@ COUNTED = {
 }
 
 
-def test_starts_and_hops_of_an_all_reduce_on_four_machines_are_nccls() -> None:
+def test_steps_and_hops_of_an_all_reduce_on_four_nodes_are_those_of_nccl() -> None:
     """src/graph/tuning.cc, baseLat and hwLat, of 4 x 8 H100."""
     found = candidates("dgx-h100", "all_reduce", 32, MIB)
 
@@ -201,7 +197,7 @@ def test_starts_and_hops_of_an_all_reduce_on_four_machines_are_nccls() -> None:
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather_into_tensor"])
-def test_the_switch_reduces_for_three_gpus_and_more(op: str) -> None:
+def test_the_switch_reduces_for_three_or_more_gpus(op: str) -> None:
     """NVLS; two have nothing that their links would not do as fast."""
     assert [("NVLS", "Simple") in candidates("dgx-h100", op, n, MIB) for n in (2, 3, 4, 8)] == [
         False,
@@ -211,7 +207,7 @@ def test_the_switch_reduces_for_three_gpus_and_more(op: str) -> None:
     ]
 
 
-def test_one_gpu_a_machine_gathers_by_parallel_trees_whose_levels_are_few() -> None:
+def test_one_gpu_per_node_gathers_by_parallel_trees_with_few_levels() -> None:
     """PAT: 3 levels between 8 machines instead of a ring's 7 hops, at three quarters of its
     bandwidth; none where machines have more.
     """
@@ -228,9 +224,7 @@ def test_one_gpu_a_machine_gathers_by_parallel_trees_whose_levels_are_few() -> N
     assert ("PAT", "Simple") not in candidates("dgx-h100", "all_gather_into_tensor", 16, MIB)
 
 
-def test_an_exchange_among_machines_has_a_message_for_each_peer_and_a_card_for_what_leaves() -> (
-    None
-):
+def test_an_exchange_between_nodes_has_one_message_per_peer_and_a_card_for_outgoing_data() -> None:
     """2 x 8 A100: half of each buffer leaves, through a card of 24 GB/s attained; LL sends as many
     flags as bytes.
     """
@@ -252,7 +246,7 @@ def test_an_exchange_among_machines_has_a_message_for_each_peer_and_a_card_for_w
     }
 
 
-def test_a_pair_is_told_and_one_rank_alone_or_a_cluster_without_nccl_is_not() -> None:
+def test_a_pair_is_explained_but_a_single_rank_or_a_cluster_without_nccl_is_not() -> None:
     pair, one = ((0, 1), (0,))
     found = explain_cost(CostModel(preset("dgx-h100"), 8, 8), OPERATIONS["all_reduce"], pair, MIB)
 
@@ -271,7 +265,7 @@ def test_a_pair_is_told_and_one_rank_alone_or_a_cluster_without_nccl_is_not() ->
     )
 
 
-def test_up_to_16_tib_a_price_is_that_of_its_forms_and_beyond_it_grows_with_the_bytes() -> None:
+def test_up_to_16_tib_a_cost_follows_its_formulas_and_beyond_it_grows_with_the_bytes() -> None:
     at, sizes = ONE._replace(architecture="hopper"), np.exp2([34.0, 40.25, 44.0])
     assert nccl_curves.cost_curve("all_gather", at).many(sizes) == pytest.approx(
         nccl_curves.unbounded_us("all_gather", at, sizes), rel=1e-9
@@ -288,7 +282,7 @@ def test_up_to_16_tib_a_price_is_that_of_its_forms_and_beyond_it_grows_with_the_
 @pytest.mark.parametrize(
     ("op", "messages"), [("all_reduce", 0), ("all_to_all_single", 8 * 7), ("send", 8)]
 )
-def test_a_process_of_eight_gpus_launches_eight_times_and_puts_down_each_message(
+def test_a_process_with_eight_gpus_launches_eight_times_and_queues_each_message(
     op: str, messages: int
 ) -> None:
     """A launch takes its thread 4.265 us on an A100, a message .814 (`CONSTANTS`); one of one GPU

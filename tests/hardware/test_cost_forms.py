@@ -60,9 +60,7 @@ def alone(row: type[Operation], name: str) -> tuple[type[Operation], CollectiveA
 @pytest.mark.parametrize(
     ("row", "name"), ALL, ids=lambda value: value if isinstance(value, str) else value.op
 )
-def test_every_algorithm_costs_what_its_rounds_cost_one_by_one(
-    row: type[Operation], name: str
-) -> None:
+def test_every_algorithm_costs_the_sum_of_its_rounds(row: type[Operation], name: str) -> None:
     """Also those that no row puts first, on one node and on several."""
     only, algorithm = alone(row, name)
     for local_size in (3, 16):
@@ -77,9 +75,7 @@ def test_every_algorithm_costs_what_its_rounds_cost_one_by_one(
 @pytest.mark.parametrize(
     ("row", "name"), ALL, ids=lambda value: value if isinstance(value, str) else value.op
 )
-def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(
-    row: type[Operation], name: str
-) -> None:
+def test_combining_costs_each_rank_the_chunks_that_it_adds(row: type[Operation], name: str) -> None:
     """As many as the busiest rank gets to combine, at the cluster's rate; in a chain, where rounds
     overlap, the whole buffer.
     """
@@ -104,7 +100,7 @@ def test_combining_costs_each_rank_the_chunks_that_it_adds_to_what_it_has(
     ("op", "passes"),
     [("all_reduce", 2), ("all_gather_into_tensor", 1), ("reduce_scatter_tensor", 1)],
 )
-def test_large_clusters_take_the_cheapest_of_two_levels_a_ring_over_all_cards_and_the_flat_schedule(
+def test_large_clusters_use_the_cheapest_of_two_levels_card_ring_and_flat_schedule(
     op: str, passes: int, nodes: int, g: int, nbytes: int
 ) -> None:
     """Two levels: a ring inside the node, then between nodes a ring or a tree (Bruck's, where each
@@ -133,7 +129,7 @@ def test_large_clusters_take_the_cheapest_of_two_levels_a_ring_over_all_cards_an
     )
 
 
-def test_groups_of_unequal_parts_of_nodes_have_no_two_levels() -> None:
+def test_groups_with_unequal_parts_of_nodes_have_no_two_level_algorithm() -> None:
     """Three ranks here and one there pay a ring or a schedule, which is more than two levels of two
     and two.
     """
@@ -147,7 +143,7 @@ def test_groups_of_unequal_parts_of_nodes_have_no_two_levels() -> None:
     assert uneven > even
 
 
-def test_a_broadcast_is_a_chain_in_the_best_number_of_pieces() -> None:
+def test_a_broadcast_is_a_chain_with_the_best_number_of_pieces() -> None:
     """a + (sqrt((n-2) a) + sqrt(S/B))^2 on one node; between nodes the last hop is the
     network's.
     """
@@ -169,7 +165,7 @@ def test_a_broadcast_is_a_chain_in_the_best_number_of_pieces() -> None:
             assert found == pytest.approx(cost.call_overhead_ns + chain, abs=2), (op, nodes)
 
 
-def test_an_all_to_all_on_one_node_is_bound_by_what_a_rank_sends() -> None:
+def test_an_all_to_all_on_one_node_is_bound_by_the_bytes_each_rank_sends() -> None:
     """(n-1)/n of the buffer leaves each rank over its link."""
     cost, nbytes = model("dgx-a100"), 1 << 30
 
@@ -178,7 +174,7 @@ def test_an_all_to_all_on_one_node_is_bound_by_what_a_rank_sends() -> None:
     assert found == pytest.approx(7 / 8 * nbytes / cost.cluster.intra.attained, rel=0.01)
 
 
-def test_an_all_to_all_of_few_bytes_takes_one_hop_for_all_pairs_at_once() -> None:
+def test_a_small_all_to_all_takes_one_hop_for_all_pairs() -> None:
     cost = model("dgx-a100")
 
     found = cost.collective_ns(OPERATIONS["all_to_all_single"], tuple(range(8)), 8 * 1000)
@@ -191,7 +187,7 @@ def test_an_all_to_all_of_few_bytes_takes_one_hop_for_all_pairs_at_once() -> Non
 # --- links ---
 
 
-def test_the_bound_of_a_link_is_busbw_over_the_fastest_one_and_nothing_for_one_rank() -> None:
+def test_the_bound_of_a_link_is_busbw_over_the_fastest_link_and_zero_for_one_rank() -> None:
     cost = model("dgx-a100", 2)
 
     assert cost.link_bound_ns(OPERATIONS["all_reduce"], (3,), MIB) == 0
@@ -203,9 +199,7 @@ def test_the_bound_of_a_link_is_busbw_over_the_fastest_one_and_nothing_for_one_r
     )
 
 
-def test_a_rank_reaches_itself_through_its_memory_its_node_by_the_link_and_others_by_the_card() -> (
-    None
-):
+def test_a_rank_reaches_itself_by_memory_its_node_by_the_link_and_others_by_the_card() -> None:
     cost = model("dgx-a100", 2)
     device = cost.cluster.device
 
@@ -222,7 +216,7 @@ def test_a_rank_reaches_itself_through_its_memory_its_node_by_the_link_and_other
 
 
 @pytest.mark.parametrize("link", ["nic", "network", "inter"])
-def test_a_slow_network_slows_both_directions_of_its_node_and_nothing_inside(link: str) -> None:
+def test_a_slow_network_slows_both_directions_of_its_node_only(link: str) -> None:
     """The slower end decides; two faults of one node multiply; no nodes named are all."""
     sound, slow = (
         model("dgx-a100", 3),
@@ -247,7 +241,7 @@ def test_a_slow_network_slows_both_directions_of_its_node_and_nothing_inside(lin
 
 
 @pytest.mark.parametrize("link", ["nvlink", "intra"])
-def test_a_slow_link_inside_one_node_leaves_the_others_and_the_network_alone(link: str) -> None:
+def test_a_slow_link_inside_one_node_affects_no_other_link_or_network(link: str) -> None:
     sound, slow = model("dgx-a100", 2), model("dgx-a100", 2, faults=[Slow(link, (1, 7), 2.5)])
 
     assert slow.bytes_per_ns(8, 9) == sound.bytes_per_ns(8, 9) / 2.5
@@ -258,7 +252,7 @@ def test_a_slow_link_inside_one_node_leaves_the_others_and_the_network_alone(lin
     )
 
 
-def test_gloo_moves_bytes_of_a_process_in_one_thread_where_they_were_seen_to_hinder_each_other() -> (
+def test_gloo_moves_the_bytes_of_a_process_in_one_thread_where_measured_contention_demands() -> (
     None
 ):
     """At both ends of a message and of each member; NCCL's clusters have no such thread."""
@@ -277,7 +271,7 @@ def test_gloo_moves_bytes_of_a_process_in_one_thread_where_they_were_seen_to_hin
         assert len(LinkPorts(none).of_message(1, 2).ports) == 2
 
 
-def test_ranks_alone_on_their_nodes_meet_over_the_network() -> None:
+def test_ranks_alone_on_their_nodes_communicate_over_the_network() -> None:
     """No ranks on a node is one, too."""
     for local_size in (1, 0):
         cost = CostModel(cluster_from("cpu-10gbe"), 3, local_size)
@@ -285,7 +279,7 @@ def test_ranks_alone_on_their_nodes_meet_over_the_network() -> None:
         assert cost.link_class(0, 1) == "inter"
 
 
-def test_a_fault_at_a_node_that_is_not_there_changes_nothing() -> None:
+def test_a_fault_at_a_missing_node_changes_nothing() -> None:
     sound, slow = model("dgx-a100", 2), model("dgx-a100", 2, faults=[Slow("nic", (2, -1, 9), 5.0)])
 
     assert [slow.bytes_per_ns(0, 8), slow.bytes_per_ns(0, 1)] == [
@@ -297,7 +291,7 @@ def test_a_fault_at_a_node_that_is_not_there_changes_nothing() -> None:
 # --- compute ---
 
 
-def test_work_costs_its_time_or_what_is_slower_of_arithmetic_and_memory() -> None:
+def test_work_costs_its_given_time_or_the_slower_of_arithmetic_and_memory() -> None:
     cost = model("dgx-a100")
     rate, memory = (
         cost.cluster.device.flop_per_ns("float32"),
@@ -320,7 +314,7 @@ def measured(
     return {"op": op, "group": group, "nodes": nodes, "ranks": ranks or group, "times": times}
 
 
-def test_a_measured_size_costs_what_was_measured() -> None:
+def test_a_measured_size_costs_the_measured_time() -> None:
     """Of a message and of a collective; other operations keep the model's price."""
     curves = [
         measured("all_reduce", 4, 1, {"1 MiB": "5 ms"}),
@@ -342,7 +336,7 @@ def test_a_measured_size_costs_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_between_two_measured_sizes_a_price_is_between_their_times(seed: int) -> None:
+def test_between_two_measured_sizes_a_cost_lies_between_their_times(seed: int) -> None:
     """Whatever was measured, rising or falling, and at the sizes themselves it is the measured
     one.
     """
@@ -365,7 +359,7 @@ def test_between_two_measured_sizes_a_price_is_between_their_times(seed: int) ->
         assert low - 1 <= price <= high + 1
 
 
-def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:
+def test_messages_inside_a_node_and_between_nodes_have_separate_measurements() -> None:
     curves = [
         measured("send", 2, 1, {"1 MiB": "3 ms"}),
         measured("send", 2, 2, {"1 MiB": "9 ms"}, ranks=1),
@@ -376,7 +370,7 @@ def test_messages_inside_a_node_and_between_nodes_were_measured_apart() -> None:
     assert cost.p2p_ns(1, 2, MIB) == pytest.approx(9_000_000, abs=1)
 
 
-def test_what_was_measured_with_all_ranks_busy_counts_for_a_group_of_few_of_them() -> None:
+def test_a_measurement_with_all_ranks_busy_applies_to_a_smaller_group() -> None:
     """A pair on two machines, one of eight at once; a message of sixteen ranks that all send to the
     next machine.
     """
@@ -392,7 +386,7 @@ def test_what_was_measured_with_all_ranks_busy_counts_for_a_group_of_few_of_them
     assert cost.p2p_ns(0, 8, MIB) == pytest.approx(3_000_000, abs=1)
 
 
-def test_a_collective_measured_over_nodes_is_held_against_the_model_over_as_many() -> None:
+def test_a_collective_measured_across_nodes_is_compared_with_the_model_for_as_many_nodes() -> None:
     """At the measured size the measured time; the ratio goes on beyond it."""
     cost = model(
         "cpu-10gbe", 2, 2, measured=[measured("all_reduce", 4, 2, {"1 MiB": "7 ms"}, ranks=2)]

@@ -29,7 +29,7 @@ class Slow(NamedTuple):
 # --- slow ones, and what a cluster says ---
 
 
-def test_a_message_to_a_slow_node_is_dear_whichever_was_asked_before() -> None:
+def test_a_message_to_a_slow_node_is_slow_whichever_was_costed_first() -> None:
     """NCCL's messages of one class of links cost alike only where all of them are sound."""
     cost = CostModel(preset("dgx-h100"), 32, 8, [Slow("nic", (1,), 4.0)])
     sound = CostModel(preset("dgx-h100"), 32, 8).p2p_ns(0, 16, 64 * MIB)
@@ -43,7 +43,7 @@ def test_a_message_to_a_slow_node_is_dear_whichever_was_asked_before() -> None:
 @pytest.mark.parametrize(
     ("link", "group", "least"), [("nvlink", range(8), 3.9), ("nic", range(16), 2.5)]
 )
-def test_a_slow_link_makes_bytes_and_their_bound_as_many_times_dearer(
+def test_a_slow_link_multiplies_the_time_of_bytes_and_their_bound(
     link: str, group: range, least: float
 ) -> None:
     """Between two machines the sound one is a tree that the links inside bound."""
@@ -62,9 +62,7 @@ def test_a_slow_link_makes_bytes_and_their_bound_as_many_times_dearer(
     assert least < dear / price < 4.1
 
 
-def test_a_network_of_half_its_cards_bandwidth_doubles_what_bytes_between_machines_take_at_least() -> (
-    None
-):
+def test_half_the_card_bandwidth_at_least_doubles_the_time_of_bytes_between_nodes() -> None:
     plain, narrow = (
         CostModel(
             cluster_from({"preset": "dgx-a100", "network": {"oversubscription": k}}), 16, 8
@@ -75,7 +73,7 @@ def test_a_network_of_half_its_cards_bandwidth_doubles_what_bytes_between_machin
     assert narrow == pytest.approx(2 * plain, abs=2)
 
 
-def test_a_price_on_one_machine_knows_nothing_of_its_cards_and_of_two_it_does() -> None:
+def test_a_cost_on_one_node_ignores_its_cards_and_on_two_nodes_uses_them() -> None:
     plain, other = (
         CostModel(
             cluster_from({"preset": "dgx-a100", "nics": {"count": n, "bandwidth": "7 GB/s"}}), 16, 8
@@ -102,14 +100,14 @@ def test_only_pcie_without_peer_access_is_staged() -> None:
     assert ways == ["nvlink", "nvlink", "pcie", "staged"]
 
 
-def test_two_machines_that_nvlink_joins_are_one_node_with_the_cards_of_both() -> None:
+def test_two_machines_joined_by_nvlink_are_one_node_with_the_cards_of_both() -> None:
     joined = CostModel(cluster_from({"preset": "dgx-h100", "intra": {"domain": 16}}), 32, 8)
 
     assert [joined.link_class(0, rank) for rank in (8, 15, 16)] == ["intra", "intra", "inter"]
     assert joined.cluster.nics.count == 16
 
 
-def test_two_levels_cross_a_slow_link_inside_as_many_times_slower() -> None:
+def test_two_levels_cross_a_slow_inner_link_proportionally_slower() -> None:
     """Priced by latency and bandwidth alone: of 4 x 8 ranks what a sum takes inside the machines,
     on links of a quarter of the speed.
     """
@@ -139,7 +137,7 @@ def test_two_levels_cross_a_slow_link_inside_as_many_times_slower() -> None:
         },
     ],
 )
-def test_many_sizes_at_once_cost_what_each_costs_alone_whatever_a_cluster_says(
+def test_many_sizes_at_once_cost_the_same_as_one_by_one_on_any_cluster(
     changed: dict[str, Any],
 ) -> None:
     cost = CostModel(cluster_from({"preset": "dgx-h100", **changed}), 16, 8)
@@ -151,7 +149,7 @@ def test_many_sizes_at_once_cost_what_each_costs_alone_whatever_a_cluster_says(
             ]
 
 
-def test_a_put_takes_the_latency_of_its_link_and_its_bytes_there() -> None:
+def test_a_put_takes_the_latency_of_its_link_plus_its_bytes() -> None:
     cost = CostModel(preset("dgx-h100"), 16, 8)
 
     assert cost.one_sided_ns(0, 1, 64 * MIB) == cost.cluster.intra.latency_ns + ceil(
@@ -163,7 +161,7 @@ def test_a_put_takes_the_latency_of_its_link_and_its_bytes_there() -> None:
 
 
 @pytest.mark.parametrize("n", [2, 16])
-def test_many_sizes_at_once_are_not_priced_one_by_one(
+def test_many_sizes_at_once_are_not_costed_one_by_one(
     monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
     """Where NCCL's forms alone decide, so that a million of them take a fraction of a second."""
@@ -174,7 +172,7 @@ def test_many_sizes_at_once_are_not_priced_one_by_one(
     assert cost.collectives_ns(OPERATIONS["all_gather"], tuple(range(n)), sizes)[-1] == alone
 
 
-def test_a_message_takes_its_latency_and_its_bytes_at_the_narrowest_way_that_it_passes() -> None:
+def test_a_message_takes_its_latency_plus_its_bytes_over_the_narrowest_link() -> None:
     """A leaf's way up of a hundredth of a card: priced by latency and bandwidth alone."""
     network = {"leaf": 1, "oversubscription": 800, "latency": "3 us"}
     cost = CostModel(
@@ -211,7 +209,7 @@ def test_ranks_behind_switches_are_counted_from_the_first_of_each_machine() -> N
     assert set(slots.capacity[slots.first_pool :]) == {slots.cost.cluster.intra.attained}
 
 
-def test_a_leaf_that_holds_all_ranks_is_none() -> None:
+def test_a_leaf_switch_with_all_ranks_is_ignored() -> None:
     """Two machines of eight behind one leaf of two; behind leaves of one they meet at the ways up.
     So with PCIe switches.
     """
@@ -228,7 +226,7 @@ def test_a_leaf_that_holds_all_ranks_is_none() -> None:
     ] == [1, 0, 0, 1]
 
 
-def test_of_an_exchange_each_block_sends_what_its_ranks_have_for_the_others() -> None:
+def test_in_an_exchange_each_block_sends_the_data_of_its_ranks_for_the_others() -> None:
     """An eighth of a buffer for each of 8 ranks, two to a PCIe switch, four to a machine, a machine
     to a leaf: counted pair by pair.
     """
@@ -255,7 +253,7 @@ def test_of_an_exchange_each_block_sends_what_its_ranks_have_for_the_others() ->
 
 
 @pytest.mark.parametrize("name", ["dgx-a100", "l40s-pcie"])
-def test_what_ranks_and_cards_send_of_a_collective_is_what_nccl_tests_counts(name: str) -> None:
+def test_collective_bytes_of_ranks_and_cards_match_nccl_tests(name: str) -> None:
     """On 2 machines of 4 with 2 cards: of an exchange pair by pair, of a sum 2 (n-1)/n of each
     level. Over PCIe the bytes for the cards pass the slots as well, each rank's part of them."""
     ports = LinkPorts(CostModel(cluster_from({"preset": name, "nics": {"count": 2}}), 8, 4))
@@ -288,9 +286,7 @@ def test_what_ranks_and_cards_send_of_a_collective_is_what_nccl_tests_counts(nam
         assert (0 in alone) == bool(slot)
 
 
-def test_threads_are_numbered_between_links_and_cards_and_take_up_no_bytes_of_a_collective() -> (
-    None
-):
+def test_threads_are_numbered_between_links_and_cards_and_carry_no_bytes() -> None:
     ports = LinkPorts(CostModel(cluster_from({"preset": "cpu-10gbe", "crossing": 0.5}), 4, 2))
     demand = ports.of_collective(OPERATIONS["all_reduce"], (0, 1, 2, 3))
     threads = [port for port in range(len(ports.capacity)) if ports.is_thread(port)]
@@ -315,7 +311,7 @@ def test_threads_are_numbered_between_links_and_cards_and_take_up_no_bytes_of_a_
         ("broadcast", 1.0, 1.0 + 0.5),
     ],
 )
-def test_a_block_sends_its_buffers_share_to_the_other_blocks_and_its_part_of_what_leaves_the_machine(
+def test_a_block_sends_its_share_to_other_blocks_and_its_part_of_outgoing_data(
     op: str, leaf: float, switch: float
 ) -> None:
     """As nccl-tests counts bytes, over 2 leaves of a machine, 2 switches in each; a group behind

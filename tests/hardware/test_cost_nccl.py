@@ -56,7 +56,7 @@ def test_more_ranks_never_cost_less(name: str, op: str) -> None:
         assert prices == sorted(prices)
 
 
-def test_a_part_of_a_mesh_has_a_part_of_its_links() -> None:
+def test_a_part_of_a_mesh_has_part_of_its_links() -> None:
     """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the
     smaller group the slower. A pair of 8 MI300X has one link of 7, and no price beats that."""
     four, eight = (busbw("dgx1-v100", "all_reduce", n, 1 << 30) for n in (4, 8))
@@ -73,7 +73,7 @@ def test_a_part_of_a_mesh_has_a_part_of_its_links() -> None:
 
 
 @pytest.mark.parametrize("name", GPUS)
-def test_prices_have_no_jump_where_forms_and_channels_meet(name: str) -> None:
+def test_costs_are_continuous_where_formulas_and_channels_change(name: str) -> None:
     """A hundredth more bytes: at most 1.3 times the price."""
     cost = CostModel(preset(name), 32, 8)
     sizes = np.unique((1.01 ** np.arange(1, 2400)).astype(np.int64))
@@ -90,7 +90,7 @@ def test_prices_have_no_jump_where_forms_and_channels_meet(name: str) -> None:
     st.lists(st.integers(1, 1 << 40) | st.integers(1 << 43, 1 << 46), min_size=1),
 )
 @settings(max_examples=draws(60), deadline=None)
-def test_many_sizes_at_once_cost_what_each_costs_alone(
+def test_many_sizes_at_once_cost_the_same_as_one_by_one(
     name: str, op: str, n: int, sizes: list[int]
 ) -> None:
     cost = CostModel(preset(name), 64, 8)
@@ -100,7 +100,7 @@ def test_many_sizes_at_once_cost_what_each_costs_alone(
     assert together.tolist() == [price(cost, op, n, size) for size in sizes]
 
 
-def test_a_switch_that_reduces_and_a_tree_of_two_nodes_beat_links_and_cards() -> None:
+def test_switch_reduction_and_two_node_trees_are_faster_than_links_and_cards() -> None:
     """8 x H100: 482 GB/s of 450 measured; 2 x 8 x A100 on 50 GB/s of cards: 78 (open nccl-tests
     tables).
     """
@@ -109,7 +109,7 @@ def test_a_switch_that_reduces_and_a_tree_of_two_nodes_beat_links_and_cards() ->
     assert 60 < busbw("aws-p4d", "all_reduce", 16, 1 << 30) < 94
 
 
-def test_a_message_inside_a_node_climbs_the_channels() -> None:
+def test_a_message_inside_a_node_gains_channels_with_size() -> None:
     """8 x A100, 12 MiB: 63 GB/s measured; 3 and 12 MiB take nearly the same time; large ones fill
     the link.
     """
@@ -121,7 +121,7 @@ def test_a_message_inside_a_node_climbs_the_channels() -> None:
     assert rate[1024] > 200
 
 
-def test_an_nvl72_is_one_domain_over_its_machines() -> None:
+def test_an_nvl72_is_one_domain_across_its_machines() -> None:
     cost = CostModel(preset("gb200-nvl72"), 144, 4)
 
     assert [cost.link_class(0, other) for other in (3, 4, 71, 72)] == [
@@ -138,9 +138,7 @@ def test_an_nvl72_is_one_domain_over_its_machines() -> None:
     )
 
 
-def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_process_until_they_hide() -> (
-    None
-):
+def test_missing_peer_access_costs_more_and_so_do_launches_of_one_process_until_hidden() -> None:
     """8 x A100, 8 B: 35 us measured with one process for all, 20 with one for each (open nccl-tests
     tables).
     """
@@ -170,7 +168,7 @@ def test_staging_without_peer_access_costs_more_and_so_do_the_launches_of_one_pr
         ("gcp-a3-mega", "tcpxo", {"Simple"}),
     ],
 )
-def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(
+def test_a_transport_restricts_the_protocols_of_nccl(
     name: str, changed: str, wanted: set[str]
 ) -> None:
     """LL128 not past the CPU (Slingshot), LL and LL128 not where data arrive out of order (EFA
@@ -188,7 +186,7 @@ def test_a_transport_leaves_nccl_the_protocols_that_it_can_carry(
     assert ("NVLS tree" in {c.algorithm for c in found.candidates}) == (name == "aws-p5")
 
 
-def test_a_whole_node_of_mi300x_sums_by_all_pairs_to_16_mib_and_no_part_of_it_does() -> None:
+def test_only_a_whole_mi300x_node_sums_by_all_pairs_up_to_16_mib() -> None:
     """RCCL's MSCCL schedules are of eight GPUs, a process for each: two hops in place of a ring's
     14, on all links at once. All_reduce of 8 MiB takes 85 to 91 us there, of 64 KiB 14 (one
     published rccl-tests table and a reading, in no fit)."""
@@ -218,7 +216,7 @@ def test_a_whole_node_of_mi300x_sums_by_all_pairs_to_16_mib_and_no_part_of_it_do
     assert 68_000 < price(cost, "all_reduce", 8, 1 << 23) < 102_000
 
 
-def test_a3_high_runs_rings_alone_where_a3_mega_has_trees() -> None:
+def test_a3_high_uses_only_rings_where_a3_mega_has_trees() -> None:
     """What Google gives out for GPUDirect-TCPX sets NCCL_ALGO=Ring, for one machine as well; for
     TCPXO Ring,Tree. So where hops decide, a ring of 64 takes longer than twice a tree's time on the
     same machines; where bytes do, both have rings."""
@@ -240,7 +238,7 @@ def test_a3_high_runs_rings_alone_where_a3_mega_has_trees() -> None:
     assert price(ring, "all_reduce", 64, 1 << 32) < 1.1 * price(tree, "all_reduce", 64, 1 << 32)
 
 
-def test_a_network_that_reduces_spares_the_cards() -> None:
+def test_a_reducing_network_relieves_the_cards() -> None:
     plain, sharp = (
         CostModel(cluster_from({"preset": "dgx-a100", "network": {"reduces": on}}), 64, 8)
         for on in (False, True)
@@ -249,7 +247,7 @@ def test_a_network_that_reduces_spares_the_cards() -> None:
     assert price(sharp, "all_reduce", 64, 1 << 30) < 0.8 * price(plain, "all_reduce", 64, 1 << 30)
 
 
-def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
+def test_a_higher_call_overhead_raises_every_cost_by_the_same_amount() -> None:
     plain, dear = (
         CostModel(cluster_from({"preset": "dgx-h100", "call_overhead": o}), 8, 8)
         for o in ("3.1 us", "13.1 us")
@@ -260,7 +258,7 @@ def test_a_dearer_call_makes_every_price_as_much_dearer() -> None:
 
 
 @pytest.mark.parametrize("op", [*FORMED, "all_to_all_single", "gather", "send"])
-def test_a_price_is_told_as_terms_that_add_up(op: str) -> None:
+def test_a_cost_is_explained_by_terms_that_add_up(op: str) -> None:
     """Every form's terms add up to its time, the price is within the rounding of the least, and the
     band holds the price.
     """
@@ -276,7 +274,7 @@ def test_a_price_is_told_as_terms_that_add_up(op: str) -> None:
     assert found.band.low < 1 < found.band.high
 
 
-def test_a_price_names_the_links_that_bound_it() -> None:
+def test_a_cost_names_the_limiting_links() -> None:
     """Each level by its busiest link, the narrowest first: a leaf's way up at 4:1, then cards, then
     a rank's link; PCIe slots two to a switch; the switch of 8 x H100 reduces, so a buffer passes a
     link once."""
@@ -314,7 +312,7 @@ def test_a_price_names_the_links_that_bound_it() -> None:
     assert all(way.ns < found.ns for found in (spine, pcie, node) for way in found.ways)
 
 
-def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() -> None:
+def test_the_prediction_range_reaches_the_makespan_and_given_compute_times_are_exact() -> None:
     """A second of compute beside a small reduction: nearly no band; the reduction alone: that of a
     node at its size.
     """
@@ -340,7 +338,7 @@ def test_the_band_reaches_the_makespan_and_compute_of_a_given_time_is_known() ->
     )
 
 
-def test_what_somebody_describes_has_a_wider_band_than_a_preset() -> None:
+def test_a_described_cluster_has_a_wider_range_than_a_preset() -> None:
     row, ranks = OPERATIONS["all_reduce"], tuple(range(8))
     ours = explain_cost(CostModel(preset("dgx-h100"), 8, 8), row, ranks, 1 << 20)
     theirs = explain_cost(
@@ -355,7 +353,7 @@ def test_what_somebody_describes_has_a_wider_band_than_a_preset() -> None:
     assert theirs.band.low < ours.band.low < ours.band.high < theirs.band.high
 
 
-def test_a_key_of_a_preset_is_set_from_the_command_line() -> None:
+def test_a_key_of_a_preset_can_be_set_on_the_command_line() -> None:
     text = "world: {nodes: 2, ranks_per_node: 8}\nbackend: nccl\ncluster: dgx-h100\ntensors: {x: {shape: [4096, 4096]}}\n"
     text += "program:\n  - all_reduce: {tensor: x}\n"
     narrow, wide = (
@@ -375,7 +373,7 @@ def keys(model: type[BaseModel], prefix: str = "") -> list[str]:
     return found
 
 
-def test_the_page_on_clusters_has_every_key_and_no_other() -> None:
+def test_the_page_on_clusters_has_exactly_the_keys() -> None:
     page = (ROOT / "docs" / "reference" / "clusters.md").read_text(encoding="utf-8")
     told_keys = set(re.findall(r"^\| `([a-z_.]+)` \| [^|]*\| ", page, re.MULTILINE))
     wanted = {key for key in keys(Cluster) if key == "source" or not key.endswith(".source")}
@@ -383,14 +381,16 @@ def test_the_page_on_clusters_has_every_key_and_no_other() -> None:
     assert told_keys == wanted
 
 
-def test_every_preset_stands_on_the_page_with_what_is_weak() -> None:
+def test_every_preset_is_on_the_page_with_its_weak_points() -> None:
     page = (ROOT / "docs" / "explanation" / "accuracy.md").read_text(encoding="utf-8")
     weak_spots = page.partition("## Weak spots")[2]
 
     assert [name for name in PRESETS if f"`{name}`" not in weak_spots] == []
 
 
-def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_times_are_predicted_with_the_accuracy_on_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The constants as they come, through the front door: mean over 57 tables below 16 %, and nine
     of ten times in their band; measured at every fourth size, below 6 %, and below 4.5 where the
     network is not Slingshot; at both sizes beside, below 4.5 %."""
@@ -432,7 +432,7 @@ def test_published_times_are_met_as_well_as_the_page_says(monkeypatch: pytest.Mo
         assert low / 1.35 < band.low < band.high < 1.35 * high
 
 
-def test_a_group_sits_where_its_ranks_are() -> None:
+def test_a_group_is_placed_where_its_ranks_are() -> None:
     """Cards that ranks share are shared, and a slow link is in the setting."""
     cost = CostModel(preset("aws-p4d"), 16, 8)
     at = context_of_group(cost.cluster, cost.placement(tuple(range(16))))
@@ -441,7 +441,7 @@ def test_a_group_sits_where_its_ranks_are() -> None:
     assert (at.inter_gbs, at.nic_gbs) == pytest.approx((48, 6))
 
 
-def test_an_exchange_of_uneven_nodes_is_bounded_by_what_the_smaller_one_sends() -> None:
+def test_an_exchange_between_uneven_nodes_is_bound_by_the_smaller_node() -> None:
     """80 ranks of NVL72: the 8 beside 72 send nine tenths of 1 GiB each, through a card of 50 GB/s
     of their own: 19.3 ms and little more. Of even nodes, half of it."""
     cost = CostModel(cluster_from("gb200-nvl72"), 144, 4)
@@ -451,7 +451,7 @@ def test_an_exchange_of_uneven_nodes_is_bounded_by_what_the_smaller_one_sends() 
     assert 0.5 * (1 << 30) / 50 <= even < 1.3 * 0.5 * (1 << 30) / 50
 
 
-def test_a_price_is_explained_on_machines_of_as_many_gpus_as_the_preset_has() -> None:
+def test_a_cost_is_explained_for_nodes_with_as_many_gpus_as_the_preset() -> None:
     """4 on a tray of NVL72, one of GH200; another number where it is given."""
     page = cost_page("all_reduce", "gb200-nvl72", "1 GiB", 144, None)
 

@@ -45,7 +45,7 @@ def priced_us() -> list[float]:
     ]
 
 
-def test_a_log_that_the_cluster_predicts_is_within_its_band(tmp_path: Path) -> None:
+def test_a_log_predicted_by_the_cluster_is_within_its_range(tmp_path: Path) -> None:
     (tmp_path / "all_reduce.log").write_text(log(priced_us()))
     code, text = run(str(tmp_path / "all_reduce.log"), "--cluster", "dgx-h100")
 
@@ -54,7 +54,7 @@ def test_a_log_that_the_cluster_predicts_is_within_its_band(tmp_path: Path) -> N
     assert "All measured times are within the predicted range." in text
 
 
-def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None:
+def test_the_size_at_which_log_and_cluster_diverge_is_named(tmp_path: Path) -> None:
     """One time six times the price: it alone is outside the band, and the exit status says so."""
     us = priced_us()
     (tmp_path / "all_reduce.log").write_text(log([us[0], 6 * us[1], us[2]]))
@@ -74,7 +74,7 @@ def test_the_size_at_which_log_and_cluster_part_is_named(tmp_path: Path) -> None
         (("a.yaml", "--cluster", "dgx-h100"), "has no measured times"),
     ],
 )
-def test_what_can_not_be_laid_beside_a_cluster_is_refused(
+def test_a_log_that_cannot_be_compared_with_a_cluster_is_refused(
     arguments: tuple[str, ...], cause: str
 ) -> None:
     with pytest.raises(UsageError, match=cause):

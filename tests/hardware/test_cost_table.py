@@ -17,7 +17,7 @@ def _terms_first(changed: tuple[str, list[object]]) -> bool:
 
 
 @pytest.mark.parametrize("name", dict(cases()))
-def test_prices_are_those_that_are_kept(name: str) -> None:
+def test_costs_equal_the_recorded_ones(name: str) -> None:
     """Where a change of the model is meant: `python -m tests.support.price_table`, and say why in
     the change.
     """
@@ -31,5 +31,5 @@ def test_prices_are_those_that_are_kept(name: str) -> None:
     assert list(KEPT[name]) == list(now)
 
 
-def test_every_preset_has_its_prices_kept() -> None:
+def test_every_preset_has_recorded_costs() -> None:
     assert list(KEPT) == list(dict(cases()))

@@ -55,7 +55,7 @@ def share_of_products(cluster: str, hidden: int) -> float:
     return products / (products + spent["forward, memory"] + spent["backward, memory"])
 
 
-def test_narrow_layers_are_bound_by_memory_and_more_so_the_faster_the_products() -> None:
+def test_narrow_layers_are_memory_bound_more_so_with_faster_products() -> None:
     """295 FLOP for a byte on H100, 153 on A100: the same narrow layer reaches less of the peak."""
     a100, h100 = (
         [share_of_products(c, hidden) for hidden in (768, 8192)] for c in ("dgx-a100", "dgx-h100")
@@ -81,7 +81,7 @@ def test_products_in_eight_bits_save_less_than_half_of_a_layer() -> None:
     assert 0.5 < sum(eight.values()) / sum(half.values()) < 0.85
 
 
-def test_the_loss_of_a_large_vocabulary_costs_what_its_logits_move() -> None:
+def test_the_loss_over_a_large_vocabulary_costs_the_bytes_of_its_logits() -> None:
     """42 bytes for each logit of 16 bits, forward and backward; tensor ranks share them."""
     one = MicroBatchCost(PRESETS["llama3-8b"], sequence=1024)
 
@@ -90,7 +90,7 @@ def test_the_loss_of_a_large_vocabulary_costs_what_its_logits_move() -> None:
     assert busy_ns("dgx-h100", model=model(1024, vocabulary=128256))["forward loss"] > 0
 
 
-def test_experts_cost_more_than_a_dense_layer_of_the_same_operations() -> None:
+def test_experts_cost_more_than_a_dense_layer_with_the_same_operations() -> None:
     """Tokens go through memory on their way to experts and back, and each expert's last tile is
     half empty.
     """
@@ -117,7 +117,7 @@ def test_experts_cost_more_than_a_dense_layer_of_the_same_operations() -> None:
     assert routed.products_traffic > dense.products_traffic
 
 
-def test_each_product_writes_its_result_and_backward_its_input_and_weight_gradients() -> None:
+def test_each_product_writes_its_result_and_in_backward_its_input_and_weight_gradients() -> None:
     """Four projections of width h, then the feed-forward layer: h to 4h, and 4h to h."""
     tokens, h = 512, 1024
     layers = Architecture(
@@ -133,7 +133,7 @@ def test_each_product_writes_its_result_and_backward_its_input_and_weight_gradie
 
 
 @pytest.mark.parametrize("tensor", [2, 8])
-def test_shards_of_a_matrix_write_less_but_not_in_proportion(tensor: int) -> None:
+def test_shards_of_a_matrix_write_less_but_not_proportionally(tensor: int) -> None:
     """Each tensor rank writes its own whole sum: what it is shared by does not shrink."""
     one = MicroBatchCost(PRESETS["llama3-70b"], sequence=4096)
     forward, backward = one.products_traffic
@@ -146,7 +146,7 @@ def test_shards_of_a_matrix_write_less_but_not_in_proportion(tensor: int) -> Non
 COUNTED: Any = import_module("benchmarks.gpu.counted")
 
 
-def test_blocks_of_one_tensor_rank_are_told_alike_however_many_share_them() -> None:
+def test_blocks_of_one_tensor_rank_have_equal_text_regardless_of_the_number_of_ranks() -> None:
     """Beside an H100's readings, for a moment and alone: 1.28 to 1.43 of them, 1 to 8 tensor ranks,
     2048 to 8192 tokens (the preset's rate is that of whole published steps). Without what ends of
     attention, sums of gradients, rotary embeddings and starts of kernels take it fell from 1.32 to
@@ -166,7 +166,7 @@ def test_blocks_of_one_tensor_rank_are_told_alike_however_many_share_them() -> N
     ("heads", "forward_us", "backward_us"),
     [(4, 172, 480), (8, 274, 788), (32, 885, 2669), (64, 1715, 5177)],
 )
-def test_few_heads_pay_for_the_end_of_fused_attention(
+def test_few_heads_pay_for_the_tail_of_fused_attention(
     heads: int, forward_us: float, backward_us: float
 ) -> None:
     """cuDNN's over 8192 tokens, causal, on an H100 (benchmarks/gpu/compute_h100.json: TFLOP/s of 4
@@ -186,7 +186,7 @@ def test_few_heads_pay_for_the_end_of_fused_attention(
     )
 
 
-def test_each_kernel_takes_the_devices_launch() -> None:
+def test_each_kernel_takes_the_launch_time_of_the_device() -> None:
     """4 us on an H100, beside what its bytes take."""
 
     def took(**fields: object) -> int:
@@ -219,7 +219,7 @@ def simulated() -> dict[str, float]:
         return {row["run_id"]: float(row["simulated_s"]) for row in csv.DictReader(file)}
 
 
-def test_the_band_of_compute_holds_four_of_five_steps_of_sources_that_it_was_not_made_of() -> None:
+def test_the_compute_range_contains_four_of_five_steps_from_held_out_sources() -> None:
     """It is what the quantiles of published over simulated times say, and so made of all other
     sources it holds 75 to 88 % of each.
     """
@@ -232,7 +232,7 @@ def test_the_band_of_compute_holds_four_of_five_steps_of_sources_that_it_was_not
     assert 0.75 <= rows <= 0.88
 
 
-def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side() -> None:
+def test_published_steps_are_predicted_as_documented_and_no_gpu_is_biased() -> None:
     """8.0 % over sources; no GPU's sources are off by more than 6 % in their mean, and mixtures of
     experts by no more than 20.
     """
@@ -262,7 +262,7 @@ def test_published_steps_are_met_as_the_pages_say_and_no_gpu_is_off_to_one_side(
     )
 
 
-def test_a_rows_gpu_has_the_memory_that_its_source_states() -> None:
+def test_the_gpu_of_a_row_has_the_memory_stated_by_its_source() -> None:
     """torchtitan's H100 has HBM2e and the A100 of 40 GB 1555 GB/s; a row that says nothing of it
     has the preset's.
     """
@@ -292,7 +292,7 @@ def test_a_rows_gpu_has_the_memory_that_its_source_states() -> None:
         "vtrain_single_0092_0.353B_n8_tp1dp2pp4_b32_m1",
     ],
 )
-def test_the_written_times_are_todays(run: str) -> None:
+def test_recorded_times_are_up_to_date(run: str) -> None:
     """A pipeline, 8 bits, and a step that its launches bound: prices that changed since would
     show.
     """

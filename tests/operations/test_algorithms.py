@@ -54,7 +54,7 @@ def sizes_and_roots(row: type[Operation]) -> Iterator[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(("row", "algorithm"), MOVING)
-def test_the_algorithm_brings_the_effect_about(
+def test_the_algorithm_produces_the_effect_of_its_operation(
     row: type[Operation], algorithm: CollectiveAlgorithm
 ) -> None:
     """On contributions that are counted: nothing is missing, nothing is there twice, for 1 to 32
@@ -76,7 +76,7 @@ def test_the_algorithm_brings_the_effect_about(
 
 
 @pytest.mark.parametrize(("row", "algorithm"), TOKENS)
-def test_after_a_barrier_everybody_has_heard_of_everybody(
+def test_after_a_barrier_every_rank_has_heard_from_every_rank(
     row: type[Operation], algorithm: CollectiveAlgorithm
 ) -> None:
     for n in SIZES:
@@ -116,7 +116,7 @@ def test_the_busiest_rank_moves_at_least_busbw_factor_times_the_bytes(
             assert busiest == pytest.approx(bound), (n, root)
 
 
-def test_one_rank_alone_moves_nothing() -> None:
+def test_a_single_rank_moves_nothing() -> None:
     assert [(row.op, algorithm) for row, algorithm in ALL if any(algorithm.rounds(1, 0))] == []
 
 
@@ -144,7 +144,7 @@ def test_trees_and_dissemination_take_log2_rounds() -> None:
             assert len(rounds(n, 0)) == (n - 1).bit_length(), (rounds.__name__, n)
 
 
-def test_no_rank_sends_two_messages_in_a_round_of_a_tree() -> None:
+def test_no_rank_sends_two_messages_in_one_round_of_a_tree() -> None:
     """One message per rank and round is what makes the sum over rounds a price."""
     trees = (
         algorithms.binomial_broadcast,
@@ -158,7 +158,7 @@ def test_no_rank_sends_two_messages_in_a_round_of_a_tree() -> None:
             assert len({src for src, _ in peers}) == len({dst for _, dst in peers}) == len(peers)
 
 
-def test_play_refuses_to_send_what_is_not_there() -> None:
+def test_play_refuses_to_send_missing_data() -> None:
     with pytest.raises(ValueError, match="round 0: rank 1 cannot send chunk 0 to rank 0"):
         algorithms.apply_rounds(
             [[ChunkTransfer(1, 0, 0)]], algorithms.initial_chunks("whole", 2, [0])
@@ -180,3 +180,13 @@ def test_a_message_is_a_schedule_of_one_transfer(row: type[Operation]) -> None:
     held = algorithms.apply_rounds(row.schedule(2, 0), algorithms.initial_chunks("whole", 2, [0]))
     assert held[1][0] == ((0, 0),)
     assert row.effect(2, 0) == (None, (((0, 0),),))
+
+
+@pytest.mark.parametrize(
+    ("op", "passes"), [("all_reduce", 2), ("all_gather", 1), ("reduce_scatter", 1)]
+)
+def test_a_ring_passes_the_buffer_around_a_fixed_number_of_times(op: str, passes: int) -> None:
+    """Also for two ranks, whose ring is one hop there and one back; one rank has no ring."""
+    ring = OPERATIONS[op].algorithms["ring"]
+
+    assert [ring.ring_passes(n) for n in (1, 2, 3, 8)] == [0, passes, passes, passes]

@@ -76,7 +76,7 @@ def done(*program: str, **more: Any) -> Simulation:
 
 
 @each_launch
-def test_a_launch_is_its_parts_taken_together(op: str) -> None:
+def test_a_launch_equals_its_parts_together(op: str) -> None:
     """Bytes add up; what it does to values, its busbw factor and its schedule are those of one
     part.
     """
@@ -102,7 +102,7 @@ def test_a_launch_is_its_parts_taken_together(op: str) -> None:
 
 
 @each_launch
-def test_other_calls_are_parts_of_nothing(op: str) -> None:
+def test_other_calls_are_not_parts_of_a_launch(op: str) -> None:
     alone = LAUNCHES[op].coalesces
     call = ResolvedCall(alone.op, 0, WORLD)
 
@@ -118,7 +118,9 @@ def test_other_calls_are_parts_of_nothing(op: str) -> None:
         ({"names": "a"}, "is used in two parts of one launch"),
     ],
 )
-def test_what_no_launch_may_hold_is_a_fault(op: str, second: dict[str, str], words: str) -> None:
+def test_an_operation_not_allowed_in_a_launch_is_a_fault(
+    op: str, second: dict[str, str], words: str
+) -> None:
     one, other = launch(op, 3), launch(op, 3, **{"names": "b", **second})
     both = ResolvedCall(
         op,
@@ -132,7 +134,7 @@ def test_what_no_launch_may_hold_is_a_fault(op: str, second: dict[str, str], wor
     assert words in (LAUNCHES[op].faults(both) or "")
 
 
-def test_a_part_that_does_not_fit_is_named() -> None:
+def test_a_part_that_does_not_match_is_named() -> None:
     call = ResolvedCall(
         "all_gather_into_tensor_coalesced",
         0,
@@ -205,7 +207,7 @@ KINDS = {
     is_async=st.booleans(),
     dtype=st.sampled_from(("float32", "int32", "bfloat16")),
 )
-def test_a_coalesced_call_leaves_the_values_and_the_lineage_of_the_separate_ones(
+def test_a_coalesced_call_has_the_values_and_lineage_of_separate_calls(
     kind: str, world: int, shares: list[int], op: str, is_async: bool, dtype: str
 ) -> None:
     """Numbers, and whose contribution each element holds how often, on every rank."""
@@ -258,7 +260,7 @@ def test_outputs_of_a_launch_may_take_their_shape_from_it() -> None:
 
 @each_launch
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_launch_costs_what_one_operation_of_all_its_bytes_costs(op: str, backend: str) -> None:
+def test_a_launch_costs_as_much_as_one_operation_with_all_its_bytes(op: str, backend: str) -> None:
     """And less than its parts one after the other, by one latency for each further part."""
     shares, world = (256, 1024, 64), 4
     cost = CostModel(cluster_from("cpu-10gbe"), world, world)
@@ -293,7 +295,7 @@ def test_a_launch_costs_what_one_operation_of_all_its_bytes_costs(op: str, backe
 # --- lists that differ ---
 
 
-def test_lists_of_unlike_length_are_a_mismatch_that_names_the_parts() -> None:
+def test_lists_of_different_lengths_are_a_mismatch_that_names_the_parts() -> None:
     verdict = check_program(
         lower(
             scenario(
@@ -313,7 +315,7 @@ def test_lists_of_unlike_length_are_a_mismatch_that_names_the_parts() -> None:
     assert "coalesce the same tensors in the same order" in finding.help[0]
 
 
-def test_parts_of_unlike_size_in_another_order_are_a_mismatch() -> None:
+def test_parts_of_different_sizes_in_another_order_are_a_mismatch() -> None:
     verdict = check_program(
         lower(
             scenario(
@@ -353,7 +355,7 @@ def test_equal_parts_in_another_order_are_wrong_data_and_a_warning() -> None:
     assert [ran.values.text(rank, "a") for rank in (0, 1)] == ["[11.0, 11.0]", "[11.0, 11.0]"]
 
 
-def test_a_launch_that_meets_a_single_collective_is_another_operation() -> None:
+def test_a_launch_that_meets_a_single_collective_is_a_different_operation() -> None:
     verdict = check_program(
         lower(
             scenario(
@@ -370,7 +372,7 @@ def test_a_launch_that_meets_a_single_collective_is_another_operation() -> None:
     assert verdict.profiles["gloo"].outcome == "completes"  # one all_reduce of six numbers on both
 
 
-def test_launches_of_unlike_reduce_op_do_not_fit() -> None:
+def test_launches_with_different_reduce_ops_mismatch() -> None:
     verdict = check_program(
         lower(
             scenario(
@@ -394,7 +396,7 @@ def test_launches_of_unlike_reduce_op_do_not_fit() -> None:
         ("reduce_scatter_tensor_coalesced", ((2, 3), (2,)), ("hangs", ())),
     ],
 )
-def test_gloo_flattens_all_reduce_and_all_gather_and_takes_reduce_scatter_part_by_part(
+def test_gloo_flattens_all_reduce_and_all_gather_and_runs_reduce_scatter_part_by_part(
     op: str, lists: tuple[tuple[int, ...], ...], expected: tuple[str, tuple[int, ...]]
 ) -> None:
     """As run on two ranks of torch 2.13: the first two end, or abort, by their totals; the last by
@@ -414,7 +416,7 @@ def test_gloo_flattens_all_reduce_and_all_gather_and_takes_reduce_scatter_part_b
 
 
 @each_launch
-def test_nobody_but_gloo_and_nccl_has_launches(op: str) -> None:
+def test_only_gloo_and_nccl_have_launches(op: str) -> None:
     assert [
         name
         for name, one in SUPPORT_BY_BACKEND.items()
@@ -434,7 +436,7 @@ def test_nobody_but_gloo_and_nccl_has_launches(op: str) -> None:
         ("reduce_scatter_tensor_coalesced", "goes on", "goes on"),
     ],
 )
-def test_parts_of_two_dtypes_are_refused_where_the_back_end_looks(
+def test_parts_of_two_dtypes_are_refused_by_backends_that_check(
     op: str, gloo: str, nccl: str
 ) -> None:
     one, other = launch(op, 3), launch(op, 3, dtype="float64", names="b")

@@ -177,7 +177,7 @@ def run_world(size: int, store: Path) -> Iterator[Report]:
 # --- the claims ---
 
 
-def test_every_row_leaves_what_its_effect_says(reports: list[Report]) -> None:
+def test_real_gloo_has_the_effect_that_the_row_declares(reports: list[Report]) -> None:
     """Bit for bit, on every rank, for every case."""
     wrong = []
     for case in gloo_cases.cases(*groups(len(reports))):
@@ -208,7 +208,7 @@ def test_every_row_with_a_torch_call_was_run(reports: list[Report]) -> None:
             assert used & {row.torch_name, *row.aliases}, op
 
 
-def test_a_case_covers_every_row_that_moves_data(reports: list[Report]) -> None:
+def test_every_row_that_moves_data_has_a_case(reports: list[Report]) -> None:
     """Also every reduce op, every root and the sub-group: the plan is not poorer than the table."""
     plan = gloo_cases.cases(*groups(len(reports)))
     assert {row.op for row in OPERATIONS.values() if row.kind == "collective"} <= {
@@ -219,7 +219,7 @@ def test_a_case_covers_every_row_that_moves_data(reports: list[Report]) -> None:
     assert {op for _, op in gloo_cases.REDUCTIONS} == set(REDUCE_OPS)
 
 
-def test_the_rows_find_no_fault_with_calls_that_work(reports: list[Report]) -> None:
+def test_calls_that_work_on_gloo_have_no_fault(reports: list[Report]) -> None:
     """`faults` and `cross_faults` are silent where torch is content, and the parties agree."""
     for case in gloo_cases.cases(*groups(len(reports))):
         calls = [call for rank in sorted(case.calls) for call in case.calls[rank]]

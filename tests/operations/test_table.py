@@ -74,7 +74,7 @@ def call(
 # --- the table ---
 
 
-def test_the_table_holds_the_steps_of_the_design() -> None:
+def test_the_table_contains_the_designed_operations() -> None:
     assert set(STEPS.split()) <= set(OPERATIONS)
     renamed = {
         "all_gather_single": "all_gather_into_tensor",
@@ -87,7 +87,7 @@ def test_the_table_holds_the_steps_of_the_design() -> None:
     assert not set(OPERATION_ALIASES) & set(OPERATIONS)
 
 
-def test_a_row_says_what_it_is() -> None:
+def test_every_row_has_a_description() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         wrong = {
@@ -102,7 +102,7 @@ def test_a_row_says_what_it_is() -> None:
     assert wrong == {}
 
 
-def test_rows_are_listed_by_kind_and_by_name() -> None:
+def test_rows_are_listed_by_kind_and_name() -> None:
     kinds = list(dict.fromkeys(row.kind for row in OPERATIONS.values()))
 
     assert list(OPERATIONS) == sorted(
@@ -113,7 +113,9 @@ def test_rows_are_listed_by_kind_and_by_name() -> None:
 
 @pytest.mark.parametrize("row", COLLECTIVES)
 @pytest.mark.parametrize("n", range(1, 9))
-def test_whose_data_a_rank_takes_is_what_its_effect_holds(row: type[Operation], n: int) -> None:
+def test_data_sources_of_a_rank_match_the_effect_of_the_operation(
+    row: type[Operation], n: int
+) -> None:
     """`takes_from` and `gives_to` are two sides of one thing; where nothing moves, everybody waits
     for everybody.
     """
@@ -147,7 +149,7 @@ def is_a_sentence(text: str) -> bool:
     return begins and text.endswith(".") and len(text.split()) > 2
 
 
-def test_the_words_are_sentences_and_the_signature_is_the_functions() -> None:
+def test_descriptions_are_sentences_and_signatures_are_those_of_the_function() -> None:
     said = [
         (op, text)
         for op, row in OPERATIONS.items()
@@ -186,12 +188,12 @@ def test_the_examples_validate() -> None:
         assert row.op in used
 
 
-def test_the_colours_are_some_a_reader_can_tell_apart() -> None:
+def test_colours_are_distinguishable() -> None:
     assert {op: row.colour for op, row in OPERATIONS.items() if row.colour not in PALETTE} == {}
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=op) for op, row in OPERATIONS.items()])
-def test_a_row_calls_torch_or_is_a_ranks_own_work(row: type[Operation]) -> None:
+def test_a_row_has_a_torch_call_unless_it_is_local_work(row: type[Operation]) -> None:
     """Local steps are no call on torch.distributed; all others that torch has override
     `torch_call`, and the rest refuse.
     """
@@ -206,7 +208,7 @@ def test_a_row_calls_torch_or_is_a_ranks_own_work(row: type[Operation]) -> None:
             row.torch_call(None, call(row.op), {}, None)
 
 
-def test_torch_has_the_functions_that_the_rows_name() -> None:
+def test_torch_has_the_functions_named_by_the_rows() -> None:
     dist = pytest.importorskip("torch.distributed", reason="torch is not installed (extra `real`)")
     for row in OPERATIONS.values():
         owner = dist.Work if row.op == "wait" else dist
@@ -234,7 +236,7 @@ def test_a_collective_has_every_column(row: type[Operation]) -> None:
 
 
 @pytest.mark.parametrize("row", MOVING)
-def test_the_effect_agrees_with_the_facts(row: type[Operation]) -> None:
+def test_the_effect_agrees_with_the_declared_facts(row: type[Operation]) -> None:
     for n, root in ((1, 0), (2, 1), (5, 3)):
         effect = row.effect(n, root)
         assert len(effect) == n
@@ -263,7 +265,7 @@ def test_the_effect_agrees_with_the_facts(row: type[Operation]) -> None:
         )
 
 
-def test_a_rooted_collective_has_torchs_two_ways_to_name_the_root() -> None:
+def test_a_rooted_collective_has_both_torch_names_of_the_root() -> None:
     rows = [row for row in OPERATIONS.values() if row.kind == "collective"]
     named = {
         row.op: {name for name in row.model_fields if name.removeprefix("group_") in ("src", "dst")}
@@ -276,7 +278,7 @@ def test_a_rooted_collective_has_torchs_two_ways_to_name_the_root() -> None:
     }
 
 
-def test_operations_in_place_have_a_tensor_the_others_input_and_output() -> None:
+def test_in_place_operations_have_one_tensor_and_others_input_and_output() -> None:
     in_place = {
         op
         for op, row in OPERATIONS.items()
@@ -325,7 +327,7 @@ def test_busbw_factors_are_those_of_nccl_tests() -> None:
     }
 
 
-def test_bytes_are_those_of_the_large_buffer() -> None:
+def test_collective_bytes_are_those_of_the_large_buffer() -> None:
     """As nccl-tests counts them: four ranks, ten float32 each."""
     small, large = (buffer(10),), (buffer(4, 10),)
     for op in ("all_gather", "all_gather_into_tensor", "gather"):
@@ -340,7 +342,7 @@ def test_bytes_are_those_of_the_large_buffer() -> None:
     assert OPERATIONS["barrier"].nbytes(call("barrier")) == 0
 
 
-def test_the_share_that_ranks_agree_on() -> None:
+def test_the_share_that_ranks_must_agree_on() -> None:
     """One rank's share where parts are shared out, the whole input for all_to_all."""
     small, large = (buffer(10),), (buffer(4, 10),)
     assert OPERATIONS["all_gather"].agreement(call("all_gather", small, large))["numel"] == 10
@@ -356,7 +358,7 @@ def test_the_share_that_ranks_agree_on() -> None:
     ] == (1, 2, 3, 4)
 
 
-def test_parties_of_messages_are_sender_and_receiver() -> None:
+def test_participants_of_a_message_are_sender_and_receiver() -> None:
     assert OPERATIONS["send"].parties(call("send", (buffer(1),), peer=2)) == (0, 2)
     assert OPERATIONS["recv"].parties(call("recv", (buffer(1),), peer=2)) == (2, 0)
     assert OPERATIONS["recv"].parties(call("recv", (buffer(1),), peer=None)) == (0,)
@@ -452,7 +454,7 @@ _SMALL, _LARGE, _SIX, _HALF = (
     ],
     ids=lambda value: value.op if isinstance(value, ResolvedCall) else "",
 )
-def test_a_call_that_no_back_end_can_make_is_a_fault(made: ResolvedCall, reason: str) -> None:
+def test_a_call_that_no_backend_supports_is_a_fault(made: ResolvedCall, reason: str) -> None:
     assert reason in (OPERATIONS[made.op].faults(made) or "no fault")
 
 
@@ -476,7 +478,7 @@ def test_a_call_that_no_back_end_can_make_is_a_fault(made: ResolvedCall, reason:
     ],
     ids=lambda made: made.op,
 )
-def test_a_call_that_is_right_is_no_fault(made: ResolvedCall) -> None:
+def test_a_correct_call_is_no_fault(made: ResolvedCall) -> None:
     """gather's output is read on dst alone, scatter's input on src alone."""
     assert OPERATIONS[made.op].faults(made) is None
 
@@ -514,7 +516,7 @@ def test_splits_are_compared_pair_by_pair() -> None:
 # --- numbers ---
 
 
-def test_refusals_that_all_back_ends_share() -> None:
+def test_every_backend_refuses_the_common_errors() -> None:
     refused = {
         (dtype, op) for dtype in DTYPE_BYTES for op in REDUCE_OPS if reduce_refusal(dtype, op)
     }
@@ -547,7 +549,7 @@ def test_refusals_that_all_back_ends_share() -> None:
         ("float64", "max", ([1.0, 5.0], [2.0, 4.0]), [2.0, 5.0]),
     ],
 )
-def test_reductions_stay_in_the_dtype(
+def test_reductions_keep_the_dtype(
     dtype: str, op: str, given: tuple[list[float], ...], expected: list[float]
 ) -> None:
     """Integers wrap, booleans or, averages of integers are cut off towards zero."""
@@ -617,7 +619,7 @@ def test_apply_effect_moves_the_parts() -> None:
         ("sleep", {"time": 3}, "expected a duration with a unit"),
     ],
 )
-def test_a_step_that_says_too_little_or_too_much_is_refused(
+def test_a_step_with_missing_or_surplus_fields_is_refused(
     op: str, fields: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValidationError, match=re.escape(message)):
@@ -653,15 +655,21 @@ def test_python_keywords_are_aliases_of_plain_names() -> None:
         {"bytes": {0: "1 KiB", "else": "rank * 8"}},
     ],
 )
-def test_what_compute_costs_survives_writing_and_reading(fields: dict[str, object]) -> None:
+def test_compute_costs_survive_writing_and_reading(fields: dict[str, object]) -> None:
     row = OPERATIONS["compute"]
     read = row.model_validate(fields)
     assert row.model_validate(read.model_dump(by_alias=True, exclude_defaults=True)) == read
 
 
-def test_the_busbw_factor_never_falls_as_the_group_grows() -> None:
+def test_the_busbw_factor_never_decreases_with_the_group_size() -> None:
     """More ranks move no fewer bytes each."""
     for row in OPERATIONS.values():
         assert all(row.busbw_factor(a) <= row.busbw_factor(b) for a, b in pairwise(range(1, 33))), (
             row.op
         )
+
+
+def test_dtypes_have_the_element_sizes_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+
+    assert {name: getattr(torch, name).itemsize for name in DTYPE_BYTES} == DTYPE_BYTES

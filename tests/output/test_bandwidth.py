@@ -28,7 +28,7 @@ def subject(text: str | None = None) -> PictureInput:
     return PictureInput(done.program, done.run, cost=done.cost)
 
 
-def test_calls_of_the_run_lie_on_the_modelled_curve_and_measured_ones_where_they_were_measured():
+def test_simulated_calls_lie_on_the_curve_of_the_model_and_measured_ones_at_their_times():
     given = subject()
     trace = given.run.trace if given.run else None
     assert trace is not None
@@ -71,7 +71,7 @@ def test_calls_of_the_run_lie_on_the_modelled_curve_and_measured_ones_where_they
     assert y >= _TOP
 
 
-def test_a_run_that_moves_nothing_and_a_group_that_is_not_there_are_refused():
+def test_a_run_without_traffic_and_a_missing_group_are_refused():
     with pytest.raises(UsageError, match="no collective of this run moves data"):
         render_picture("bandwidth", "svg", subject(LONE))
     with pytest.raises(UsageError, match="no group `q`"):

@@ -43,7 +43,7 @@ def programs(draw: st.DrawFn) -> tuple[int, dict[int, list[Any]]]:
 
 @settings(max_examples=draws(60), deadline=None)
 @given(programs())
-def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(
+def test_calls_are_in_program_order_one_per_place_and_arrows_never_point_up(
     case: tuple[int, dict[int, list[Any]]],
 ):
     program, run = made(case[0], case[1])
@@ -63,7 +63,7 @@ def test_calls_stand_in_program_order_one_to_a_place_and_arrows_never_run_up(
     )
 
 
-def test_a_wait_stands_at_or_below_the_send_that_completes_its_receive() -> None:
+def test_a_wait_is_at_or_below_the_send_that_completes_its_receive() -> None:
     """Both ranks begin with a receive, so one receive is drawn before its send is reached."""
     calls = {
         0: [recv(1, "irecv", handle="r"), send(1), wait("r")],

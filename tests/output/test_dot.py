@@ -67,7 +67,7 @@ def pair() -> Made:
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_a_name_from_a_file_cannot_become_markup(text: str):
+def test_a_name_in_a_file_cannot_become_markup(text: str):
     """Every text is still one text of the drawn SVG, whatever it holds."""
     svg = render_dot(dot_text(nasty_picture(text)), "svg", "dot").decode()
     shown = [
@@ -83,14 +83,14 @@ def test_a_name_from_a_file_cannot_become_markup(text: str):
 
 
 @pytest.mark.parametrize("text", NASTY)
-def test_mermaid_text_holds_no_mark_of_mermaids(text: str):
+def test_mermaid_text_contains_no_mermaid_syntax_from_names(text: str):
     for line in flowchart_text(nasty_picture(text)).splitlines():
         label = re.fullmatch(r'\s*\w+\["(.*)"\]', line)
         if label:
             assert not re.search(r'["`{}|\\%&]', label[1].replace("<br/>", ""))
 
 
-def test_the_same_picture_is_the_same_text():
+def test_drawing_twice_gives_the_same_text():
     program, run = ring(4)
 
     for view in ("dataflow", "wait-for", "groups", "startup"):
@@ -101,7 +101,7 @@ def test_the_same_picture_is_the_same_text():
 
 
 @pytest.mark.parametrize("view", VIEW_NAMES)
-def test_every_view_comes_in_every_format_without_a_system_dot(
+def test_every_view_is_available_in_every_format_without_system_graphviz(
     view: str, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("PATH", "")
@@ -171,24 +171,24 @@ def test_a_wrong_request_is_a_usage_error(arguments: tuple[str, str], said: str)
         render_picture(*arguments, PictureInput())
 
 
-def test_an_unknown_operation_is_a_usage_error_with_a_near_name():
+def test_an_unknown_operation_is_a_usage_error_with_a_suggestion():
     with pytest.raises(UsageError, match="did you mean all_gather"):
         render_picture("operation", "dot", PictureInput(op="all_gathr"))
 
 
-def test_a_view_of_a_run_says_that_it_needs_one():
+def test_a_view_of_a_run_without_a_run_is_reported():
     with pytest.raises(UsageError, match="needs a run"):
         render_picture("wait-for", "dot", PictureInput(pair()[0]))
 
 
-def test_without_pygraphviz_the_fault_names_the_remedy(monkeypatch: pytest.MonkeyPatch):
+def test_without_pygraphviz_the_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "pygraphviz", None)
 
     with pytest.raises(EnvironmentFault, match="pip install"):
         render_picture("operation", "png", PictureInput(op="send"))
 
 
-def test_a_png_without_fonts_is_refused_and_an_svg_is_not(
+def test_png_without_fonts_is_refused_and_svg_is_not(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(drawing, "_FONT_FOLDERS", (str(tmp_path),))
@@ -222,7 +222,7 @@ main()
 """
 
 
-def test_a_new_view_is_one_file_that_the_command_and_the_gallery_find(tmp_path: Path):
+def test_a_new_view_is_one_file_found_by_command_and_gallery(tmp_path: Path):
     (tmp_path / "headcount.py").write_text(NEW_VIEW)
 
     def distsim(*arguments: str) -> str:

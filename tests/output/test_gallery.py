@@ -27,7 +27,7 @@ MAKE = maker()
 @pytest.mark.parametrize(
     "shown", sorted(MAKE.PICTURES, key=lambda shown: shown.of), ids=lambda shown: shown.file
 )
-def test_a_picture_of_the_gallery_is_fresh(shown):
+def test_gallery_pictures_are_up_to_date(shown):
     """When this fails after a change that was meant: `python viz/make.py`, and look at the
     picture.
     """
@@ -37,6 +37,6 @@ def test_a_picture_of_the_gallery_is_fresh(shown):
     assert sources[shown.file] == MAKE.digest(shown)
 
 
-def test_the_gallerys_page_shows_every_picture_and_no_other_is_kept():
+def test_the_gallery_page_shows_every_picture_and_there_is_no_other():
     assert (VIZ / "README.md").read_text(encoding="utf-8") == MAKE.readme()
     assert {path.name for path in VIZ.glob("*.svg")} == {shown.file for shown in MAKE.PICTURES}

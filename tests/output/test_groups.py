@@ -40,7 +40,7 @@ def cells(svg: str) -> dict[str, str]:
     }
 
 
-def test_every_rank_has_a_cell_in_every_panel_and_groups_that_touch_differ_in_colour():
+def test_every_rank_has_a_cell_in_every_panel_and_adjacent_groups_differ_in_colour():
     svg = str(render_picture("groups", "svg", program_of(128, "pp: 8, dp: 16, tp: 8")))
     found = cells(svg)
 
@@ -66,7 +66,7 @@ def test_every_rank_has_a_cell_in_every_panel_and_groups_that_touch_differ_in_co
     )  # without colours: a dark line between any two groups of pp, and of dp; each tp group has its machine alone
 
 
-def test_bytes_and_where_a_group_lies_are_told_and_small_worlds_keep_their_boxes():
+def test_bytes_and_placement_of_groups_are_shown_and_small_worlds_keep_their_boxes():
     shown = [
         t.text or ""
         for t in ElementTree.fromstring(

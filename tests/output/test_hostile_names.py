@@ -83,7 +83,7 @@ def subjects(name: str) -> Iterator[tuple[str, PictureInput]]:
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
-def test_a_name_is_text_in_every_view_and_format(name: str):
+def test_names_are_escaped_in_every_view_and_format(name: str):
     """Each svg is XML of shapes and words alone, is no larger than a name that is cut allows, and
     no word turns the others around.
     """
@@ -106,7 +106,7 @@ def test_a_name_is_text_in_every_view_and_format(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES.values(), ids=NAMES.keys())
-def test_a_name_is_text_in_the_chrome_export(name: str):
+def test_names_are_escaped_in_the_chrome_export(name: str):
     done = named(name)
 
     events = json.loads("".join(chrome_trace_lines(recorded(done, name))))["traceEvents"]

@@ -158,7 +158,7 @@ def _unfiltered(how: int, line: list[int], above: list[int], many: int) -> list[
 
 
 @pytest.mark.parametrize("ranks", [16, pytest.param(1024, marks=pytest.mark.slow)])
-def test_a_thousand_steps_are_drawn_in_little_time_and_space_and_to_scale(ranks: int):
+def test_a_thousand_steps_are_drawn_quickly_compactly_and_to_scale(ranks: int):
     """0.7 % of the time goes into communication, a thousand times 7 us: so much of the track is
     covered, and no more.
     """
@@ -175,7 +175,7 @@ def test_a_thousand_steps_are_drawn_in_little_time_and_space_and_to_scale(ranks:
     assert took <= 5
 
 
-def test_hundreds_of_ranks_that_all_differ_are_a_few_lanes_that_cover_what_they_should():
+def test_hundreds_of_different_ranks_become_a_few_lanes_with_correct_coverage():
     svg = timeline_svg(steps_trace(256, 40, np.arange(256)[:, None] * 10))
     shown = [t.text or "" for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
@@ -186,7 +186,7 @@ def test_hundreds_of_ranks_that_all_differ_are_a_few_lanes_that_cover_what_they_
     assert len(svg) <= 2_000_000
 
 
-def test_the_pixels_of_communication_are_its_share_of_the_time():
+def test_the_pixel_share_of_communication_is_its_time_share():
     """Looked at as a png, where the smallest strokes are a shade: the shade is as dark as the
     stroke is wide.
     """
@@ -213,14 +213,14 @@ def test_the_pixels_of_communication_are_its_share_of_the_time():
 # --- folding ---
 
 
-def test_equal_ranks_share_a_lane_and_the_one_that_differs_stands_alone():
+def test_equal_ranks_share_a_lane_and_a_different_rank_has_its_own():
     lanes = group_ranks_into_lanes(steps_trace(64, 3, slow=17), range(64))
 
     assert [(len(lane.ranks), lane.like) for lane in lanes] == [(63, "equal"), (1, "equal")]
     assert lanes[1].ranks == (17,)
 
 
-def test_no_rank_is_lost_and_none_is_drawn_twice_however_little_room_there_is():
+def test_every_rank_is_drawn_exactly_once_in_any_space():
     trace = steps_trace(100, 2, np.arange(100)[:, None])
 
     for most in (1, 3, 8, 200):
@@ -232,7 +232,7 @@ def test_no_rank_is_lost_and_none_is_drawn_twice_however_little_room_there_is():
     }
 
 
-def test_equal_steps_are_one_and_a_step_that_differs_stands_alone():
+def test_equal_steps_are_merged_and_a_different_step_stays_separate():
     steps = group_equal_steps(steps_trace(4, 10), range(4))
     other = group_equal_steps(steps_trace(4, 10, slow=2), range(4))
 
@@ -244,7 +244,7 @@ def test_equal_steps_are_one_and_a_step_that_differs_stands_alone():
 # --- a part of it ---
 
 
-def test_a_part_is_written_as_lists_stretches_and_names():
+def test_a_selection_is_written_as_lists_ranges_and_names():
     trace = steps_trace(8, 5)
 
     assert parse_number_ranges("0-2, 7", "ranks") == (0, 1, 2, 7)
@@ -276,7 +276,7 @@ def test_a_part_is_written_as_lists_stretches_and_names():
         {"group": "<script>"},
     ],
 )
-def test_a_part_that_is_nothing_is_refused_in_words(wrong: dict[str, str]):
+def test_an_invalid_selection_is_refused_with_a_reason(wrong: dict[str, str]):
     with pytest.raises(UsageError) as caught:
         timeline_svg(steps_trace(4, 2), parse_selection(**wrong))
     assert caught.value.remedy
@@ -311,7 +311,7 @@ def test_spans_are_merged_cut_and_intersected():
     ]
 
 
-def test_every_instant_of_a_rank_is_of_one_kind():
+def test_a_rank_has_one_kind_of_activity_at_every_instant():
     """Compute, what moves meanwhile or alone, and waiting cover a rank's time as `rank_times`
     counts it.
     """

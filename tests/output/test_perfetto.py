@@ -90,7 +90,7 @@ program:
 """
 
 
-def test_every_slice_arrow_and_counter_of_an_export_comes_through_and_nothing_is_complained_about(
+def test_every_slice_arrow_and_counter_of_an_export_is_imported_without_an_error(
     tmp_path: Path,
 ):
     events, (faults, slices, flows, machines, counters) = asked(
@@ -121,7 +121,7 @@ def test_every_slice_arrow_and_counter_of_an_export_comes_through_and_nothing_is
     ]
 
 
-def test_calls_that_never_return_are_open_to_the_end(tmp_path: Path):
+def test_calls_that_never_return_stay_open_to_the_end(tmp_path: Path):
     _, (faults, stuck) = asked(
         CIRCLE,
         tmp_path,

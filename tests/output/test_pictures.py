@@ -45,7 +45,7 @@ def test_every_operation_of_the_table_has_a_picture(name: str):
 
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("n", [2, 4])
-def test_what_a_rank_holds_afterwards_is_the_rows_effect(name: str, n: int):
+def test_the_final_state_of_a_rank_is_the_effect_of_the_row(name: str, n: int):
     row, picture = OPERATIONS[name], operation_diagram(OPERATIONS[name], n)
 
     for rank, effect in enumerate(row.effect(n, 0)):
@@ -81,7 +81,7 @@ def test_a_coalesced_launch_shows_two_tensors_of_its_list():
     ]
 
 
-def test_the_letters_tell_whose_data_they_are():
+def test_letters_show_the_origin_of_data():
     assert held(operation_diagram(OPERATIONS["all_gather"]), "after", 2) == ["a", "b", "c", "d"]
     assert held(operation_diagram(OPERATIONS["all_to_all"]), "after", 1) == ["a1", "b1", "c1", "d1"]
     assert held(operation_diagram(OPERATIONS["reduce_scatter"]), "after", 3) == ["a3+b3+c3+d3"]
@@ -90,7 +90,7 @@ def test_the_letters_tell_whose_data_they_are():
     assert held(operation_diagram(OPERATIONS["send"]), "after", 1) == ["a"]
 
 
-def test_one_colour_stands_for_one_rank():
+def test_one_colour_represents_one_rank():
     colours = {
         cell.text: cell.fill
         for r in range(4)
@@ -148,7 +148,7 @@ def startup_text(program: Any) -> str:
     return sequence_text(startup_diagram(program))
 
 
-def test_start_up_lets_ranks_register_before_they_meet_and_groups_come_last():
+def test_at_startup_ranks_register_before_they_connect_and_groups_come_last():
     text = startup_text(build_program(3, {}, groups={"pair": (0, 2)}, backend="nccl"))
     order = [
         "opens the store",
@@ -181,7 +181,7 @@ def test_without_rank_0_there_is_no_store():
 
 
 # --- wait-for graph ---
-def test_a_cycle_is_red_and_those_behind_it_are_grey():
+def test_a_cycle_is_red_and_ranks_behind_it_are_grey():
     program, run = made(3, {0: [send(1), recv(1)], 1: [send(0), recv(0)], 2: [recv(0)]}, name="x")
     picture = wait_for_diagram(program, run.final_state)
 
@@ -194,7 +194,7 @@ def test_a_cycle_is_red_and_those_behind_it_are_grey():
     assert "rank 0:1" in texts(box(picture, "rank0"))
 
 
-def test_a_need_that_any_rank_could_meet_is_dashed_and_a_rank_that_left_is_drawn_as_left():
+def test_a_need_that_any_rank_could_satisfy_is_dashed_and_an_exited_rank_is_marked():
     program = build_program(3, {0: [recv(None)], 1: [], 2: []})
     ends = (RankEnd(0, "blocked", 0), RankEnd(1, "ended", 0), RankEnd(2, "killed", 0))
     picture = wait_for_diagram(
@@ -206,7 +206,7 @@ def test_a_need_that_any_rank_could_meet_is_dashed_and_a_rank_that_left_is_drawn
     assert box(picture, "rank1").dashed
 
 
-def test_the_core_is_taken_from_the_verdict_where_there_is_one():
+def test_the_core_is_taken_from_the_verdict_if_there_is_one():
     program, run = ring(4)
 
     assert "cause: rank 2" in wait_for_diagram(program, run.final_state, (2,)).subtitle
@@ -224,7 +224,7 @@ program:
 """
 
 
-def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
+def test_a_thousand_waiting_ranks_fold_to_the_cycle_and_the_ranks_behind_it():
     done = simulate(loads(_STUCK), with_verdict=False)
     picture = wait_for_diagram(done.program, done.run.final_state)
 
@@ -236,7 +236,7 @@ def test_a_thousand_waiting_ranks_fold_to_the_circle_and_those_behind_it():
 
 
 @pytest.mark.parametrize("n", [3, 4, 8, 12, 1024])
-def test_a_circle_is_drawn_as_one_and_folded_where_it_is_long(n: int):
+def test_a_cycle_is_drawn_as_a_circle_and_folded_if_it_is_long(n: int):
     """All ranks lie on it in order, none touches another, and every rank is drawn or counted."""
     program, run = ring(n)
     picture = wait_for_diagram(program, run.final_state)
@@ -254,7 +254,7 @@ def test_a_circle_is_drawn_as_one_and_folded_where_it_is_long(n: int):
     assert (len(picture.nodes), "1013 more" in str(picture.nodes)) == (min(n, 12), n > 12)
 
 
-def test_chosen_ranks_are_drawn_with_those_they_wait_for_and_the_others_are_counted():
+def test_selected_ranks_are_drawn_with_those_they_wait_for_and_the_others_are_counted():
     program, run = ring(64)
     picture = wait_for_diagram(program, run.final_state, part=parse_selection("7"))
 
@@ -262,7 +262,7 @@ def test_chosen_ranks_are_drawn_with_those_they_wait_for_and_the_others_are_coun
     assert "62 more blocked ranks were not selected" in picture.notes
 
 
-def test_a_run_that_ends_says_that_nobody_waits():
+def test_a_completed_run_shows_that_no_rank_waits():
     program, run = made(2, {0: [send(1)], 1: [recv(0)]})
 
     assert "no rank is blocked" in wait_for_diagram(program, run.final_state).title
@@ -273,7 +273,7 @@ def rows_of(columns: SequenceDiagram) -> dict[str, int]:
     return {item.id: item.row for item in columns.items}
 
 
-def test_a_blocking_message_is_a_level_arrow_with_its_bytes_tag_and_group():
+def test_a_blocking_message_is_a_level_arrow_with_bytes_tag_and_group():
     program, run = made(
         2,
         {0: [work(), send(1, tag=3, group="g")], 1: [recv(0, tag=3, group="g")]},
@@ -288,7 +288,7 @@ def test_a_blocking_message_is_a_level_arrow_with_its_bytes_tag_and_group():
 
 
 @pytest.mark.parametrize("order", ["send first", "receive first"])
-def test_no_message_of_an_asynchronous_ring_runs_upwards(order: str):
+def test_no_message_of_an_asynchronous_ring_points_upwards(order: str):
     def calls(r: int) -> list[Any]:
         both = [send((r + 1) % 5, "isend", handle="s"), recv((r - 1) % 5, "irecv", handle="r")]
         return [*(both if order == "send first" else both[::-1]), wait("s", "r")]
@@ -300,7 +300,7 @@ def test_no_message_of_an_asynchronous_ring_runs_upwards(order: str):
     assert all(rows[a.tail] <= rows[str(a.head)] for a in columns.arrows)
 
 
-def test_a_collective_is_one_band_over_its_ranks():
+def test_a_collective_is_one_band_across_its_ranks():
     calls = {r: [work()] * r + [{"op": "all_reduce", "numel": 8, "group": "g"}] for r in range(4)}
     program, run = made(4, calls, groups={"g": (0, 2, 3)})
     columns = dataflow_diagram(program, run)
@@ -310,7 +310,7 @@ def test_a_collective_is_one_band_over_its_ranks():
     assert columns.bands[together.index((0, 2, 3))].row >= 3
 
 
-def test_what_met_nobody_is_red_and_the_waiting_edges_are_dashed():
+def test_unmatched_calls_are_red_and_waiting_edges_are_dashed():
     columns = dataflow_diagram(*ring(3))
 
     assert {item.border for item in columns.items} == {RED}
@@ -367,7 +367,7 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
     assert "after them are not" in columns.notes[1]
 
 
-def test_what_is_counted_stands_under_the_rank_that_hides_it_whatever_ranks_are_drawn():
+def test_hidden_calls_are_counted_under_their_rank_for_any_selection():
     """Ranks 0-7 make 60 calls, ranks 8-15 make 70."""
     calls = {r: [work(f"of {r // 8}") for _ in range(60 + 10 * (r // 8))] for r in range(16)}
     columns = dataflow_diagram(*made(16, calls), most_rows=40)
@@ -377,7 +377,7 @@ def test_what_is_counted_stands_under_the_rank_that_hides_it_whatever_ranks_are_
     assert more == {**{f"more_r{r}": "and 20 more" for r in range(3)}, "more_r8": "and 30 more"}
 
 
-def test_a_hang_after_many_calls_still_shows_where_it_hangs():
+def test_a_hang_after_many_calls_is_still_visible():
     calls = {r: [work()] * 200 + [send(1 - r)] for r in range(2)}
     columns = dataflow_diagram(*made(2, calls))
 

@@ -48,7 +48,7 @@ document.getElementById("found").textContent = JSON.stringify(found);
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-def test_no_text_of_the_gallery_is_cut_off_or_lies_over_another(tmp_path: Path):
+def test_no_text_of_the_gallery_is_cut_off_or_overlaps_another(tmp_path: Path):
     """No text leaves the page; no two texts share more than a pixel and a half to the side and
     three and a half upwards.
     """
@@ -62,7 +62,7 @@ def test_no_text_of_the_gallery_is_cut_off_or_lies_over_another(tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-def test_the_measure_sees_a_text_that_is_cut_off_and_two_that_lie_over_each_other(tmp_path: Path):
+def test_the_check_detects_cut_off_and_overlapping_texts(tmp_path: Path):
     texts = '<text x="10" y="20">one</text><text x="14" y="22">two</text><text x="95" y="60">three</text><text x="10" y="90">four</text>'
     (tmp_path / "bad.svg").write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="100" height="100">{texts}</svg>'
@@ -74,7 +74,7 @@ def test_the_measure_sees_a_text_that_is_cut_off_and_two_that_lie_over_each_othe
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="no chromium on this machine")
-def test_no_text_is_cut_off_or_lies_over_another_at_4_64_and_1024_ranks(tmp_path: Path):
+def test_no_text_is_cut_off_or_overlaps_at_4_64_and_1024_ranks(tmp_path: Path):
     """The pictures of `viz/look.py`: every view at each size."""
     spec = importlib.util.spec_from_file_location("viz_look", VIZ / "look.py")
     assert spec is not None

@@ -87,7 +87,7 @@ def unfolded(value: int) -> int:
     return -(value + 1) // 2 if value % 2 else value // 2
 
 
-def test_numbers_of_any_size_survive_the_packing():
+def test_numbers_of_any_size_survive_packing():
     given = np.array([0, 1, 127, 128, 300, 2**31, 2**61], dtype=np.int64)
     signed = np.array([0, -1, 1, -(2**40), 2**40], dtype=np.int64)
 
@@ -99,7 +99,7 @@ def test_numbers_of_any_size_survive_the_packing():
     )
 
 
-def test_the_page_has_every_call_with_its_times_its_price_and_what_tensors_hold():
+def test_the_page_has_every_call_with_its_times_cost_and_tensor_contents():
     simulation = simulated(PAIR)
     head, columns = unpacked(report_html([report_run_from_simulation(simulation)]))
     (run,) = head["runs"]
@@ -133,7 +133,7 @@ def test_the_page_has_every_call_with_its_times_its_price_and_what_tensors_hold(
     assert run["verdict"]["word"] == "ok"
 
 
-def test_the_page_asks_nobody_and_lets_no_other_script_run():
+def test_the_page_loads_nothing_and_forbids_other_scripts():
     page = report_html([report_run_from_simulation(simulated(PAIR))])
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     scripts = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
@@ -170,7 +170,7 @@ def test_the_same_run_gives_the_same_page():
         "x" * 10_000,
     ],
 )
-def test_names_are_text(name: str):
+def test_names_in_the_page_are_escaped(name: str):
     """A scenario's, a group's and a compute's name, whatever they are, are no part of the page's
     HTML but as escaped text.
     """
@@ -190,7 +190,7 @@ def test_names_are_text(name: str):
     assert len(page) < 300_000
 
 
-def test_files_are_embedded_only_where_they_may_hold_the_program(
+def test_files_are_embedded_only_if_they_may_contain_the_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A trace may name any file; a secret file next to the trace is not read."""
@@ -214,7 +214,7 @@ def test_files_are_embedded_only_where_they_may_hold_the_program(
     assert source_texts("run.jsonl", named) == {"train.py": "import torch\n"}
 
 
-def test_two_runs_stand_side_by_side_with_what_parts_them():
+def test_two_runs_are_shown_side_by_side_with_their_differences():
     a, b = simulated(PAIR), simulated(PAIR.replace("1 ms", "2 ms"))
     found = compare_runs(a.run.trace, b.run.trace)
     head, columns = unpacked(
@@ -230,7 +230,7 @@ def test_two_runs_stand_side_by_side_with_what_parts_them():
     assert len(columns["pair_a"]) == len(columns["pair_b"]) == 5
 
 
-def test_a_standstill_is_told_with_whom_each_rank_waits_for():
+def test_a_hang_is_reported_with_the_ranks_that_each_rank_waits_for():
     simulation = simulated(
         PAIR.replace("recv: {tensor: x, src: 0}", "recv: {tensor: x, src: 0, tag: 5}")
     )
@@ -244,7 +244,7 @@ def test_a_standstill_is_told_with_whom_each_rank_waits_for():
     assert head["runs"][0]["findings"]
 
 
-def test_a_recording_keeps_its_own_times_and_takes_the_verdict_on_its_calls():
+def test_a_recording_keeps_its_times_and_gets_a_verdict_on_its_calls():
     simulation = simulated(PAIR)
     trace = simulation.run.trace
     alone = unpacked(report_html([report_run_from_trace(trace, "run.jsonl", None)]))[0]["runs"][0]
@@ -260,7 +260,7 @@ def test_a_recording_keeps_its_own_times_and_takes_the_verdict_on_its_calls():
     assert judged["makespan"] == simulation.makespan_ns
 
 
-def test_a_run_that_no_browser_holds_is_refused_before_its_calls_are_worked_out(
+def test_a_run_too_large_for_a_browser_is_refused_before_its_calls_are_processed(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(report_run, "MAX_ROWS", 4)
@@ -269,7 +269,7 @@ def test_a_run_that_no_browser_holds_is_refused_before_its_calls_are_worked_out(
         report_run_from_simulation(simulated(PAIR))
 
 
-def test_sixteen_ranks_of_two_thousand_irregular_calls_are_less_than_a_megabyte():
+def test_sixteen_ranks_with_two_thousand_irregular_calls_take_less_than_a_megabyte():
     text = """
 name: irregular
 world: {nodes: 2, ranks_per_node: 8}
@@ -309,7 +309,7 @@ def test_commands_write_a_report_and_keep_their_exit_status(tmp_path: Path, cli:
     ]
 
 
-def test_a_trace_is_reported_and_compared(tmp_path: Path, cli: Cli):
+def test_a_trace_can_be_reported_and_compared(tmp_path: Path, cli: Cli):
     scenario, trace, both = (
         ROOT / "scenarios" / "send_one.yaml",
         tmp_path / "a.jsonl",
@@ -322,7 +322,7 @@ def test_a_trace_is_reported_and_compared(tmp_path: Path, cli: Cli):
     assert len(unpacked(both.read_text(encoding="utf-8"))[0]["runs"]) == 2
 
 
-def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(tmp_path: Path):
+def test_an_unwritable_report_is_refused_before_anything_runs(tmp_path: Path):
     with pytest.raises(UsageError, match="must end in"):
         check_report_path(tmp_path / "a.pdf")
     with pytest.raises(UsageError, match="does not exist"):
@@ -334,7 +334,7 @@ def test_a_report_that_can_not_be_written_is_refused_before_anything_runs(tmp_pa
 # --- the script ---
 
 
-def test_modules_of_the_page_share_one_scope_so_no_name_is_there_twice():
+def test_scripts_of_the_page_share_one_scope_without_duplicate_names():
     texts = {path.name: path.read_text(encoding="utf-8") for path in sorted(WEB.glob("*.js"))}
     named = Counter(
         name
@@ -354,7 +354,7 @@ def test_modules_of_the_page_share_one_scope_so_no_name_is_there_twice():
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="there is no node here")
-def test_the_scripts_own_tests_pass():
+def test_the_tests_of_the_script_pass():
     done = subprocess.run(
         ["node", "--test", str(CHECKS)], capture_output=True, text=True, cwd=ROOT, check=False
     )
@@ -367,7 +367,7 @@ def test_the_scripts_own_tests_pass():
     not (CHECKS / "node_modules" / ".bin" / "tsc").exists(),
     reason="`npm ci` was not run in tests/web",
 )
-def test_the_script_is_free_of_lint_and_of_wrong_types():
+def test_the_script_passes_lint_and_type_checks():
     done = subprocess.run(
         ["npm", "run", "check"], capture_output=True, text=True, cwd=CHECKS, check=False
     )

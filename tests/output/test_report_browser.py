@@ -58,7 +58,7 @@ def opened(page: browser.Page, path: Path) -> None:
     page.run("distsim.timeline.canvas.scrollIntoView({block: 'center', behavior: 'instant'})")
 
 
-def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verdict_first(
+def test_the_report_opens_without_requests_or_messages_and_shows_the_outcome_first(
     page: browser.Page, hybrid: Path
 ):
     opened(page, hybrid)
@@ -72,7 +72,7 @@ def test_it_opens_without_a_request_and_without_a_word_and_says_outcome_and_verd
     ) == said.removeprefix("hybrid: ")
 
 
-def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, hybrid: Path):
+def test_a_click_shows_the_match_cost_and_wait_of_a_call(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
     backward = page.run(
         "[...distsim.model.runs[0].name].findIndex((n) => distsim.model.runs[0].head.tables.name[n] === 'backward')"
@@ -93,7 +93,7 @@ def test_a_click_tells_a_calls_match_price_and_why_it_waits(page: browser.Page, 
     assert "transfer" in receives
 
 
-def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Page, hybrid: Path):
+def test_keys_zoom_to_nanoseconds_and_back_move_select_and_step(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
     page.run("distsim.timeline.canvas.focus()")
     whole = page.run(WIDTH)
@@ -124,7 +124,7 @@ def test_keys_zoom_to_nanoseconds_and_back_move_choose_and_step(page: browser.Pa
     page.key("Escape")
 
 
-def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hybrid: Path):
+def test_a_search_marks_its_results_and_steps_through_them(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
     page.run("distsim.timeline.canvas.focus()")
     page.key("/")
@@ -144,7 +144,7 @@ def test_a_search_marks_what_it_finds_and_goes_through_it(page: browser.Page, hy
     )
 
 
-def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
+def test_mouse_and_touch_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
     opened(page, hybrid)
     left, top, width, height = page.run(
         "(() => { const b = distsim.timeline.canvas.getBoundingClientRect(); return [b.left, b.top, b.width, b.height] })()"
@@ -163,7 +163,7 @@ def test_hands_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):
     assert page.run(WIDTH) < whole * 0.1
 
 
-def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(
+def test_both_themes_a_narrow_window_and_print_are_drawn_without_messages(
     page: browser.Page, hybrid: Path
 ):
     opened(page, hybrid)
@@ -185,7 +185,7 @@ def test_both_themes_a_narrow_window_and_paper_are_drawn_without_a_word(
     assert page.said == []
 
 
-def test_a_circle_is_drawn_as_one_and_leads_to_its_calls(page: browser.Page, tmp_path: Path):
+def test_a_cycle_is_drawn_as_one_and_links_to_its_calls(page: browser.Page, tmp_path: Path):
     opened(page, written(tmp_path / "ring.html", "ring_of_four"))
 
     assert page.run("document.querySelectorAll('.graph .core').length") == 4
@@ -199,7 +199,7 @@ def test_a_circle_is_drawn_as_one_and_leads_to_its_calls(page: browser.Page, tmp
     )
 
 
-def test_hostile_names_are_text_in_the_browser_as_well(page: browser.Page, tmp_path: Path):
+def test_hostile_names_are_escaped_in_the_browser(page: browser.Page, tmp_path: Path):
     name = "</script><img src=x onerror=alert(1)>" + "名" * 5000
     text = f"""
 name: '{name}'
@@ -239,7 +239,7 @@ program:
 """
 
 
-def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(
+def test_equal_steps_share_a_line_traffic_has_bytes_and_memory_has_a_curve(
     page: browser.Page, tmp_path: Path
 ):
     path = tmp_path / "steps.html"
@@ -273,7 +273,7 @@ def test_equal_steps_are_one_line_traffic_has_its_bytes_and_memory_its_course(
     assert page.said == []
 
 
-def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(
+def test_reports_of_a_check_a_trace_and_a_comparison_open_without_messages(
     page: browser.Page, tmp_path: Path, cli: Cli
 ):
     scenario, trace = ROOT / "scenarios" / "hybrid.yaml", tmp_path / "run.jsonl"
@@ -301,7 +301,7 @@ def test_reports_of_a_check_a_trace_and_a_comparison_open_without_a_word(
 
 
 @pytest.mark.slow
-def test_reports_of_a_capture_and_of_a_real_run_open_without_a_word(
+def test_reports_of_a_capture_and_of_a_real_run_open_without_messages(
     page: browser.Page, tmp_path: Path, cli: Cli
 ):
     script = tmp_path / "train.py"
@@ -370,7 +370,7 @@ program:
 
 
 @pytest.mark.slow
-def test_panning_64_ranks_of_5000_calls_takes_at_most_33_ms_of_a_processor_a_frame(
+def test_panning_64_ranks_with_5000_calls_takes_at_most_33_ms_per_frame(
     page: browser.Page, tmp_path: Path
 ):
     """Time of the page's own thread, so that what else the machine does counts little."""

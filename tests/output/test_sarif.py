@@ -45,7 +45,7 @@ def physical(location: dict[str, Any]) -> None:
         assert place["region"]["startColumn"] >= 1
 
 
-def test_the_log_and_its_run_have_what_is_required(log: dict[str, Any]) -> None:
+def test_the_sarif_log_has_the_required_properties(log: dict[str, Any]) -> None:
     """3.13 sarifLog: version and runs; 3.14 run: tool; 3.19 toolComponent: name; 3.20 invocation:
     executionSuccessful.
     """
@@ -58,7 +58,7 @@ def test_the_log_and_its_run_have_what_is_required(log: dict[str, Any]) -> None:
     assert run["columnKind"] in ("utf16CodeUnits", "unicodeCodePoints")
 
 
-def test_every_rule_has_its_page_as_help(log: dict[str, Any]) -> None:
+def test_every_rule_links_its_page_as_help(log: dict[str, Any]) -> None:
     """3.49 reportingDescriptor: id; 3.11 multiformatMessageString: text."""
     rules = log["runs"][0]["tool"]["driver"]["rules"]
 
@@ -72,7 +72,7 @@ def test_every_rule_has_its_page_as_help(log: dict[str, Any]) -> None:
         assert rule["name"].isalnum()
 
 
-def test_every_result_names_its_rule_its_level_and_its_place(log: dict[str, Any]) -> None:
+def test_every_result_names_its_rule_level_and_place(log: dict[str, Any]) -> None:
     """3.27 result: message is required; ruleIndex points at the rule of ruleId; related locations
     have ids of their own.
     """
@@ -91,7 +91,7 @@ def test_every_result_names_its_rule_its_level_and_its_place(log: dict[str, Any]
         assert len({location["id"] for location in related}) == len(related)
 
 
-def test_a_file_that_cannot_be_read_is_a_notification_of_a_failed_execution(
+def test_an_unreadable_file_is_a_notification_of_a_failed_execution(
     log: dict[str, Any],
 ) -> None:
     """3.58 notification: message is required."""

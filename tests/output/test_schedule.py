@@ -30,7 +30,7 @@ def words(svg: str) -> list[str]:
     ]
 
 
-def test_a_pass_has_the_number_of_its_micro_batch_and_its_chunk():
+def test_a_pass_shows_the_number_of_its_micro_batch_and_chunk():
     """Interleaved 1F1B on four ranks: four micro-batches through chunk 0, then the same through
     chunk 1 (arXiv:2104.04473, figure 4).
     """
@@ -73,7 +73,7 @@ def test_a_pass_of_several_computes_is_as_many_boxes_with_one_number():
     assert found == [(kind, micro) for micro in (0, 1) for kind in "FFFFFBBB"]
 
 
-def test_replicas_share_a_lane_and_the_bubble_is_told():
+def test_replicas_share_a_lane_and_the_bubble_is_reported():
     shown = words(schedule_svg(of("pipeline_1f1b").run.trace))
 
     assert "ranks 0, 4" in shown
@@ -81,7 +81,7 @@ def test_replicas_share_a_lane_and_the_bubble_is_told():
     assert any("27 % bubble" in word and "8 ranks in 4 lanes" in word for word in shown)
 
 
-def test_halves_of_backward_passes_have_letters_and_a_part_can_be_chosen():
+def test_halves_of_backward_passes_have_letters_and_a_selection_is_possible():
     done = of("strategies/pipeline_zb1p")
 
     assert {"0I", "0W", "7W"} <= set(words(schedule_svg(done.run.trace, done.program)))
@@ -92,12 +92,12 @@ def test_halves_of_backward_passes_have_letters_and_a_part_can_be_chosen():
     assert "rank 0" not in part
 
 
-def test_a_program_without_passes_is_refused_in_words():
+def test_a_program_without_passes_is_refused_with_a_reason():
     with pytest.raises(UsageError, match="forward or backward"):
         schedule_svg(made(2, {r: [work("step")] for r in range(2)})[1].trace)
 
 
-def test_the_data_flow_of_many_steps_is_that_of_one_and_of_a_long_pipeline_names_the_grid():
+def test_the_data_flow_of_many_steps_shows_one_and_a_long_pipeline_points_to_the_grid():
     program, run = made(2, {r: [work("forward"), work("backward")] * 30 for r in range(2)})
     notes = dataflow_diagram(program, run).notes
 
@@ -106,7 +106,7 @@ def test_the_data_flow_of_many_steps_is_that_of_one_and_of_a_long_pipeline_names
     assert {"killed_r2", "end_r2"} & {i.id for i in dataflow_diagram(done.program, done.run).items}
 
 
-def test_calls_that_ranks_have_in_common_stand_level():
+def test_calls_common_to_ranks_are_level():
     """hybrid: the backward pass of ranks 0 and 2 stands in one row, though a band passes rank 2."""
     done = of("hybrid")
     rows = {item.id: item.row for item in dataflow_diagram(done.program, done.run).items}

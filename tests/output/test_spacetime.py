@@ -51,7 +51,7 @@ def arrows(svg: str) -> list[tuple[float, ...]]:
 
 
 class TestSpaceTime:
-    def test_a_message_goes_from_its_senders_line_to_its_receivers_and_never_back_in_time(self):
+    def test_a_message_goes_from_sender_to_receiver_and_never_back_in_time(self):
         _, run = made(3, {0: [work(), send(2)], 1: [work(ms=5)], 2: [recv(0), work()]})
         found = [a for a in arrows(spacetime_svg(run.trace)) if a[3] - a[1] > 60]
 
@@ -60,7 +60,7 @@ class TestSpaceTime:
         assert x2 >= x1 > 156
         assert y2 - y1 == pytest.approx(2 * 56 - 10)
 
-    def test_words_on_messages_lie_over_the_lines_and_over_no_lane_and_folded_lanes_say_whose_messages_they_have(
+    def test_message_labels_lie_above_the_lines_and_folded_lanes_name_their_messages(
         self,
     ):
         """A ring of 16 whose odd ranks are slow: words stand at least 14 points from a lane, behind
@@ -96,7 +96,7 @@ class TestSpaceTime:
             "&apos;", "'"
         ).replace("&#39;", "'").replace("&#x27;", "'")
 
-    def test_a_receive_from_any_source_has_a_diamond_and_a_dashed_line_for_what_it_could_have_taken(
+    def test_a_wildcard_receive_has_a_diamond_and_dashed_lines_to_alternative_sends(
         self,
     ):
         """Ranks 1 and 2 send at once; the first receive may take either, the second takes what is
@@ -117,7 +117,7 @@ class TestSpaceTime:
         assert svg.count("receive from any source<") == 2  # the key and the mark
         assert 'stroke-dasharray="6 4"' in svg
 
-    def test_what_a_receive_brought_about_or_a_later_message_of_one_sender_is_no_choice(self):
+    def test_a_message_caused_by_the_receive_or_later_from_the_same_sender_is_no_alternative(self):
         """Rank 2 sends only after rank 0 sends it a message; rank 1 sends twice, and its messages don't
         overtake each other.
         """
@@ -132,7 +132,7 @@ class TestSpaceTime:
 
         assert first not in {choice.recv for choice in found}
 
-    def test_who_meets_nobody_is_drawn_red_and_waits(self):
+    def test_an_unmatched_call_is_red_and_waits(self):
         program, run = made(2, {0: [recv(1)], 1: [recv(0)]})
         shown = render_picture("spacetime", "svg", PictureInput(program, run))
 
@@ -159,14 +159,14 @@ class TestSpaceTime:
         assert len(svg) < 400_000
         assert len(arrows(svg)) <= MAX_LINES
 
-    def test_a_run_without_messages_is_refused_in_words(self):
+    def test_a_run_without_messages_is_refused_with_a_reason(self):
         with pytest.raises(UsageError, match="no rank sends"):
             spacetime_svg(made(2, {r: [work()] for r in range(2)})[1].trace)
 
 
 class TestRounds:
     @pytest.mark.parametrize("n", [2, 3, 5, 8])
-    def test_a_ring_takes_two_times_n_less_one_rounds_and_ends_with_all_everywhere(self, n: int):
+    def test_a_ring_takes_two_n_minus_two_rounds_and_ends_with_all_data_everywhere(self, n: int):
         shown = words(algorithm_svg(OPERATIONS["all_reduce"], range(n)))
 
         assert f"round {2 * (n - 1)}" in shown
@@ -174,7 +174,7 @@ class TestRounds:
         assert any(f"{2 * (n - 1)} rounds = 2(n − 1)" in word for word in shown)
         assert shown[-n * n - n :].count("all") == n * n  # the last frame
 
-    def test_a_sub_group_is_drawn_with_its_own_ranks_and_by_any_algorithm(self):
+    def test_a_subgroup_is_drawn_with_its_own_ranks_for_any_algorithm(self):
         shown = words(algorithm_svg(OPERATIONS["broadcast"], (1, 3, 5), "chain"))
 
         assert {"rank 1", "rank 3", "rank 5"} <= set(shown)
@@ -192,21 +192,21 @@ class TestRounds:
                 render_picture("algorithm", "svg", subject)
 
     @pytest.mark.parametrize("name", ["send", "irecv", "compute"])
-    def test_what_has_no_rounds_is_refused_with_words(self, name: str):
+    def test_an_operation_without_rounds_is_refused_with_a_reason(self, name: str):
         with pytest.raises(UsageError, match=f"(?s){name} .*no algorithm.*--view operation"):
             algorithm_svg(OPERATIONS[name], range(4))
 
     @pytest.mark.parametrize(
         "name", [name for name, row in OPERATIONS.items() if row.algorithms and row.kind != "p2p"]
     )
-    def test_every_operation_with_rounds_is_drawn(self, name: str):
+    def test_every_operation_with_rounds_can_be_drawn(self, name: str):
         for algorithm in OPERATIONS[name].algorithms:
             if OPERATIONS[name].algorithms[algorithm].rounds(4, 0) is not None:
                 assert algorithm_svg(OPERATIONS[name], range(4), algorithm).startswith("<svg")
 
 
 class TestTraffic:
-    def test_a_table_has_the_bytes_of_messages_and_of_collectives_by_their_algorithm(self):
+    def test_the_table_has_the_bytes_of_messages_and_of_collectives_by_algorithm(self):
         """A ring all_reduce of 16 bytes on 4 ranks: 2(n - 1) chunks of 4 bytes to the next; and a
         message of 16 bytes.
         """
@@ -236,7 +236,7 @@ class TestTraffic:
         by_node = by_rank.reshape(2, 2, 2, 2).sum(axis=(1, 3))
         assert measure_traffic(trace, block=2).sent.tolist() == by_node.tolist()
 
-    def test_rotations_tell_the_same_pairs_as_the_rounds(self):
+    def test_rotations_give_the_same_pairs_as_the_rounds(self):
         """Of every algorithm, those that a cluster may choose too."""
         every = {(of, name): one for of, named in ALGORITHMS.items() for name, one in named.items()}
         assert sum(algorithm.rotations is not None for algorithm in every.values()) >= 7
@@ -249,7 +249,7 @@ class TestTraffic:
                 np.add.at(short, (source, target), chunks)
                 assert short.tolist() == count.tolist(), (op, n)
 
-    def test_a_thousand_ranks_are_a_table_of_machines_and_a_part_is_one_of_ranks(self):
+    def test_a_thousand_ranks_are_a_table_of_nodes_and_a_selection_is_a_table_of_ranks(self):
         calls = {r: [{"op": "all_reduce", "numel": 1024}] for r in range(1024)}
         _, run = made(1024, calls, nodes=128)
         svg, shown = (
@@ -279,7 +279,7 @@ program:
 
 
 class TestMemory:
-    def test_activations_rise_with_forward_passes_fall_with_backward_ones_and_peak_where_stated(
+    def test_activations_rise_in_forward_passes_fall_in_backward_passes_and_peak_where_stated(
         self,
     ):
         done = simulate(loads(TRAINED, "a.yaml", ()), with_verdict=False, with_values=False)
@@ -295,7 +295,7 @@ class TestMemory:
         assert any(word.startswith("rank 1: 15 GiB at the peak") for word in shown)
         assert {"parameters", "gradients", "optimizer", "activations", "gathered"} <= set(shown)
 
-    def test_what_frees_is_the_second_half_of_a_backward_pass_that_comes_in_two(self):
+    def test_the_second_half_of_a_split_backward_pass_frees_memory(self):
         _, run = made(1, {0: [work("forward"), work("backward input"), work("backward weights")]})
         found = activation_curve(run.trace, RankRows(run.trace)(0))
 
@@ -304,7 +304,7 @@ class TestMemory:
             [1, 1, 0]
         )
 
-    def test_a_file_or_a_recording_that_says_nothing_of_memory_is_refused_in_words(self):
+    def test_a_file_or_recording_without_memory_is_refused_with_a_reason(self):
         done = of("hybrid")
         with pytest.raises(UsageError, match="does not state any memory"):
             render_picture(
@@ -326,7 +326,7 @@ program:
 
 
 class TestSweeps:
-    def test_time_is_drawn_over_the_number_that_was_swept_beside_perfect_scaling(self):
+    def test_time_is_drawn_over_the_swept_number_next_to_ideal_scaling(self):
         found = run_sweep(
             SweepRequest(
                 SWEPT.replace("ms * 1 ms / world_size", "1 ms"),
@@ -342,7 +342,7 @@ class TestSweeps:
         assert any(word.startswith("perfect weak scaling") for word in shown)
         assert "6 points complete" in shown
 
-    def test_each_curve_has_a_dash_pattern_of_its_own(self):
+    def test_each_curve_has_its_own_dash_pattern(self):
         found = run_sweep(
             SweepRequest(
                 SWEPT.replace("ms * 1 ms / world_size", "1 ms"),
@@ -361,14 +361,14 @@ class TestSweeps:
         assert set(curves) == {"backend gloo", "backend nccl", "backend mpi"}
         assert len(set(curves.values())) == 3
 
-    def test_the_front_holds_whom_nobody_beats(self):
+    def test_the_front_contains_the_unbeaten_points(self):
         assert pareto_front([(0.5, 10), (0.2, 30), (0.3, 30), (0.9, 9), (0.6, 10), (0.2, 40)]) == [
             1,
             0,
             3,
         ]
 
-    def test_names_alone_are_bars_and_a_sweep_of_failures_says_so(self):
+    def test_named_points_are_bars_and_a_sweep_of_failures_is_reported(self):
         found = run_sweep(
             SweepRequest(
                 SWEPT.replace("ms * 1 ms / world_size", "1 ms"),
@@ -389,7 +389,7 @@ class TestSweeps:
 
 
 class TestMissing:
-    def test_ranks_that_are_not_there_are_named_in_the_picture(self):
+    def test_absent_ranks_are_named_in_the_picture(self):
         assert (
             absent_ranks_text(RunSelection(ranks=tuple(range(10))), 4)
             == "the run has no rank 4-9; its ranks are 0 to 3"

@@ -45,7 +45,7 @@ def test_the_timeline_is_an_svg_with_a_row_per_rank_bars_and_an_axis():
     assert 'marker-end="url(#arrow)"' in svg
 
 
-def test_a_rank_that_never_goes_on_waits_for_ever():
+def test_a_rank_that_never_returns_waits_to_the_right_edge():
     assert (
         words(drawn(*made(2, {r: [work(ms=1 + r), send(1 - r)] for r in range(2)}))).count(
             "waits forever"
@@ -54,11 +54,11 @@ def test_a_rank_that_never_goes_on_waits_for_ever():
     )
 
 
-def test_a_run_without_time_can_be_drawn():
+def test_a_run_without_duration_can_be_drawn():
     assert "ranks 0-2" in words(drawn(*ring(3)))
 
 
-def test_communication_beside_compute_has_its_own_colour():
+def test_communication_during_compute_has_its_own_colour():
     calls = {
         r: [
             {"op": "all_reduce", "numel": 10**6, "async": True, "handle": "h"},
@@ -71,7 +71,7 @@ def test_communication_beside_compute_has_its_own_colour():
     assert "overlapped with compute" in drawn(*made(2, calls))
 
 
-def test_streams_that_overlap_have_tracks_of_their_own_with_their_names():
+def test_concurrent_streams_have_their_own_named_tracks():
     def calls(stream: str) -> list[dict[str, object]]:
         launches = [
             {"op": "all_reduce", "numel": 10**7, "queue": q, "group": g}
@@ -94,7 +94,7 @@ def _height(svg: str) -> float:
     return float(ElementTree.fromstring(svg).attrib["height"])
 
 
-def test_backward_passes_have_a_shade_of_their_own_and_narrow_bars_a_letter():
+def test_backward_passes_have_their_own_shade_and_narrow_bars_a_letter():
     passes = [
         work(name, 1) for name in ("forward", "backward", "backward input", "backward weight")
     ]
@@ -109,7 +109,7 @@ def test_backward_passes_have_a_shade_of_their_own_and_narrow_bars_a_letter():
     )
 
 
-def test_hundreds_of_equal_ranks_are_one_lane_with_their_number():
+def test_hundreds_of_equal_ranks_are_one_lane_with_their_count():
     program, run = made(300, {r: [work(), {"op": "barrier"}] for r in range(300)})
     svg = drawn(program, run)
 

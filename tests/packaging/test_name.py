@@ -25,7 +25,7 @@ def _tracked_texts():
             yield name, path.read_text(encoding="utf-8", errors="replace")
 
 
-def test_no_text_recommends_installing_the_other_project_called_distsim():
+def test_no_text_recommends_installing_the_unrelated_project_called_distsim():
     found = {
         name: hits
         for name, text in _tracked_texts()

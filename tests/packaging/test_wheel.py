@@ -88,7 +88,7 @@ def test_the_wheel_is_called_torch_distsim_and_names_its_urls(installed):
     }
 
 
-def test_the_installed_package_is_the_one_that_runs(run_installed, installed):
+def test_the_installed_package_is_imported_not_the_checkout(run_installed, installed):
     text = run_installed("simulate", "ring_of_four")
 
     assert "distsim/scenarios/ring_of_four.yaml:11" in text.replace(os.sep, "/")
@@ -99,7 +99,7 @@ def test_installed_scenarios_are_found_by_name(run_installed, command):
     assert "hybrid" in run_installed(command, "hybrid")
 
 
-def test_a_misspelt_name_of_an_installed_scenario_is_corrected(cli):
+def test_a_misspelt_name_of_an_installed_scenario_gets_a_suggestion(cli):
     found = cli("simulate", "hybird")
 
     assert found.returncode == 2

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from distsim.checker.detectors.peak_memory import peak_memory
 from distsim.hardware.cluster import cluster_from, preset
+from distsim.hardware.cost.memory_fit import MemoryFit, memory_fit, memory_outside_torch
 from distsim.planning.estimate import StepEstimator
 from distsim.planning.layout_result import (
     LayoutEvaluator,
@@ -31,6 +33,7 @@ from distsim.planning.pipeline_timer import (
     PipelineWork,
     calls_by_rank,
 )
+from distsim.planning.plan_request import checked_plan_request
 from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
@@ -89,7 +92,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_layout_takes_as_long_as_its_scenario_simulated_call_by_call(name: str) -> None:
+def test_a_layout_takes_as_long_as_simulating_its_scenario_call_by_call(name: str) -> None:
     """To the nanosecond; the scenario neither hangs nor is any other verdict than ok."""
     asked, layout = CASES[name]
     found = simulate(Scenario(**asked.scenario(layout, ALONE)), with_values=False)
@@ -105,7 +108,7 @@ def test_a_layout_takes_as_long_as_its_scenario_simulated_call_by_call(name: str
 @pytest.mark.parametrize(
     ("gpus", "layout"), [(8, ParallelLayout(8, tp=4)), (16, ParallelLayout(16, tp=2, pp=4))]
 )
-def test_where_transfers_and_kernels_slow_each_other_down_a_plan_is_a_little_short_and_tells_what_simulate_does(
+def test_with_contention_a_plan_is_slightly_too_fast_and_refers_to_simulate(
     gpus: int, layout: ParallelLayout
 ) -> None:
     """The difference is below 5 %, because a plan predicts each cost separately. The times that it
@@ -130,7 +133,7 @@ def test_where_transfers_and_kernels_slow_each_other_down_a_plan_is_a_little_sho
 @pytest.mark.parametrize(
     ("pp", "chunks", "count"), [(4, 1, 29), (8, 1, 40), (4, 2, 32), (2, 4, 20)]
 )
-def test_few_micro_batches_stand_for_many_exactly(pp: int, chunks: int, count: int) -> None:
+def test_few_micro_batches_represent_many_exactly(pp: int, chunks: int, count: int) -> None:
     for sequence in (8192, 512):
         asked = question(SMALL, pp, count, sequence=sequence, step={"layers_per_stage": None})
         timed: StepEstimator = LayoutEvaluator(asked).timed(
@@ -140,7 +143,7 @@ def test_few_micro_batches_stand_for_many_exactly(pp: int, chunks: int, count: i
         assert timed.step().makespan_ns == timed._run_pipeline(count).makespan_ns
 
 
-def test_what_a_steps_time_goes_into_adds_up_and_agrees_with_the_simulation() -> None:
+def test_the_parts_of_a_step_add_up_and_agree_with_the_simulation() -> None:
     asked = question(SMALL, 16, 32, sequence=4096)
     found = LayoutEvaluator(asked).outcome(ParallelLayout(16, tp=2, pp=4))
     told = training_metrics(
@@ -166,7 +169,7 @@ def test_what_a_steps_time_goes_into_adds_up_and_agrees_with_the_simulation() ->
 
 
 @pytest.mark.parametrize("factors", [(0.85, 0.72), (0.85, 1.5), (1.4, 0.72), (1.4, 1.5)])
-def test_a_band_is_what_the_step_takes_at_other_prices(factors: tuple[float, float]) -> None:
+def test_the_range_is_the_step_time_at_other_costs(factors: tuple[float, float]) -> None:
     """Waiting for other stages grows as their work does: within two in a hundred."""
     asked, layout = question(SMALL, 16, 32), ParallelLayout(16, tp=4, pp=4)
     pricing = LayoutEvaluator(asked)
@@ -180,7 +183,7 @@ def test_a_band_is_what_the_step_takes_at_other_prices(factors: tuple[float, flo
     assert pricing.timed(layout, factors).step().makespan_ns == pytest.approx(told, rel=0.02)
 
 
-def test_a_schedule_that_hangs_is_found() -> None:
+def test_a_hanging_schedule_is_detected() -> None:
     """Two stages, each of which receives before it sends what the other waits for."""
     fields = {
         "schedule": "1f1b",
@@ -206,7 +209,7 @@ def test_a_schedule_that_hangs_is_found() -> None:
     assert stuck.value.ranks
 
 
-def test_every_layout_keeps_the_batch_and_the_world_or_says_why_not() -> None:
+def test_every_layout_keeps_the_batch_and_the_world_or_states_why_not() -> None:
     asked = question("mixtral-8x7b", 16, 48, sequence=16384)
     found = list(candidate_layouts(asked))
     good = [one for one in found if isinstance(one, ParallelLayout)]
@@ -230,7 +233,7 @@ _OUTCOMES = st.builds(
         (StepTimePart("products", a, 0.85, 1.4), StepTimePart("tp", b, 0.72, 1.5)),
         {"products": 1.0},
         held,
-        0.5,
+        MemoryFit(held, held, 0, 10),
         1.0,
         0.5,
     ),
@@ -243,7 +246,7 @@ _OUTCOMES = st.builds(
 
 @settings(max_examples=draws(100), deadline=None)
 @given(_OUTCOMES, _OUTCOMES)
-def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(
+def test_layouts_are_distinguished_only_if_no_costs_within_their_ranges_swap_them(
     a: LayoutResult, b: LayoutResult
 ) -> None:
     def at(one: LayoutResult, c: float, k: float) -> float:
@@ -256,7 +259,7 @@ def test_layouts_are_apart_only_where_no_prices_within_their_bands_swap_them(
     assert not is_order_certain(a, a)
 
 
-def test_on_two_clusters_prices_err_apart() -> None:
+def test_costs_on_two_clusters_vary_independently() -> None:
     one = LayoutResult(
         ParallelLayout(8),
         "a",
@@ -264,7 +267,7 @@ def test_on_two_clusters_prices_err_apart() -> None:
         (StepTimePart("products", 100, 0.85, 1.4),),
         {"products": 1.0},
         1,
-        0.1,
+        MemoryFit(1, 1, 0, 10),
         1.0,
         0.5,
     )
@@ -279,7 +282,7 @@ def test_on_two_clusters_prices_err_apart() -> None:
 
 @settings(max_examples=draws(60), deadline=None)
 @given(st.lists(_OUTCOMES, min_size=1, max_size=12))
-def test_the_front_is_what_nobody_beats(found: list[LayoutResult]) -> None:
+def test_the_front_contains_the_unbeaten_layouts(found: list[LayoutResult]) -> None:
     def key(one: LayoutResult) -> tuple[int, int, int]:
         return one.step_ns, one.held_nbytes, one.layout.gpus
 
@@ -295,7 +298,7 @@ def test_the_front_is_what_nobody_beats(found: list[LayoutResult]) -> None:
     assert front == best
 
 
-def test_a_plan_is_the_same_on_one_core_on_two_and_taken_up_again(tmp_path: Path) -> None:
+def test_a_plan_is_the_same_on_one_core_on_two_and_after_resuming(tmp_path: Path) -> None:
     pytest.importorskip("joblib")
     asked = [question(SMALL, 8, 16, choices={"recompute": ("none",)})]
     alone = plan_layouts(asked, PlanOptions(jobs=1))
@@ -314,7 +317,65 @@ def test_a_plan_is_the_same_on_one_core_on_two_and_taken_up_again(tmp_path: Path
     assert len(rows) == len(alone.ranked) + len(alone.left)
 
 
-def test_a_guided_plan_tries_no_more_than_its_budget() -> None:
+def llama3_8b_on_8_h100() -> PlanRequest:
+    return PlanRequest(
+        "llama3-8b",
+        8,
+        64,
+        preset("dgx-h100"),
+        choices={"recompute": ("none",), "pp": (1,), "micro_batch": (1, 2)},
+    )
+
+
+def test_the_first_layout_fits_even_at_the_upper_end_of_the_memory_range() -> None:
+    plan = plan_layouts([llama3_8b_on_8_h100()], PlanOptions(jobs=1))
+    best = plan.best
+
+    assert best is not None
+    assert best.fit.high_nbytes <= best.fit.capacity_nbytes
+    assert [ranked.outcome.fit.may_run_out for ranked in plan.ranked] == sorted(
+        ranked.outcome.fit.may_run_out for ranked in plan.ranked
+    )
+    # FSDP with a micro-batch of 1 is faster, but its peak may exceed 79.11 GiB.
+    fsdp = ParallelLayout(8, zero=3)
+    risky = {ranked.outcome.layout: ranked.outcome for ranked in plan.risky}
+    assert fsdp in risky
+    assert risky[fsdp].fit.low_nbytes <= risky[fsdp].fit.capacity_nbytes
+
+
+def test_a_layout_is_rejected_only_if_it_does_not_fit_at_the_lower_end_of_its_range() -> None:
+    device = preset("dgx-h100").device
+    capacity = device.memory_nbytes
+    assert not memory_fit(round(capacity * 0.8), 0, device).may_run_out
+    assert memory_fit(round(capacity * 0.9), 0, device).may_run_out
+    assert not memory_fit(round(capacity * 1.02), 0, device).is_too_large
+    assert memory_fit(round(capacity * 1.06), 0, device).is_too_large
+
+
+def test_each_communicator_takes_memory_outside_torch_and_a_cpu_needs_none() -> None:
+    gpu = preset("dgx-h100").device
+    one, two = memory_outside_torch(gpu, 1), memory_outside_torch(gpu, 2)
+    assert 2**30 <= one < two < memory_outside_torch(gpu, 2, has_all_to_all=True)
+    assert memory_outside_torch(preset("cpu-10gbe").device, 3) == 0
+
+
+def test_a_stated_memory_reserve_replaces_the_estimate() -> None:
+    request = llama3_8b_on_8_h100()
+    layout = ParallelLayout(8, tp=8)
+    assert request.memory_reserve(layout) > 0
+    assert replace(request, reserve_nbytes=5).memory_reserve(layout) == 5
+
+
+def test_the_sequence_is_the_models_maximum_but_at_most_8192_tokens() -> None:
+    def tokens(model: str, sequence: int | None = None) -> int:
+        return checked_plan_request(model, 8, preset("dgx-h100"), 16, sequence=sequence).tokens
+
+    assert tokens("mixtral-8x7b") == 8192  # its maximum is 32768
+    assert tokens("mixtral-8x7b", 32768) == 32768
+    assert tokens("gpt3-175b") == 2048
+
+
+def test_a_guided_plan_tries_at_most_its_budget() -> None:
     pytest.importorskip("optuna")
     asked = [question(SMALL, 16, 32)]
     few = plan_layouts(asked, PlanOptions(budget=12))
@@ -343,7 +404,7 @@ class TestCommand:
     )
     ONE = ("--restrict", "zero=1", "--restrict", "recompute=none", "-j", "1", "--top", "1")
 
-    def test_the_best_layout_is_a_scenario_that_takes_as_long(
+    def test_the_best_layout_is_written_as_a_scenario_that_takes_as_long(
         self, cli: Cli, tmp_path: Path
     ) -> None:
         best, plot = tmp_path / "best.yaml", tmp_path / "plan.svg"
@@ -367,7 +428,7 @@ class TestCommand:
             ("dgx2-v100", 16, 16),
         ],
     )
-    def test_machines_are_as_large_as_the_preset_says(
+    def test_nodes_are_as_large_as_in_the_preset(
         self, cli: Cli, tmp_path: Path, cluster: str, gpus: int, world: object
     ) -> None:
         best = tmp_path / "best.yaml"
@@ -397,9 +458,7 @@ class TestCommand:
 
         assert yaml.safe_load(best.read_text())["world"] == world
 
-    def test_gpus_that_make_no_whole_machines_are_refused_with_numbers_that_do(
-        self, cli: Cli
-    ) -> None:
+    def test_gpus_that_fill_no_whole_nodes_are_refused_with_numbers_that_do(self, cli: Cli) -> None:
         done = cli("plan", "llama3-8b", *self.WORDS[2:], "--gpus", "12")
 
         assert (done.returncode, done.stdout) == (2, "")
@@ -412,7 +471,7 @@ class TestCommand:
         assert (done.returncode, done.stdout) == (2, "")
         assert "has to divide the number of GPUs" in done.stderr
 
-    def test_a_dtype_that_the_device_has_no_rate_for_is_said_and_mfu_is_of_the_rate_that_it_has(
+    def test_a_dtype_without_a_rate_is_reported_and_mfu_uses_the_rate_that_exists(
         self, cli: Cli
     ) -> None:
         """A V100 does not multiply in bfloat16. No step reaches more than the data sheet."""
@@ -439,7 +498,7 @@ class TestCommand:
         )  # what a V100's products reach
         assert "has no peak rate for bfloat16" in " ".join(shown.stdout.split())
 
-    def test_where_nothing_fits_it_ends_with_1_and_says_so(self, cli: Cli) -> None:
+    def test_a_plan_without_a_fitting_layout_exits_with_1_and_reports_it(self, cli: Cli) -> None:
         done = cli("plan", "llama3-70b", *self.WORDS)
 
         assert done.returncode == 1
@@ -456,7 +515,7 @@ class TestCommand:
             (("{layers: 2}",), "expected hidden"),
         ],
     )
-    def test_what_is_wrong_ends_with_2_and_a_remedy(
+    def test_a_usage_error_exits_with_2_and_a_remedy(
         self, cli: Cli, words: tuple[str, ...], said: str
     ) -> None:
         done = cli("plan", *words, *self.WORDS)

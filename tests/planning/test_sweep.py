@@ -5,6 +5,7 @@ and on a Dask cluster.
 from __future__ import annotations
 
 import csv
+import json
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.planning.sweep.evaluate_point import table_columns
 from distsim.planning.sweep.grid import (
     GridPoint,
     grid_points,
@@ -58,7 +60,7 @@ def test_a_grid_has_every_combination_once_in_order(
     ] == list(product(*grid.values()))
 
 
-def test_commas_in_brackets_and_quotes_part_nothing() -> None:
+def test_commas_in_brackets_and_quotes_do_not_separate() -> None:
     assert parse_grid(["mesh={a: 1, b: [2, 3]},{a: 2}", "name='x,y',z"]) == {
         "mesh": ("{a: 1, b: [2, 3]}", "{a: 2}"),
         "name": ("'x,y'", "z"),
@@ -68,7 +70,7 @@ def test_commas_in_brackets_and_quotes_part_nothing() -> None:
             parse_grid([wrong])
 
 
-def test_points_are_told_apart_by_what_they_come_to(tmp_path: Path) -> None:
+def test_points_are_distinguished_by_their_evaluated_values(tmp_path: Path) -> None:
     """The name says nothing; a value spelt otherwise neither; another cluster file's content
     does.
     """
@@ -105,7 +107,7 @@ def test_equal_points_are_computed_once_and_each_has_its_row(tmp_path: Path) -> 
     assert run_sweep(asked).known == 2
 
 
-def test_what_cannot_be_is_a_row_with_its_reason() -> None:
+def test_an_impossible_point_is_a_row_with_its_reason() -> None:
     found = run_sweep(
         SweepRequest(TEXT, "f.yaml", {"backend": ("gloo", "nope"), "n": ("-1", "1")}, jobs=1)
     )
@@ -125,7 +127,7 @@ def test_what_cannot_be_is_a_row_with_its_reason() -> None:
 GRID = ("--grid", "seed=" + ",".join(map(str, range(12))), "--grid", "n=100,200")
 
 
-def test_a_sweep_that_is_killed_goes_on_to_the_same_table(cli: Cli, tmp_path: Path) -> None:
+def test_a_killed_sweep_resumes_to_the_same_table(cli: Cli, tmp_path: Path) -> None:
     """At a moment that chance chooses, and with its last row cut in two."""
     file = tmp_path / "f.yaml"
     file.write_text(TEXT, encoding="utf-8")
@@ -150,9 +152,9 @@ def test_a_sweep_that_is_killed_goes_on_to_the_same_table(cli: Cli, tmp_path: Pa
     assert cut.read_text(encoding="utf-8") == whole
 
 
-def test_a_table_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
+def test_the_table_of_another_sweep_is_not_touched(tmp_path: Path) -> None:
     file = tmp_path / "t.csv"
-    ResultTable(file, ("a", "b")).close()
+    ResultTable(file, ("a", "b")).release()
     before = file.read_text(encoding="utf-8")
 
     for name, columns in (
@@ -165,7 +167,74 @@ def test_a_table_of_another_sweep_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text(encoding="utf-8") == before
 
 
-def test_parquet_holds_the_same_rows_with_numbers_and_is_taken_up(tmp_path: Path) -> None:
+def test_a_table_that_another_sweep_is_writing_is_refused(cli: Cli, tmp_path: Path) -> None:
+    scenario, file = tmp_path / "f.yaml", tmp_path / "t.csv"
+    scenario.write_text(TEXT, encoding="utf-8")
+    columns = table_columns(("n",), ())
+    table = ResultTable(file, columns)
+    table.add("a key", {"n": "7"})
+
+    refused = cli("sweep", scenario, "--grid", "n=1,2", "-o", file, "-j", "1")
+    table.release()
+
+    assert refused.returncode == 2
+    assert f"another command is writing {file}" in refused.stderr.replace("\n  ", " ")
+    assert cli("sweep", scenario, "--grid", "n=1,2", "-o", file, "-j", "1").returncode == 0
+    assert len(list(csv.DictReader(file.open(encoding="utf-8")))) == 3  # no row was lost
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["f.yaml", "t.csv"]
+
+
+def test_the_lock_of_a_killed_sweep_blocks_no_later_one(tmp_path: Path) -> None:
+    file = tmp_path / "t.csv"
+    (tmp_path / "t.csv.lock").touch()
+
+    table = ResultTable(file, ("a",))
+    table.add("a key", {"a": 1})
+    table.release()
+
+    assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
+
+
+def test_a_link_to_a_table_shares_its_lock(tmp_path: Path) -> None:
+    (tmp_path / "link.csv").symlink_to(tmp_path / "t.csv")
+    table = ResultTable(tmp_path / "t.csv", ("a",))
+
+    with pytest.raises(UsageError, match="another command is writing"):
+        ResultTable(tmp_path / "link.csv", ("a",))
+    table.release()
+
+
+def test_a_mapping_by_rank_with_else_can_be_swept(cli: Cli, tmp_path: Path) -> None:
+    scenario = tmp_path / "f.yaml"
+    scenario.write_text(
+        "world: 2\ntensors: {x: {shape: [{0: 8, else: 5}]}}\nprogram: [barrier]\n",
+        encoding="utf-8",
+    )
+
+    assert cli("sweep", scenario, "--grid", "backend=gloo,nccl").returncode == 0
+
+
+def test_a_number_and_its_text_as_keys_are_different_points() -> None:
+    text = "world: 2\nvars: {n: {%s: 8, else: 5}}\nprogram: [barrier]\n"
+
+    assert point_key(text % "0", "f", GridPoint(())) != point_key(text % "'0'", "f", GridPoint(()))
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
+def test_numbers_that_json_lacks_are_texts_of_a_refused_point(
+    cli: Cli, tmp_path: Path, value: str
+) -> None:
+    scenario = tmp_path / "f.yaml"
+    scenario.write_text(TEXT, encoding="utf-8")
+
+    done = cli("sweep", scenario, "--grid", f"world={value}", "--format", "json")
+
+    (point,) = json.loads(done.stdout)["points"]
+    assert (point["world"], point["status"]) == (value, "refused")
+    assert "the number of ranks" in point["reason"]
+
+
+def test_parquet_has_the_same_rows_with_numbers_and_can_be_resumed(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     file = tmp_path / "t.parquet"
     asked = SweepRequest(TEXT, "f.yaml", {"n": ("1", "2", "3")}, output=file, jobs=1)
@@ -181,7 +250,7 @@ def test_parquet_holds_the_same_rows_with_numbers_and_is_taken_up(tmp_path: Path
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.parquet"]
 
 
-def test_two_processes_find_what_one_finds() -> None:
+def test_two_processes_give_the_same_result_as_one() -> None:
     pytest.importorskip("joblib")
     grid = {"seed": tuple(map(str, range(6)))}
 
@@ -191,7 +260,7 @@ def test_two_processes_find_what_one_finds() -> None:
     )
 
 
-def test_the_workers_of_a_dask_cluster_find_the_same() -> None:
+def test_workers_of_a_dask_cluster_give_the_same_result() -> None:
     """A scheduler and two workers, processes of their own, on this machine."""
     distributed = pytest.importorskip("distributed")
     pytest.importorskip("joblib")
@@ -217,20 +286,20 @@ def _where(task: int) -> int:
     return os.getpid()
 
 
-def test_an_address_that_is_none_and_one_where_nobody_answers_are_said() -> None:
+def test_an_invalid_address_and_one_without_a_scheduler_are_reported() -> None:
     pytest.importorskip("joblib")
     with pytest.raises(UsageError, match="expected a Dask"):
         list(run_tasks(_where, [1, 2], address="node0"))
 
 
-def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(EnvironmentFault, match="optuna is not installed") as fault:
         next(propose_points({"a": ("1",)}, 1, 0, lambda _: 0.0))
     assert "[sweep]" in fault.value.remedy
 
 
-def test_a_guided_search_is_repeatable_tries_no_more_than_its_budget_and_beats_chance() -> None:
+def test_a_guided_search_is_repeatable_keeps_its_budget_and_beats_chance() -> None:
     pytest.importorskip("optuna")
     space = {name: tuple(map(str, range(10))) for name in "xy"}
 
@@ -251,7 +320,7 @@ def test_a_guided_search_is_repeatable_tries_no_more_than_its_budget_and_beats_c
 
 
 class TestCommand:
-    def test_the_files_own_grid_is_run_and_shown_fastest_first_in_80_columns(
+    def test_the_grid_in_the_file_is_run_and_shown_fastest_first_in_80_columns(
         self, cli: Cli, tmp_path: Path
     ) -> None:
         file = tmp_path / "f.yaml"
@@ -277,7 +346,7 @@ class TestCommand:
         ("words", "status"),
         [((), 2), (("--grid", "n=1"), 0), (("--grid", "n=-1"), 1), (("--grid", "nn=1"), 2)],
     )
-    def test_it_ends_with_1_where_no_point_completes_and_with_2_where_there_is_none(
+    def test_a_sweep_exits_with_1_if_no_point_completes_and_with_2_if_there_is_none(
         self, cli: Cli, tmp_path: Path, words: tuple[str, ...], status: int
     ) -> None:
         file = tmp_path / "f.yaml"
@@ -285,7 +354,7 @@ class TestCommand:
 
         assert cli("sweep", file, *words).returncode == status
 
-    def test_ctrl_c_ends_it_at_once_and_leaves_whole_rows(self, tmp_path: Path) -> None:
+    def test_ctrl_c_ends_a_sweep_at_once_and_leaves_whole_rows(self, tmp_path: Path) -> None:
         file, table = tmp_path / "f.yaml", tmp_path / "t.csv"
         file.write_text(TEXT, encoding="utf-8")
         words = [sys.executable, "-m", "distsim", "sweep", file, *GRID, "-o", table, "-j", "1"]

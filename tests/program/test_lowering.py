@@ -39,7 +39,7 @@ program:
 """
 
 
-def test_ranks_that_run_the_same_calls_share_one_code_and_repeats_share_the_calls() -> None:
+def test_ranks_with_the_same_calls_share_one_code_and_repeats_share_the_calls() -> None:
     p = program(RING)
 
     assert len(p.codes) == 1
@@ -49,7 +49,7 @@ def test_ranks_that_run_the_same_calls_share_one_code_and_repeats_share_the_call
     assert p.code_call(5, 2).waits == (2, 1)
 
 
-def test_distinct_calls_are_told_once_in_order_with_a_batchs_messages_after_it() -> None:
+def test_distinct_calls_are_listed_once_in_order_with_the_messages_of_a_batch_after_it() -> None:
     code = program(
         "world: 2\ntensors: {a: {shape: [1]}, b: {shape: [1]}}\nprogram:\n"
         "  - repeat: {times: 3, steps: [barrier, batch_isend_irecv: {ops: [isend: {tensor: a, dst: 1 - rank},"
@@ -67,7 +67,7 @@ def test_distinct_calls_are_told_once_in_order_with_a_batchs_messages_after_it()
     assert [call.stream for call in code.distinct_calls(parts=False)] == ["", "", "side", ""]
 
 
-def test_a_steady_repeat_is_what_its_rounds_written_out_would_be() -> None:
+def test_a_steady_repeat_equals_its_unrolled_rounds() -> None:
     """Handles that live from one round into the next keep their distances."""
     text = """
 name: carried
@@ -90,7 +90,7 @@ program:
     assert not p.findings
 
 
-def test_a_selector_without_a_loop_index_splits_the_code_and_one_with_it_guards_the_call() -> None:
+def test_a_selector_splits_the_code_unless_it_uses_a_loop_index_and_then_guards_the_call() -> None:
     p = program("""
 name: turns
 world: 4
@@ -111,7 +111,7 @@ program:
     assert ops(p, 3) == ["compute"]
 
 
-def test_a_handle_whose_index_differs_by_rank_splits_the_code() -> None:
+def test_a_handle_index_that_differs_by_rank_splits_the_code() -> None:
     p = program("""
 name: by_rank
 world: 2
@@ -147,7 +147,7 @@ program:
     assert (p.call(1, 2).peer, p.call(3, 2).peer) == (3, 1)
 
 
-def test_per_rank_values_and_uneven_splits_are_each_ranks_own() -> None:
+def test_per_rank_values_and_uneven_splits_belong_to_each_rank() -> None:
     p = program("""
 name: uneven
 world: 2
@@ -164,7 +164,7 @@ program:
     assert [p.call(rank, 1).outputs[0].shape for rank in (0, 1)] == [(3,), (5,)]
 
 
-def test_iterations_run_the_program_again_and_are_counted_from_0() -> None:
+def test_iterations_repeat_the_program_and_count_from_0() -> None:
     p = program("""
 name: it
 world: 2
@@ -179,7 +179,7 @@ faults: [{rank: 1, iteration: 3, kind: kill}, {rank: 0, kind: slow, factor: 2}]
     assert [(f.rank, f.kind, f.position) for f in p.faults] == [(1, "kill", 6), (0, "slow", None)]
 
 
-def test_new_group_makes_one_group_for_ranks_that_name_the_same_members_in_turn() -> None:
+def test_new_group_creates_one_group_for_ranks_that_name_the_same_members_in_turn() -> None:
     p = program("""
 name: groups
 world: 4
@@ -221,7 +221,7 @@ INVALID: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", INVALID)
-def test_a_call_that_nobody_may_make_is_a_finding_with_its_place(case: str) -> None:
+def test_a_call_that_no_rank_may_make_is_a_finding_with_its_line(case: str) -> None:
     code, step = INVALID[case]
     ready = ["init_process_group"] if "init" in step else []
     p = program(
@@ -247,7 +247,7 @@ program:
     assert p.code_call(0, position).invalid is not None
 
 
-def test_a_handle_is_spent_by_its_first_wait() -> None:
+def test_a_handle_is_consumed_by_its_first_wait() -> None:
     p = program("""
 name: spent
 world: 2
@@ -275,7 +275,7 @@ def test_a_call_without_a_process_group_is_invalid(order: str) -> None:
     assert codes_of(p) == ["DS108"]
 
 
-def test_a_selector_that_selects_nobody_is_a_warning() -> None:
+def test_a_selector_that_selects_no_rank_is_a_warning() -> None:
     p = program(
         "name: nobody\nworld: 2\nbackend: gloo\nprogram:\n  - {barrier: {}, ranks: rank > 7}\n"
     )
@@ -292,7 +292,7 @@ FILE_ERRORS: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("case", FILE_ERRORS)
-def test_what_only_shows_on_some_rank_is_a_file_error_with_its_place(case: str) -> None:
+def test_an_error_that_appears_only_on_some_rank_is_reported_with_its_place(case: str) -> None:
     step, words = FILE_ERRORS[case]
 
     with pytest.raises(ScenarioErrors) as caught:
@@ -305,9 +305,7 @@ def test_what_only_shows_on_some_rank_is_a_file_error_with_its_place(case: str) 
     assert words in problem.message
 
 
-def test_a_batch_in_a_loop_follows_a_group_that_is_made_anew_though_its_first_part_is_of_another() -> (
-    None
-):
+def test_a_batch_in_a_loop_follows_a_recreated_group_even_if_it_is_not_in_its_first_part() -> None:
     p = program("""
 name: anew
 world: 3
@@ -333,9 +331,7 @@ program:
     assert [(send.peer, send.group.ranks) for send in sends] == [(1, (0, 1)), (2, (0, 2))]
 
 
-def test_a_copys_number_is_that_of_its_round_its_rank_and_its_group_wherever_the_same_name_stands() -> (
-    None
-):
+def test_the_number_of_a_copy_is_that_of_its_round_rank_and_group() -> None:
     p = program("""
 world: 4
 mesh: {dp: 2, tp: 2}

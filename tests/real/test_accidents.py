@@ -70,7 +70,7 @@ def no_room(*_: object, **__: object) -> None:
 # --- full disks ---
 
 
-def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(
+def test_a_progress_file_without_space_is_an_environment_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Else the first store into its pages would be a SIGBUS."""
@@ -79,13 +79,13 @@ def test_a_board_for_which_there_is_no_room_is_the_surroundings_fault(
         ProgressFile(tmp_path / "board-0", create=True)
 
 
-def test_a_board_has_all_its_pages_before_it_is_mapped(tmp_path: Path):
+def test_a_progress_file_is_allocated_before_it_is_mapped(tmp_path: Path):
     ProgressFile(tmp_path / "b", create=True).close()
 
     assert (tmp_path / "b").stat().st_blocks > 0
 
 
-def test_a_trace_that_can_not_be_written_does_not_cost_the_report(
+def test_an_unwritable_trace_does_not_lose_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     trace = simulate(scenario("group_sum")).run.trace
@@ -97,7 +97,7 @@ def test_a_trace_that_can_not_be_written_does_not_cost_the_report(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_broken_off_by_ctrl_c_leaves_nothing_beside_it(tmp_path: Path):
+def test_ctrl_c_while_writing_leaves_no_temporary_file(tmp_path: Path):
     def pieces():
         yield "one line"
         raise KeyboardInterrupt
@@ -108,13 +108,13 @@ def test_a_file_that_is_broken_off_by_ctrl_c_leaves_nothing_beside_it(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_takes_no_files_is_named_before_the_run():
+def test_an_unwritable_directory_is_named_before_the_run():
     with pytest.raises(UsageError, match="cannot write into /proc"):
         check_trace_path(Path("/proc/t.jsonl"))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
-def test_a_full_disk_behind_standard_output_is_the_surroundings_fault():
+def test_a_full_disk_behind_standard_output_is_an_environment_error():
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "distsim", "run", "scenarios/hybrid.yaml"],
@@ -155,7 +155,7 @@ def struck(number: signal.Signals, launcher: str | None = None) -> RealRun:
     return found
 
 
-def test_a_stopped_rank_is_the_cause_and_said_to_be_stopped():
+def test_a_stopped_rank_is_the_cause_and_reported_as_stopped():
     forget_others()
     found = struck(signal.SIGSTOP)
 
@@ -167,7 +167,7 @@ def test_a_stopped_rank_is_the_cause_and_said_to_be_stopped():
 
 
 @pytest.mark.slow
-def test_under_the_elastic_launcher_a_rank_killed_from_outside_is_told_from_those_that_follow():
+def test_with_the_elastic_launcher_a_killed_rank_is_distinguished_from_its_followers():
     forget_others()
     found = struck(signal.SIGKILL, "elastic")
 
@@ -176,7 +176,7 @@ def test_under_the_elastic_launcher_a_rank_killed_from_outside_is_told_from_thos
     assert [f.code for f in found.findings] == ["DS303"]
 
 
-def test_the_elastic_launcher_leaves_no_folder_of_logs(tmp_path: Path, cli: Cli):
+def test_the_elastic_launcher_leaves_no_directory_of_logs(tmp_path: Path, cli: Cli):
     done = subprocess.run(
         [
             sys.executable,
@@ -200,7 +200,7 @@ def test_the_elastic_launcher_leaves_no_folder_of_logs(tmp_path: Path, cli: Cli)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(
+def test_a_failure_of_the_elastic_launcher_itself_is_an_environment_error(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """Else its ranks, which never came, would count as ended."""
@@ -211,7 +211,9 @@ def test_a_failure_of_the_elastic_launcher_itself_is_the_surroundings_fault(
         run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo", launcher="elastic"))
 
 
-def test_a_rank_that_dies_while_it_loads_is_no_end_of_the_scenario(monkeypatch: pytest.MonkeyPatch):
+def test_a_rank_that_dies_while_loading_is_no_outcome_of_the_scenario(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(
         "distsim.real.worker.rank_process._set_up_process", lambda job, rank, board: os._exit(7)
     )
@@ -219,7 +221,7 @@ def test_a_rank_that_dies_while_it_loads_is_no_end_of_the_scenario(monkeypatch: 
         run_scenario(scenario("group_sum"), RealRunOptions(backend="gloo"))
 
 
-def test_a_timeout_that_ran_out_is_told_as_the_simulator_tells_it_with_the_late_rank_as_the_cause():
+def test_a_timeout_is_reported_as_in_the_simulation_with_the_late_rank_as_the_cause():
     late = simulate(scenario("findings/ds804_late"), backend="gloo")
     boards = {
         0: _board(0, RankPhase.RAISED, "RuntimeError: Connection closed by peer"),
@@ -294,7 +296,7 @@ def pair(limit_s: float) -> tuple[StoreCoordinator, StoreCoordinator]:
     )
 
 
-def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_its_record(
+def test_a_launcher_that_misses_the_end_has_exited_and_its_record_is_not_awaited(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr("distsim.real.launch.coordinator._ACK_TIMEOUT_S", 0.2)
@@ -309,7 +311,7 @@ def test_a_launcher_that_does_not_hear_of_the_end_is_gone_and_nobody_waits_for_i
     assert time.monotonic() - began < 300  # not the ten minutes of its patience with others
 
 
-def test_a_launcher_that_hears_of_the_end_is_not_gone():
+def test_a_launcher_that_learns_of_the_end_has_not_exited():
     first, second = pair(limit_s=5)
     first.decide("done")
     second.decide("")
@@ -321,7 +323,7 @@ def test_a_launcher_that_hears_of_the_end_is_not_gone():
     assert first.gone == ()
 
 
-def test_the_loss_of_the_first_launchers_store_is_said_as_such():
+def test_loss_of_the_store_of_the_first_launcher_is_reported_as_such():
     door, port = listen("127.0.0.1", 0, allow_other_port=False)
     first = serve_store(door, "127.0.0.1", port)
     second = StoreCoordinator(connect_store("127.0.0.1", port, 5), 1, 2, 1)
@@ -330,7 +332,7 @@ def test_the_loss_of_the_first_launchers_store_is_said_as_such():
         until(lambda: second.decide(""))
 
 
-def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
+def test_ctrl_c_ends_waiting_for_the_first_launcher():
     began = time.monotonic()
     with pytest.raises(EnvironmentFault, match="ended by SIGINT"):
         connect_store(
@@ -343,7 +345,7 @@ def test_waiting_for_the_first_launcher_ends_with_ctrl_c():
     assert time.monotonic() - began < 300
 
 
-def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_fault_by_its_name():
+def test_an_unknown_or_unreachable_host_is_an_environment_error_with_its_name():
     for wish, said in (
         (
             RealRunOptions(init="tcp://no-such-host.invalid:29511"),
@@ -367,7 +369,7 @@ def test_a_host_that_nobody_knows_or_where_nobody_meets_is_the_surroundings_faul
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_ranks_that_load_are_waited_for_as_long_as_they_use_their_core(
+def test_loading_ranks_are_awaited_as_long_as_they_use_their_core(
     busy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A rank of which nothing is seen counts as late after the limit; one that works does not,
@@ -407,7 +409,7 @@ def _loading(begun: Event, end: Event, busy: bool) -> None:
             time.sleep(0.5)
 
 
-def test_a_rank_whose_wait_ends_by_the_signal_that_asks_for_its_stack_stands_still_and_has_not_raised(
+def test_a_wait_interrupted_by_the_stack_dump_signal_counts_as_blocked_not_raised(
     tmp_path: Path,
 ):
     """As torch's sockets do: waiting to connect again, they raise `DistNetworkError: Interrupted
@@ -456,7 +458,7 @@ def _woken(begun: Event, job: WorkerJob) -> None:
 # --- the user ---
 
 
-def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_report(
+def test_ctrl_c_in_a_progressing_run_blames_no_rank_and_a_second_one_keeps_the_report(
     tmp_path: Path,
 ):
     file, trace = tmp_path / "long.yaml", tmp_path / "t.jsonl"
@@ -510,21 +512,21 @@ def test_ctrl_c_in_a_run_that_gets_on_blames_nobody_and_a_second_one_costs_no_re
     assert sorted(p.name for p in tmp_path.iterdir()) == ["long.yaml", "t.jsonl"]
 
 
-def test_a_store_of_the_users_own_is_served_by_rank_0():
+def test_rank_0_serves_a_store_named_by_the_user():
     done = run(scenario("group_sum"), init=f"tcp://127.0.0.1:{free_port()}")
 
     assert done.outcome == "completes"
     assert done.buffers_in_state("differs") == []
 
 
-def test_a_way_to_meet_that_torch_does_not_know_is_refused_before_anything_starts():
+def test_an_unknown_rendezvous_is_refused_before_anything_starts():
     with pytest.raises(UsageError, match="unknown --init-method udp"):
         run_scenario(
             scenario("group_sum"), RealRunOptions(backend="gloo", init="udp://127.0.0.1:1")
         )
 
 
-def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli):
+def test_the_plan_keeps_the_options_and_splits_the_world_as_requested(cli: Cli):
     asked = (
         "--backend",
         "gloo",
@@ -558,7 +560,7 @@ def test_the_plan_keeps_what_was_asked_for_and_cuts_the_world_as_asked(cli: Cli)
     assert "torchrun --nproc_per_node=2 --nnodes=2 --node_rank=1 --master_addr=n0" in text
 
 
-def test_a_cut_that_does_not_fit_is_refused_in_the_plan_too(cli: Cli):
+def test_the_plan_refuses_a_split_that_does_not_fit(cli: Cli):
     done = cli("run", "scenarios/hybrid.yaml", "--nnodes", "3")
 
     assert done.returncode == 2

@@ -81,7 +81,7 @@ def points(
     ]
 
 
-def test_the_parameters_of_a_cluster_are_found_from_its_own_prices() -> None:
+def test_parameters_of_a_cluster_are_recovered_from_its_own_costs() -> None:
     found = calibrate_cluster(points(TRUTH), preset("cpu-10gbe"), "here", "a test").cluster
 
     assert found.call_overhead_ns == pytest.approx(40_000, rel=0.1)
@@ -90,7 +90,7 @@ def test_the_parameters_of_a_cluster_are_found_from_its_own_prices() -> None:
     assert found.reduce_bytes_per_ns == pytest.approx(3.0, rel=0.2)
 
 
-def test_outliers_hardly_move_the_parameters() -> None:
+def test_outliers_hardly_change_the_parameters() -> None:
     noisy = points(TRUTH, noise=lambda k: 8.0 if k % 11 == 0 else 1.0)
 
     found = calibrate_cluster(noisy, preset("cpu-10gbe"), "here", "a test").cluster
@@ -98,7 +98,7 @@ def test_outliers_hardly_move_the_parameters() -> None:
     assert found.intra.attained == pytest.approx(2.0, rel=0.2)
 
 
-def test_measured_sizes_cost_what_was_measured_and_sizes_between_lie_between() -> None:
+def test_measured_sizes_cost_the_measured_time_and_sizes_between_lie_between() -> None:
     """All_reduce here is far from any ring; the curve says so, for messages and for collectives."""
     curve = {4096: 300_000, 65536: 310_000, 1 << 20: 9_000_000, 16 << 20: 20_000_000}
     measured = [
@@ -120,7 +120,7 @@ def test_measured_sizes_cost_what_was_measured_and_sizes_between_lie_between() -
     assert cost.p2p_ns(0, 1, 64 << 20) > 20_000_000
 
 
-def test_what_was_not_measured_follows_the_nearest_curve_and_the_model() -> None:
+def test_unmeasured_calls_follow_the_nearest_curve_and_the_model() -> None:
     """Everything takes twice what the model says on 2 ranks; so it does on 3, and for a barrier's
     neighbour nothing changes.
     """
@@ -145,7 +145,7 @@ def test_what_was_not_measured_follows_the_nearest_curve_and_the_model() -> None
     )
 
 
-def test_at_a_measured_size_the_price_is_the_measured_time_where_times_fall_as_well() -> None:
+def test_at_a_measured_size_the_cost_is_the_measured_time_even_if_times_decrease() -> None:
     measured = [
         MeasuredPoint("send", 2, 2, 1, 4096, 400_000),
         MeasuredPoint("send", 2, 2, 1, 8192, 100_000),
@@ -161,7 +161,7 @@ def test_at_a_measured_size_the_price_is_the_measured_time_where_times_fall_as_w
     )
 
 
-def test_a_first_size_that_took_longer_than_the_second_says_nothing_of_those_between() -> None:
+def test_a_first_size_slower_than_the_second_does_not_affect_sizes_between() -> None:
     """A sweep's first size is measured while the machine warms up: it has its own time, the next
     sizes that of the second.
     """
@@ -182,7 +182,7 @@ def test_a_first_size_that_took_longer_than_the_second_says_nothing_of_those_bet
     )
 
 
-def test_two_measured_rank_counts_tell_of_a_third_between_them() -> None:
+def test_two_measured_rank_counts_predict_a_third_between_them() -> None:
     """Twice the model's time on two ranks, four times on eight: on four the mean of the two in
     logarithms.
     """
@@ -207,7 +207,7 @@ def test_two_measured_rank_counts_tell_of_a_third_between_them() -> None:
     )
 
 
-def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:
+def test_the_error_is_reported_and_stored_in_the_file(tmp_path: Path) -> None:
     found = calibrate_cluster(
         points(TRUTH, noise=lambda k: 1.3 if k % 2 else 1.0), preset("cpu-10gbe"), "here", "a test"
     )
@@ -223,7 +223,7 @@ def test_the_error_is_told_and_stored_in_the_file(tmp_path: Path) -> None:
     assert all(m.median <= m.worst and m.model_median <= m.model_worst for m in found.errors)
 
 
-def test_a_calibrated_cluster_can_be_asked_for_by_its_file(tmp_path: Path) -> None:
+def test_a_calibrated_cluster_can_be_used_by_its_file(tmp_path: Path) -> None:
     file = tmp_path / "here.yaml"
     file.write_text(
         dump_yaml(
@@ -240,7 +240,7 @@ def test_a_calibrated_cluster_can_be_asked_for_by_its_file(tmp_path: Path) -> No
     assert done.run.trace.header["prices"]["measured"]
 
 
-def test_nothing_to_fit_is_said() -> None:
+def test_measurements_without_anything_to_fit_are_reported() -> None:
     with pytest.raises(UsageError, match="nothing to calibrate from"):
         calibrate_cluster([], preset("cpu-10gbe"), "here", "a test")
 
@@ -248,7 +248,7 @@ def test_nothing_to_fit_is_said() -> None:
 # --- nccl-tests ---
 
 
-def test_a_log_of_nccl_tests_gives_its_out_of_place_times_past_the_lines_of_others() -> None:
+def test_a_log_of_nccl_tests_gives_its_out_of_place_times_among_other_lines() -> None:
     found, device = points_from_nccl_tests(LOG, "all_reduce_perf.log")
 
     assert found == (
@@ -258,7 +258,7 @@ def test_a_log_of_nccl_tests_gives_its_out_of_place_times_past_the_lines_of_othe
     assert "H100" in device
 
 
-def test_an_old_log_without_roots_and_one_without_reduction_are_read_too() -> None:
+def test_old_logs_without_roots_or_reductions_are_read() -> None:
     old = LOG.replace("     sum      -1 ", "     sum ").replace("Group  0 ", "")
     gathered = LOG.replace("     sum      -1 ", " ")
 
@@ -279,14 +279,14 @@ def test_an_old_log_without_roots_and_one_without_reduction_are_read_too() -> No
         ("hello\n", "all_reduce.log", "not an nccl-tests log"),
     ],
 )
-def test_what_is_no_log_and_what_tells_no_operation_is_said(
+def test_a_file_that_is_no_log_or_names_no_operation_is_reported(
     text: str, file: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         points_from_nccl_tests(text, file)
 
 
-def test_a_cluster_of_several_nodes_costs_what_the_log_says() -> None:
+def test_a_cluster_of_several_nodes_costs_what_the_log_shows() -> None:
     found = calibrate_cluster(
         points_from_nccl_tests(LOG, "all_reduce_perf.log")[0], preset("dgx-h100"), "pod", "a log"
     )
@@ -301,7 +301,7 @@ def test_a_cluster_of_several_nodes_costs_what_the_log_says() -> None:
 # --- traces ---
 
 
-def test_a_trace_gives_back_the_prices_it_was_made_with() -> None:
+def test_costs_are_recovered_from_a_trace() -> None:
     alone = load("scenarios/hybrid.yaml", sets=["cluster.shared_links=false"])
     done = simulate(alone, with_verdict=False, with_values=False)
 
@@ -315,7 +315,7 @@ def test_a_trace_gives_back_the_prices_it_was_made_with() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_how_much_crossing_messages_hinder_each_other_is_found_and_simulated(share: float) -> None:
+def test_contention_between_crossing_messages_is_measured_and_simulated(share: float) -> None:
     """Two messages that cross, measured to take one message and a share of its moving time, take as
     long in a simulation.
     """
@@ -354,7 +354,7 @@ program:
 # --- bench ---
 
 
-def test_a_bench_is_written_and_read_back() -> None:
+def test_a_bench_file_survives_writing_and_reading() -> None:
     made = BenchResult((BenchRow("all_reduce", 2, 4, 4096, 300, 250, 400, 9),), {"cores": 2}, 1.5)
 
     assert bench_from_json(bench_to_json(made)) == made
@@ -370,13 +370,13 @@ def test_a_bench_is_written_and_read_back() -> None:
         '{"format": "distsim-bench", "schema_version": 1, "rows": [{"op": "send"}]}',
     ],
 )
-def test_what_is_no_bench_is_refused(text: str) -> None:
+def test_a_file_that_is_no_bench_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         bench_from_json(text)
 
 
 @pytest.mark.slow
-def test_the_commands_measure_this_machine_and_fit_it(cli: Any, tmp_path: Path) -> None:
+def test_the_commands_measure_and_fit_this_machine(cli: Any, tmp_path: Path) -> None:
     """Two processes over loopback; every operation moves what it is asked to."""
     pytest.importorskip("torch")
     measured, cluster = tmp_path / "here.json", tmp_path / "here.yaml"
@@ -397,7 +397,7 @@ def test_the_commands_measure_this_machine_and_fit_it(cli: Any, tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_measurement_that_takes_too_long_is_broken_off_and_leaves_nobody() -> None:
+def test_a_measurement_that_takes_too_long_is_stopped_and_leaves_no_process() -> None:
     pytest.importorskip("torch")
 
     with pytest.raises(EnvironmentFault, match="was stopped"):
@@ -406,7 +406,7 @@ def test_a_measurement_that_takes_too_long_is_broken_off_and_leaves_nobody() -> 
     assert multiprocessing.active_children() == []
 
 
-def test_an_operation_that_is_not_measured_is_named() -> None:
+def test_an_operation_without_a_measurement_is_named() -> None:
     with pytest.raises(UsageError, match="all_reduce"):
         run_bench((2,), SIZES, ("all_reduc",))
     with pytest.raises(UsageError, match="two ranks"):

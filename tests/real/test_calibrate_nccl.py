@@ -38,12 +38,12 @@ def rows(between: str = "", after: str = "") -> str:
     )
 
 
-def test_since_the_output_names_its_program_the_files_name_does_not_matter() -> None:
+def test_the_program_named_in_the_output_matters_and_the_file_name_does_not() -> None:
     assert points_from_nccl_tests(HEAD + PLAIN + rows(), "run7.txt")[0] == EXPECTED
     assert points_from_nccl_tests(HEAD + PLAIN + rows(), "run7.txt", "gather")[0][0].op == "gather"
 
 
-def test_a_one_time_cost_out_of_place_gives_way_to_the_time_in_place() -> None:
+def test_an_outlier_out_of_place_is_replaced_by_the_time_in_place() -> None:
     """Connections of a size are set up in its first call: where one row alone takes 1.5 times as
     long as in place, that is not its time.
     """
@@ -60,7 +60,7 @@ def test_a_one_time_cost_out_of_place_gives_way_to_the_time_in_place() -> None:
     assert [p.ns for p in points_from_nccl_tests(text, "x")[0]] == [20_500, 25_000, 26_000, 40_000]
 
 
-def test_times_of_day_behind_the_rows_are_no_columns() -> None:
+def test_time_stamps_behind_the_rows_are_no_columns() -> None:
     stamped = PLAIN.rstrip() + "            timestamp\n"
 
     assert (
@@ -69,7 +69,7 @@ def test_times_of_day_behind_the_rows_are_no_columns() -> None:
     )
 
 
-def test_the_columns_of_single_iterations_give_the_spread() -> None:
+def test_columns_of_single_iterations_give_the_spread() -> None:
     found, _ = points_from_nccl_tests(
         HEAD
         + WIDE
@@ -95,7 +95,7 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("what", BEFORE)
-def test_what_launchers_put_before_a_line_is_passed_over(what: str) -> None:
+def test_launcher_prefixes_of_lines_are_skipped(what: str) -> None:
     """With warnings of other ranks in between."""
     noise = "[1,3]<stderr>:NCCL WARN something\nnode1:71:93 [1] NCCL INFO Channel 00/24\nWARNING: a deprecated option\n"
     text = "".join(BEFORE[what] + line + "\n" for line in (HEAD + PLAIN + rows()).splitlines())
@@ -106,7 +106,7 @@ def test_what_launchers_put_before_a_line_is_passed_over(what: str) -> None:
     )
 
 
-def test_several_runs_in_one_text_are_told_apart() -> None:
+def test_several_runs_in_one_text_are_separated() -> None:
     """By what each says it measures, or by the line that was typed before it."""
     second = (
         "# Avg bus bandwidth    : 3\n$ ./build/all_reduce_perf -b 1K\n"
@@ -120,11 +120,11 @@ def test_several_runs_in_one_text_are_told_apart() -> None:
     assert found == (*EXPECTED, *(p._replace(op="all_reduce") for p in EXPECTED))
 
 
-def test_a_run_that_broke_off_before_its_first_row_does_not_spoil_the_others() -> None:
+def test_a_run_that_stopped_before_its_first_row_does_not_affect_the_others() -> None:
     assert points_from_nccl_tests(HEAD + PLAIN + rows() + HEAD + PLAIN, "x")[0] == EXPECTED
 
 
-def test_groups_that_ran_side_by_side_count_by_their_own_ranks() -> None:
+def test_groups_that_ran_concurrently_count_by_their_own_ranks() -> None:
     split = HEAD.replace("Rank  2 Group  0", "Rank  2 Group  1").replace(
         "Rank  3 Group  0", "Rank  3 Group  1"
     )
@@ -181,21 +181,21 @@ def report(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_the_json_says_what_the_text_says() -> None:
+def test_json_and_text_logs_give_the_same_measurements() -> None:
     assert points_from_nccl_tests(json.dumps(report()), "run.json") == (
         EXPECTED,
         "NVIDIA H100 80GB HBM3",
     )
 
 
-def test_a_process_of_several_gpus_whose_first_alone_is_named_counts_with_all() -> None:
+def test_all_gpus_of_a_process_count_even_if_only_the_first_is_named() -> None:
     data = report()
     data["config"] |= {"ngpus": 2, "devices": data["config"]["devices"][::2]}
 
     assert points_from_nccl_tests(json.dumps(data), "x")[0] == EXPECTED
 
 
-def test_times_of_single_iterations_give_the_spread_of_their_quartiles() -> None:
+def test_times_of_single_iterations_give_their_quartiles_as_spread() -> None:
     data = report()
     data["results"][1]["out_of_place_per_iter"] = {
         "min_us": 18.0,
@@ -207,7 +207,7 @@ def test_times_of_single_iterations_give_the_spread_of_their_quartiles() -> None
     assert [p.spread for p in found] == [pytest.approx((22 - 19) / 2 / 20), 0.0]
 
 
-def test_where_only_in_place_was_measured_that_counts() -> None:
+def test_in_place_times_are_used_if_there_are_no_others() -> None:
     data = report()
     for row in data["results"]:
         row["out_of_place"] = None
@@ -229,12 +229,12 @@ def test_where_only_in_place_was_measured_that_counts() -> None:
         (HEAD + PLAIN.replace("  time", "cputime") + rows(), "times of the CPU"),
     ],
 )
-def test_what_can_not_be_used_is_said(text: str, message: str) -> None:
+def test_unusable_input_is_reported(text: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         points_from_nccl_tests(text, "x.json")
 
 
-def test_the_command_takes_the_json_and_keeps_nothing_of_the_environment(
+def test_the_command_reads_json_and_stores_nothing_of_the_environment(
     cli: Any, tmp_path: Path
 ) -> None:
     source, output = tmp_path / "gather.json", tmp_path / "pod.yaml"

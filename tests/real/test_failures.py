@@ -39,7 +39,7 @@ CASES = [  # scenario, culprits, code
 
 
 @pytest.mark.parametrize(("name", "culprits", "code"), CASES, ids=[c[0] for c in CASES])
-def test_a_faulty_scenario_ends_as_simulated_with_the_cause_and_nothing_left(
+def test_a_faulty_scenario_ends_as_simulated_with_its_cause_and_leaves_no_process(
     name: str, culprits: tuple[int, ...], code: str
 ):
     done = run(scenario(name), timeout_s=2)
@@ -60,7 +60,7 @@ def test_a_faulty_scenario_ends_as_simulated_with_the_cause_and_nothing_left(
     assert (children(), folders()) == (set(), [])
 
 
-def test_a_stuck_rank_shows_its_call_and_its_python_stack():
+def test_a_blocked_rank_shows_its_call_and_its_python_stack():
     done = run(scenario("head_to_head_receives"), timeout_s=2)
 
     assert set(done.stacks) == {0, 1}
@@ -112,7 +112,7 @@ def kill_somebody(seed: int, killed: list[int]) -> threading.Thread:
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 23))]
 )
-def test_a_rank_killed_at_any_moment_gives_a_clean_end_and_a_readable_trace(seed: int):
+def test_a_rank_killed_at_any_moment_gives_an_orderly_end_and_a_readable_trace(seed: int):
     killed: list[int] = []
     thread = kill_somebody(seed, killed)
     thread.start()
@@ -149,7 +149,7 @@ def processes_of(marker: str) -> list[int]:
         signal.SIGKILL,
     ],
 )
-def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals, tmp_path: Path):
+def test_a_launcher_that_ends_ends_its_ranks(number: signal.Signals, tmp_path: Path):
     marker = f"DISTSIM_TEST_MARK={tmp_path.name}-{number.name}-{os.getpid()}"
     name, _, value = marker.partition("=")
     trace = tmp_path / "partial.jsonl"
@@ -197,7 +197,7 @@ def test_a_launcher_that_is_ended_takes_its_ranks_with_it(number: signal.Signals
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
-def test_a_launcher_killed_at_any_moment_leaves_a_trace_whose_replay_tells_the_end(
+def test_a_launcher_killed_at_any_moment_leaves_a_trace_whose_replay_shows_the_end(
     seed: int, tmp_path: Path, cli: Cli
 ):
     """From the first call of a rank on; what was written before the end is in it."""
@@ -253,7 +253,7 @@ def _stuck(folder: Path) -> int:
     return count
 
 
-def test_what_a_killed_launcher_left_is_removed_by_the_next_run(
+def test_leftovers_of_a_killed_launcher_are_removed_by_the_next_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     import tempfile
@@ -268,7 +268,7 @@ def test_what_a_killed_launcher_left_is_removed_by_the_next_run(
     assert [p.name for p in tmp_path.iterdir()] == [f"distsim-run-{os.getpid()}-y"]
 
 
-def test_a_program_that_hangs_is_refused_with_the_diagnosis(cli: Cli):
+def test_a_program_that_would_hang_is_refused_with_the_diagnosis(cli: Cli):
     done = cli("run", "scenarios/head_to_head_sends.yaml", "--real")
 
     assert done.returncode == 1
@@ -277,7 +277,7 @@ def test_a_program_that_hangs_is_refused_with_the_diagnosis(cli: Cli):
 
 
 @pytest.mark.parametrize("force", [(), ("--force", "--timeout", "1 s")], ids=["refused", "forced"])
-def test_the_json_of_a_run_that_fails_has_its_schema(cli: Cli, force: tuple[str, ...]):
+def test_json_of_a_failed_run_follows_its_schema(cli: Cli, force: tuple[str, ...]):
     """Closed, for a run that is refused, and for one that stood still, with stacks and places."""
     done = cli(
         "run",
@@ -301,7 +301,7 @@ def test_the_json_of_a_run_that_fails_has_its_schema(cli: Cli, force: tuple[str,
     assert force == () or all(rank["stack"] for rank in report["ranks"])
 
 
-def test_nccl_without_a_gpu_is_offered_gloo_by_name(cli: Cli):
+def test_nccl_without_a_gpu_suggests_gloo_by_name(cli: Cli):
     import torch
 
     if torch.cuda.is_available():
@@ -322,7 +322,7 @@ program:
 """
 
 
-def test_a_rank_with_an_error_of_its_own_is_the_cause_and_its_words_are_shown():
+def test_a_rank_with_its_own_error_is_the_cause_and_its_message_is_shown():
     done = run(written(OWN_ERROR), timeout_s=3)
 
     assert done.outcome == "raises"

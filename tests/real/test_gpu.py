@@ -47,7 +47,7 @@ from tests.support.fake_cuda import FakeCuda, FakeNccl
 # --- which device ---
 
 
-def test_nccl_takes_gpus_and_everything_else_the_cpu_unless_asked_otherwise():
+def test_only_nccl_uses_gpus_unless_requested_otherwise():
     assert choose_devices("auto", "nccl", 4, 4) == RankDevices("cuda", 4, False)
     assert choose_devices("auto", "gloo", 4, 4).kind == "cpu"
     assert choose_devices("cuda", "gloo", 1, 2) == RankDevices("cuda", 1, True)
@@ -57,14 +57,14 @@ def test_nccl_takes_gpus_and_everything_else_the_cpu_unless_asked_otherwise():
         choose_devices("cuda", "gloo", 0, 2)
 
 
-def test_ranks_take_gpus_in_turn():
+def test_ranks_use_gpus_in_turn():
     assert [RankDevices("cuda", 2, True).gpu_of(rank) for rank in range(4)] == [0, 1, 0, 1]
 
 
 @pytest.mark.parametrize(
     ("version", "asked"), [((2, 30, 7), True), ((2, 30), True), ((2, 27, 5), False), ((), False)]
 )
-def test_ranks_that_share_a_gpu_ask_nccl_for_it_from_2_30_on_and_pass_for_machines_of_their_own_before(
+def test_ranks_that_share_a_gpu_request_it_from_nccl_2_30_or_pose_as_separate_hosts(
     version: tuple[int, ...], asked: bool, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(device_selection, "nccl_version", lambda: version)
@@ -76,7 +76,7 @@ def test_ranks_that_share_a_gpu_ask_nccl_for_it_from_2_30_on_and_pass_for_machin
     assert len(hosts) == (1 if asked else 2)
 
 
-def test_a_task_that_srun_gave_one_gpu_has_it_for_itself_and_one_of_torchrun_does_not(
+def test_a_task_of_srun_with_one_gpu_owns_it_and_a_task_of_torchrun_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(device_selection, "nccl_version", lambda: (2, 30, 7))
@@ -84,7 +84,7 @@ def test_a_task_that_srun_gave_one_gpu_has_it_for_itself_and_one_of_torchrun_doe
     assert choose_devices("auto", "nccl", 1, 4, "torchrun").shared
 
 
-def test_gloo_has_collectives_for_cuda_tensors_and_no_messages():
+def test_gloo_has_collectives_but_no_messages_for_cuda_tensors():
     on_gpu = RankDevices("cuda", 1)
     check_device_support(lower(scenario("all_reduce")), "gloo", on_gpu)
     check_device_support(lower(scenario("send_one")), "gloo", RankDevices("cpu"))
@@ -93,7 +93,7 @@ def test_gloo_has_collectives_for_cuda_tensors_and_no_messages():
         check_device_support(lower(scenario("send_one")), "gloo", on_gpu)
 
 
-def test_variables_keep_a_hang_of_nccl_from_being_silent_and_let_ranks_share_a_gpu():
+def test_environment_variables_reveal_nccl_hangs_and_let_ranks_share_a_gpu():
     plain = backend_variables("nccl", RankDevices("cuda", 2), {}, "/where")
     assert plain["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
     assert plain["TORCH_FR_DUMP_TEMP_FILE"] == "/where/fr-"
@@ -126,7 +126,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.distributed.is_nccl_available", lambda: True)
 
 
-def test_gpu_ranks_are_forked_where_this_process_has_left_cuda_alone(
+def test_gpu_ranks_are_forked_if_this_process_has_not_initialised_cuda(
     one_gpu: None, monkeypatch: pytest.MonkeyPatch
 ):
     import torch
@@ -142,7 +142,7 @@ def test_gpu_ranks_are_forked_where_this_process_has_left_cuda_alone(
     assert launcher(real.RealRunOptions()) == "spawn"
 
 
-def test_forked_ranks_are_refused_where_they_could_not_use_cuda(
+def test_forked_ranks_are_refused_if_they_could_not_use_cuda(
     one_gpu: None, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(device_selection, "cuda_survives_fork", lambda: False)
@@ -161,7 +161,7 @@ def test_messages_on_gloo_with_cuda_tensors_are_refused_before_anything_starts(o
         )
 
 
-def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytest.MonkeyPatch):
+def test_gpus_hidden_by_the_file_do_not_count(one_gpu: None, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(device_selection, "visible_gpus", lambda: 8)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     one = written("world: 2\nlaunch: {visible_devices: [3, 5]}\nprogram: [barrier: {}]\n")
@@ -173,7 +173,7 @@ def test_gpus_that_the_file_hides_do_not_count(one_gpu: None, monkeypatch: pytes
     assert job.device_variables()["CUDA_VISIBLE_DEVICES"] == "3,5"
 
 
-def test_a_process_of_srun_takes_the_gpu_that_it_sees(one_gpu: None):
+def test_a_process_of_srun_uses_its_visible_gpu(one_gpu: None):
     started = external_launchers.ExternalRank("srun", 3, 4, 3, "127.0.0.1", 29500, False)
     simulation = simulate(scenario("all_gather"), backend="nccl")
     found = session_setup.rank_devices(
@@ -189,7 +189,7 @@ def test_the_plan_has_devices_for_gloo_on_gpus(cli: Cli):
     assert "--device cuda" in text
 
 
-def test_flops_that_this_machine_would_take_for_ever_take_the_clusters_time():
+def test_flops_that_would_take_too_long_here_take_the_time_of_the_cluster():
     heavy = simulate(
         written(
             "world: 1\ncluster: dgx-a100\nprogram: [compute: {flops: 1000 TFLOP, dtype: bfloat16}]\n"
@@ -204,7 +204,7 @@ def test_flops_that_this_machine_would_take_for_ever_take_the_clusters_time():
     assert simulated_compute_times(heavy, [0], "cuda") == {}
 
 
-def test_flops_go_into_the_largest_squares_that_fit_on_a_gpu_and_into_small_ones_on_the_host(
+def test_flops_use_the_largest_fitting_squares_on_a_gpu_and_small_ones_on_the_host(
     tmp_path: Path,
 ):
     done: list[tuple[int, bool]] = []
@@ -296,7 +296,7 @@ program:
 """
 
 
-def test_times_are_the_devices_within_the_stated_error_though_the_host_was_long_past(
+def test_times_are_those_of_the_device_within_the_stated_error_even_if_the_host_ran_ahead(
     tmp_path: Path,
 ):
     ran = Ran(IN_A_ROW, tmp_path, takes_ns=5_000_000).run()
@@ -326,7 +326,7 @@ def test_times_are_the_devices_within_the_stated_error_though_the_host_was_long_
     assert 0 < ran.error_ns < 1_000_000
 
 
-def test_a_clock_that_drifts_and_starts_elsewhere_is_brought_to_the_hosts(tmp_path: Path):
+def test_a_drifting_clock_with_another_origin_is_converted_to_that_of_the_host(tmp_path: Path):
     ran = Ran(IN_A_ROW, tmp_path, takes_ns=1_000_000, offset_ns=-(10**13), drift=-0.02).run()
 
     for row, (_, end) in zip((0, 1, 2, 4), ran.cuda.default.done, strict=True):
@@ -345,7 +345,7 @@ program:
 """
 
 
-def test_named_streams_run_beside_each_other_and_join_where_one_waits(tmp_path: Path):
+def test_named_streams_run_concurrently_and_join_where_one_waits(tmp_path: Path):
     ran = Ran(STREAMS, tmp_path, takes_ns=1).run()
     launched, finished = ran.times("launched"), ran.times("finished")
     side = ran.cuda.streams[-1]
@@ -355,7 +355,7 @@ def test_named_streams_run_beside_each_other_and_join_where_one_waits(tmp_path: 
     assert finished[3] - launched[3] == pytest.approx(5e6, rel=1e-2)
 
 
-def test_compute_keeps_the_device_busy_for_the_stated_time_at_whatever_clock_rate(tmp_path: Path):
+def test_compute_keeps_the_device_busy_for_the_stated_time_at_any_clock_rate(tmp_path: Path):
     for rate in (0.7, 1.98):
         folder = tmp_path / str(rate)
         folder.mkdir()
@@ -377,7 +377,7 @@ program:
 """
 
 
-def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_times_are_kept(
+def test_a_blocked_device_is_shown_with_its_current_call_and_earlier_times_are_kept(
     tmp_path: Path,
 ):
     ran = Ran(LOST, tmp_path, takes_ns=1_000_000, lost=("recv",))
@@ -408,7 +408,7 @@ def test_a_device_that_stands_still_is_shown_with_the_call_it_is_at_and_earlier_
     assert "its device is in recv" in left.final_state.ends[0].message
 
 
-def test_a_device_at_work_shows_as_progress_and_one_at_rest_does_not(tmp_path: Path):
+def test_a_working_device_shows_progress_and_an_idle_one_does_not(tmp_path: Path):
     ran = Ran(
         "world: 1\nbackend: nccl\nprogram: [compute: {time: 100 ms}]\n", tmp_path, takes_ns=1
     ).run()
@@ -423,7 +423,7 @@ def test_a_device_at_work_shows_as_progress_and_one_at_rest_does_not(tmp_path: P
     )  # posts and the end's step, nothing while it stands
 
 
-def test_an_eager_start_names_the_gpu_and_a_lazy_one_does_not(tmp_path: Path):
+def test_an_eager_initialisation_names_the_gpu_and_a_lazy_one_does_not(tmp_path: Path):
     for init, named in (("eager", {"device_id": 0}), ("lazy", {})):
         (tmp_path / init).mkdir()
         text = f"world: 1\nbackend: nccl\noptions: {{init: {init}}}\nprogram: [compute: {{time: 1 us}}]\n"
@@ -434,7 +434,7 @@ def test_an_eager_start_names_the_gpu_and_a_lazy_one_does_not(tmp_path: Path):
         assert {key: value for key, value in given.items() if key == "device_id"} == named
 
 
-def test_a_transfer_starts_when_the_last_device_comes_to_it(tmp_path: Path):
+def test_a_transfer_starts_when_the_last_device_reaches_it(tmp_path: Path):
     program = lower(
         written(
             "world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram: [all_reduce: {tensor: x}]\n"
@@ -461,7 +461,7 @@ def test_a_transfer_starts_when_the_last_device_comes_to_it(tmp_path: Path):
 # --- benchmarks/nccl_truth.py ---
 
 
-def test_the_truth_of_nccl_is_rehearsed_under_gloo():
+def test_the_nccl_comparison_is_rehearsed_under_gloo():
     """Each question is simulated and run; ranks that came to their end run the next one, a hang
     ends them.
     """

@@ -40,7 +40,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("init", ["env", "tcp", "file"])
-def test_ranks_meet_through_the_environment_a_port_or_a_file(init: str):
+def test_ranks_connect_through_the_environment_a_port_or_a_file(init: str):
     done = run(scenario("group_sum"), init=init)
 
     assert done.outcome == "completes"
@@ -58,7 +58,7 @@ def test_every_launcher_gives_the_same_result(launcher: str, cli: Cli):
 
 
 @pytest.mark.slow
-def test_under_torchs_elastic_launcher_the_killed_rank_is_named(cli: Cli):
+def test_with_the_elastic_launcher_the_killed_rank_is_named(cli: Cli):
     done = cli(
         "run", "scenarios/killed_at_iteration_3.yaml", "--real", "--force", "--launcher", "elastic"
     )
@@ -87,7 +87,7 @@ def two_launchers(name: str, *more: str) -> list[tuple[int, str, str]]:
     return [(one.returncode, *text) for one, text in zip(both, texts, strict=True)]
 
 
-def test_two_launchers_as_two_machines_give_the_result_of_one():
+def test_two_launchers_acting_as_two_machines_give_the_same_result_as_one():
     first, second = two_launchers("hybrid")
 
     assert (first[0], second[0]) == (0, 0), first[2] + second[2]
@@ -98,7 +98,7 @@ def test_two_launchers_as_two_machines_give_the_result_of_one():
 
 
 @pytest.mark.slow
-def test_a_standstill_over_two_launchers_ends_both_with_one_report():
+def test_a_hang_across_two_launchers_ends_both_with_one_report():
     first, second = two_launchers("skipped_barrier", "--force", "--timeout", "2 s")
 
     assert (first[0], second[0]) == (1, 1), first[2] + second[2]
@@ -107,7 +107,7 @@ def test_a_standstill_over_two_launchers_ends_both_with_one_report():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "status"), [("hybrid", 0), ("head_to_head_sends", 1)])
-def test_inside_torchrun_each_process_takes_its_rank(name: str, status: int):
+def test_inside_torchrun_each_process_uses_its_rank(name: str, status: int):
     ranks = scenario(name).world.size
     words = [
         "torch.distributed.run",
@@ -176,7 +176,7 @@ program:
     ],
     ids=["fork", "tcp", "a store of the user's", "spawn", "elastic"],
 )
-def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, str]):
+def test_a_run_on_one_machine_is_reachable_only_by_loopback(way: dict[str, str]):
     """Also the store that rank 0 serves at an address of the user's, which torch would open to
     every network.
     """
@@ -205,13 +205,13 @@ def test_a_run_on_one_machine_can_be_reached_by_loopback_alone(way: dict[str, st
     assert opened <= LOOPBACK
 
 
-def test_a_world_of_another_size_is_the_surroundings_fault():
+def test_a_different_world_size_is_an_environment_error():
     started = ExternalRank("torchrun", 0, 3, 0, "127.0.0.1", free_port(), False)
     with pytest.raises(EnvironmentFault, match="started 3 ranks, the scenario has 4"):
         run_scenario(scenario("all_reduce"), RealRunOptions(backend="gloo"), started)
 
 
-def test_a_port_that_is_taken_is_replaced_and_said():
+def test_an_occupied_port_is_replaced_and_reported():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -223,7 +223,7 @@ def test_a_port_that_is_taken_is_replaced_and_said():
     assert any(f"port {port} is in use" in note for note in done.notes)
 
 
-def test_a_file_that_an_earlier_run_left_is_named(tmp_path: Path):
+def test_a_leftover_file_of_an_earlier_run_is_named(tmp_path: Path):
     stale = tmp_path / "meet"
     stale.write_text("old")
     with pytest.raises(EnvironmentFault, match=str(stale)):
@@ -238,6 +238,6 @@ def test_a_file_that_an_earlier_run_left_is_named(tmp_path: Path):
         RealRunOptions(backend="gloo", launcher="smoke"),
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused_before_anything_starts(wish: RealRunOptions):
+def test_inconsistent_options_are_refused_before_anything_starts(wish: RealRunOptions):
     with pytest.raises(UsageError):
         run_scenario(scenario("all_reduce"), wish)

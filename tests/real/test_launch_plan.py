@@ -16,7 +16,7 @@ from tests.support.real_runs import scenario
 TWO = ("run", "scenarios/two_machines.yaml", "--real")
 
 
-def test_every_rank_has_its_machine_its_local_rank_and_its_device():
+def test_every_rank_has_its_node_local_rank_and_device():
     two = launch_plan(scenario("two_machines"), TWO, "nccl")
 
     assert [(r.rank, r.node, r.local_rank, r.device) for r in two.ranks] == [
@@ -25,7 +25,7 @@ def test_every_rank_has_its_machine_its_local_rank_and_its_device():
     assert {r.device for r in launch_plan(scenario("two_machines"), TWO, "gloo").ranks} == {"cpu"}
 
 
-def test_there_is_one_torchrun_line_per_machine_and_they_differ_in_the_node_rank_alone():
+def test_there_is_one_torchrun_line_per_node_and_only_the_node_rank_differs():
     lines = [
         " ".join(line.words)
         for line in launch_plan(scenario("two_machines"), TWO, "nccl").lines
@@ -38,7 +38,7 @@ def test_there_is_one_torchrun_line_per_machine_and_they_differ_in_the_node_rank
     assert [line.replace("node_rank=1", "node_rank=0") for line in lines] == [lines[0]] * 2
 
 
-def test_the_text_keeps_to_80_columns_and_says_what_each_launcher_sets():
+def test_the_text_fits_80_columns_and_states_what_each_launcher_sets():
     for name in ("hybrid", "two_machines", "send_one"):
         text = launch_plan_text(
             launch_plan(scenario(name), ("run", f"scenarios/{name}.yaml", "--real"), "nccl")
@@ -47,7 +47,7 @@ def test_the_text_keeps_to_80_columns_and_says_what_each_launcher_sets():
         assert "torchrun: RANK WORLD_SIZE LOCAL_RANK" in text
 
 
-def test_a_command_that_is_folded_reads_in_a_shell_as_it_was():
+def test_a_folded_command_is_equivalent_in_a_shell():
     words = (
         "A=1",
         "torchrun",
@@ -123,16 +123,16 @@ MPI = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORL
     ],
     ids=["torchrun", "srun", "mpirun", "sbatch", "nobody"],
 )
-def test_a_process_finds_its_rank_by_what_its_launcher_sets(env, expected):
+def test_a_process_finds_its_rank_by_the_variables_of_its_launcher(env, expected):
     assert external_rank(env, "127.0.0.1", 29500) == expected
 
 
-def test_a_broken_variable_is_the_surroundings_fault_and_named():
+def test_a_broken_variable_is_an_environment_error_and_named():
     with pytest.raises(EnvironmentFault, match="RANK is 'x'"):
         external_rank({**TORCHRUN, "RANK": "x"}, "127.0.0.1", 1)
 
 
-def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_processes(cli: Cli):
+def test_a_data_parallel_scenario_states_that_devices_of_one_process_become_processes(cli: Cli):
     file = "scenarios/strategies/data_parallel.yaml"
     said = "stands for one device of the single process of torch.nn.DataParallel"
 
@@ -143,7 +143,7 @@ def test_a_scenario_of_data_parallel_says_that_devices_of_one_process_become_pro
     assert launch_plan(scenario("hybrid"), TWO, "gloo").notes == ()
 
 
-def test_the_first_of_the_hosts_is_the_master_s_address(cli: Cli, tmp_path: Path):
+def test_the_first_host_is_the_master_address(cli: Cli, tmp_path: Path):
     file = tmp_path / "two.yaml"
     file.write_text(
         "world: {nodes: 2, ranks_per_node: 1}\nlaunch: {hosts: [gpu1, gpu2]}\nprogram: [barrier]\n",

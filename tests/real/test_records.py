@@ -48,7 +48,7 @@ def board(
     return ProgressSnapshot(rank, 1, phase, position, 1, since_ns, 0, 0, 0, message)
 
 
-def test_a_board_says_what_was_last_written_on_it(tmp_path):
+def test_a_progress_file_returns_what_was_last_written(tmp_path):
     mine = ProgressFile(tmp_path / "b", create=True)
     theirs = ProgressFile(tmp_path / "b")
     mine.words[ProgressField.PID] = 77
@@ -60,7 +60,7 @@ def test_a_board_says_what_was_last_written_on_it(tmp_path):
     assert parse_snapshot(theirs.raw(), 2) == mine.snapshot(2)
 
 
-def test_a_repetition_starts_when_the_bulletin_says_so(tmp_path):
+def test_a_repetition_starts_at_the_signal_of_the_launcher(tmp_path):
     control_file, reader = ControlFile(tmp_path / "b", create=True), ControlFile(tmp_path / "b")
     assert reader.started_ns(0) == 0
     control_file.start_repetition(0, 55)
@@ -79,12 +79,12 @@ def test_a_table_of_times_is_readable_from_its_file_and_where_it_was_cut(tmp_pat
     assert set(read_call_times(data)) == set(TIME_COLUMNS)
 
 
-def test_records_that_travel_come_out_as_they_went_in():
+def test_records_survive_serialisation():
     record = {"a": b"", "b c": b"\x00\xff" * 100, "ü": b"x"}
     assert unpack_record(pack_record(record)) == record
 
 
-def test_a_port_that_is_taken_is_replaced_or_named():
+def test_an_occupied_port_is_replaced_or_named():
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -108,7 +108,7 @@ def simulated(name: str) -> Simulation:
     return simulate(scenario(name), backend="gloo")
 
 
-def test_boards_of_a_circle_are_diagnosed_as_the_checker_does():
+def test_progress_files_of_a_cycle_are_diagnosed_like_by_check():
     left = postmortem(
         simulated("head_to_head_sends"),
         {r: board(r, RankPhase.IN_CALL, 0) for r in (0, 1)},
@@ -122,7 +122,7 @@ def test_boards_of_a_circle_are_diagnosed_as_the_checker_does():
     assert left.final_state.stuck == (0, 1)
 
 
-def test_a_rank_that_was_killed_is_the_culprit_not_the_one_whose_connection_closed_first():
+def test_a_killed_rank_is_the_cause_not_the_one_whose_connection_closed_first():
     boards = {
         0: board(0, RankPhase.RAISED, 0, "RuntimeError: Connection closed by peer", 5),
         1: board(1, RankPhase.IN_CALL, 0, since_ns=9),
@@ -144,9 +144,7 @@ program:
 """
 
 
-def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_beside_the_simulation_said_to_have() -> (
-    None
-):
+def test_a_wildcard_receive_that_took_the_message_of_another_is_reported_as_the_cause() -> None:
     """Simulated, rank 2 comes first and all is well; for real it was rank 1, whose message the next
     receive waits for.
     """
@@ -176,7 +174,7 @@ def test_a_receive_from_any_source_that_took_anothers_message_is_the_cause_and_b
     )
 
 
-def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own() -> None:
+def test_consequences_of_a_mismatch_are_listed_under_it() -> None:
     """And it is what follows for real: the simulated consequences are not told of a real run."""
     simulation = simulated("zoo/f14_expert_without_tokens")
     stood = {one.rank: one.position for one in simulation.run.final_state.blocked}
@@ -208,7 +206,7 @@ def test_what_follows_from_a_mismatch_is_a_line_of_it_and_no_finding_of_its_own(
         ),
     ],
 )
-def test_a_run_agrees_with_its_simulation_or_says_where_it_does_not_and_never_both(
+def test_a_run_either_agrees_with_its_simulation_or_reports_where_it_differs(
     outcome: str, status: RankEndStatus, wrong: int, differs: tuple[str, ...], said: str
 ) -> None:
     simulation = simulated("head_to_head_sends")
@@ -225,7 +223,7 @@ def test_a_run_agrees_with_its_simulation_or_says_where_it_does_not_and_never_bo
     assert not (found.differences and found.agreement)
 
 
-def test_other_values_are_not_wrong_where_receives_from_any_source_took_other_messages() -> None:
+def test_different_values_are_not_wrong_if_wildcard_receives_took_other_messages() -> None:
     simulation = simulate(
         loads(
             "world: 3\nbackend: gloo\ntensors: {x: {shape: [2], value: rank}, y: {shape: [2], value: rank}}\nprogram:\n"
@@ -249,7 +247,7 @@ def test_other_values_are_not_wrong_where_receives_from_any_source_took_other_me
     ).agreement.endswith("the outcome depends on the order of events")
 
 
-def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_a_failure() -> None:
+def test_a_rank_ended_by_sigterm_is_the_cause_unless_a_launcher_sent_it_after_a_failure() -> None:
     boards = {r: board(r, RankPhase.IN_CALL, 0) for r in (0, 1)}
     alone = postmortem(simulated("head_to_head_sends"), boards, {1: -15}, 1, {})
     after = postmortem(simulated("head_to_head_sends"), boards, {0: -9, 1: -15}, 1, {})
@@ -266,14 +264,14 @@ def test_a_rank_that_sigterm_ended_is_the_cause_unless_a_launcher_sent_it_after_
     assert (after.culprits, after.final_state.ends[1].status) == ((0,), "blocked")
 
 
-def test_a_rank_that_left_is_the_culprit_not_those_that_wait():
+def test_a_rank_that_exited_is_the_cause_not_those_that_wait():
     boards = {r: board(r, RankPhase.ENDED if r == 2 else RankPhase.IN_CALL, 1) for r in range(4)}
     left = postmortem(simulated("skipped_barrier"), boards, {}, 1, {})
 
     assert (left.culprits, [f.code for f in left.findings]) == ((2,), ["DS302"])
 
 
-def test_a_rank_that_aborts_behind_its_end_has_crashed():
+def test_a_rank_that_aborts_after_its_end_has_crashed():
     """What it left running in the background may still be sent more than there is room for (run: an
     asynchronous all_gather).
     """
@@ -290,7 +288,7 @@ def test_a_rank_that_aborts_behind_its_end_has_crashed():
     )
 
 
-def test_what_a_rank_waits_for_is_what_nobody_has_posted():
+def test_a_rank_waits_for_what_no_rank_has_posted():
     program = build_program(
         2,
         {
@@ -311,7 +309,7 @@ def test_what_a_rank_waits_for_is_what_nobody_has_posted():
     assert found.unreceived == ((0, 1, -1),)
 
 
-def test_of_a_batch_the_parts_that_nobody_answers_are_missing():
+def test_only_unanswered_parts_of_a_batch_are_missing():
     ways = [{"op": "isend", "peer": 1, "numel": 4}, {"op": "irecv", "peer": 1, "numel": 4}]
     program = build_program(
         2,
@@ -327,7 +325,7 @@ def test_of_a_batch_the_parts_that_nobody_answers_are_missing():
     )
 
 
-def test_a_receive_from_any_source_misses_any_one_until_a_message_is_there():
+def test_a_wildcard_receive_waits_for_any_rank_until_a_message_arrives():
     send = {"op": "send", "peer": 0, "numel": 4}
     receive = {"op": "recv", "peer": None, "numel": 4}
     program = build_program(3, {0: [receive, receive], 1: [send], 2: [send]})
@@ -346,7 +344,7 @@ def test_a_receive_from_any_source_misses_any_one_until_a_message_is_there():
     )
 
 
-def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last_has_come(tmp_path):
+def test_merging_shifts_clocks_matches_calls_and_starts_transfers_at_the_last_arrival(tmp_path):
     program = build_program(
         2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]}
     )
@@ -366,7 +364,7 @@ def test_merging_shifts_clocks_matches_calls_and_starts_a_transfer_when_the_last
     assert (trace.header["source"], trace.makespan_ns) == ("recorded", 1400)
 
 
-def test_a_call_that_never_came_back_has_a_post_and_no_finish(tmp_path):
+def test_a_call_that_never_returned_has_a_post_and_no_finish(tmp_path):
     program = build_program(
         2, {0: [{"op": "send", "peer": 1, "numel": 4}], 1: [{"op": "recv", "peer": 0, "numel": 4}]}
     )

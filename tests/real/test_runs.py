@@ -41,7 +41,7 @@ RANKS = 8
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_a_scenario_that_completes_does_so_for_real_with_the_simulated_values(name: str):
+def test_a_scenario_that_completes_also_completes_for_real_with_the_simulated_values(name: str):
     assert _wrong(run(scenario(name))) == []
 
 
@@ -60,7 +60,7 @@ EVERY = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", EVERY, ids=lambda p: str(p.relative_to(SCENARIOS).with_suffix("")))
-def test_every_scenario_ends_for_real_as_the_gloo_profile_says(path: Path):
+def test_every_scenario_ends_for_real_as_simulated_under_gloo(path: Path):
     """Those that complete with the simulated values, the faulty ones with the simulated outcome and
     standstill.
     """
@@ -144,14 +144,14 @@ program:
 """
 
 
-def test_groups_made_on_the_way_and_a_world_made_and_ended_by_the_file_work():
+def test_groups_created_later_and_a_world_created_and_destroyed_by_the_file_work():
     done = run(written(NEW_GROUP))
 
     assert done.outcome == "completes"
     assert len(done.buffers_in_state("equal")) == 4
 
 
-def test_a_recording_has_the_rows_of_the_simulated_trace_and_times_in_order(tmp_path):
+def test_a_recording_has_the_rows_of_the_simulated_trace_with_ordered_times(tmp_path):
     done = run(scenario("hybrid"))
     real, simulated = done.trace, done.simulation.run.trace
 
@@ -175,7 +175,7 @@ def _pairs(match: np.ndarray) -> set[tuple[int, ...]]:
     }
 
 
-def test_compute_takes_the_stated_time_and_an_any_source_receive_says_whom_it_met():
+def test_compute_takes_the_stated_time_and_a_wildcard_receive_records_its_sender():
     done = run(scenario("any_source_ring"))
     trace = done.trace
     recv = trace.ops("recv")
@@ -211,7 +211,7 @@ def test_the_command_writes_a_trace_and_prints_a_report(cli: Cli, tmp_path: Path
     assert read_trace(target).header["source"] == "recorded"
 
 
-def test_the_recordings_in_the_repository_can_be_read_and_are_complete():
+def test_recordings_in_the_repository_are_readable_and_complete():
     found = sorted((ROOT / "traces").rglob("*.jsonl"))
 
     assert found
@@ -227,7 +227,7 @@ def test_the_report_fits_80_columns():
     assert real_run_json(done)["outcome"] == "completes"
 
 
-def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
+def test_a_real_data_parallel_run_states_what_its_ranks_represent():
     text = "world: 2\nprogram: [data_parallel: {layers: {params: [[4]], forward: 1 us, backward: 1 us}, batch: [2], output: [2]}]\n"
     done = run(written(text))
 
@@ -236,7 +236,7 @@ def test_a_real_run_of_data_parallel_says_what_its_ranks_stand_for():
     assert "stands for one device" in " ".join(real_run_text(done).split())
 
 
-def test_groups_of_one_membership_made_in_another_order_are_those_that_torch_connects() -> None:
+def test_groups_with_equal_members_in_different_orders_are_those_that_torch_connects() -> None:
     """torch names a group by a count, so rank 0's first is in one with rank 1's first, whatever
     each calls it (run in plain torch).
     """

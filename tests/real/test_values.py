@@ -38,7 +38,7 @@ program:
 """
 
 
-def test_a_recording_has_the_values_and_they_compare_with_the_simulated_ones() -> None:
+def test_a_recording_has_values_comparable_with_simulated_ones() -> None:
     """Integers and what was moved exactly, sums of four floats by the tolerance; not what gloo
     leaves away from a reduce's root.
     """
@@ -67,7 +67,7 @@ def test_a_recording_has_the_values_and_they_compare_with_the_simulated_ones() -
     assert (found.values.equal >= 9, found.values.one_sided) == (True, 3)
 
 
-def test_the_command_writes_values_for_real_and_simulated_and_compares_them(
+def test_the_command_writes_real_and_simulated_values_and_compares_them(
     cli: Any, tmp_path: Path
 ) -> None:
     real, simulated, without = (

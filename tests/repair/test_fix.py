@@ -44,7 +44,7 @@ _REPAIRED = {
 
 
 @pytest.mark.parametrize("name", _REPAIRED)
-def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_back_end(
+def test_the_first_repair_is_ok_under_every_variant_and_completes_on_every_backend(
     name: str, root: Path
 ) -> None:
     text = (root / f"scenarios/zoo/{name}.yaml").read_text()
@@ -60,7 +60,7 @@ def test_the_first_repair_checks_ok_under_every_reading_and_completes_on_every_b
 
 
 @pytest.mark.parametrize("name", ["f01_isend_then_recv", "z17_pair_communicators"])
-def test_requests_that_meet_head_to_head_on_nccl_become_a_batch_and_no_tensor_changes_its_size(
+def test_head_to_head_requests_on_nccl_become_a_batch_and_no_tensor_changes_its_size(
     name: str, root: Path
 ) -> None:
     """A buffer that holds the message would hide the fault, and not mend it."""
@@ -91,7 +91,7 @@ _CASES = {
 
 
 @pytest.mark.parametrize("name", _CASES)
-def test_agreed_faults_are_repaired_by_what_was_left_out_or_said_wrongly(name: str) -> None:
+def test_agreed_faults_are_repaired_by_restoring_the_correct_call(name: str) -> None:
     case = next(case for case in load_cases() if case["id"] == name)
 
     best = find_repairs(scenario_of(case), f"{name}.yaml")[0]
@@ -102,7 +102,7 @@ def test_agreed_faults_are_repaired_by_what_was_left_out_or_said_wrongly(name: s
     assert (result.verdict.verdict, result.status()) == ("ok", 0)
 
 
-def test_nothing_is_proposed_for_what_is_right_and_no_repair_empties_a_program(root: Path) -> None:
+def test_no_repair_is_proposed_for_a_correct_program_and_none_empties_a_program(root: Path) -> None:
     assert find_repairs((root / "scenarios/zoo/z02_repaired.yaml").read_text(), "x.yaml") == ()
     assert (
         find_repairs(
@@ -136,7 +136,7 @@ def test_a_patch_keeps_every_other_line_with_its_comment() -> None:
     assert changed == text.replace("      - barrier\n", "      - barrier\n      - barrier\n")
 
 
-def test_the_patch_that_is_printed_applies(cli: Any, root: Path, tmp_path: Path) -> None:
+def test_the_printed_patch_applies(cli: Any, root: Path, tmp_path: Path) -> None:
     """`patch -p1` makes a file of it that checks ok."""
     text = (root / "scenarios/zoo/z02_both_send_first.yaml").read_text()
     (tmp_path / "a.yaml").write_text(text)

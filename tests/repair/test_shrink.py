@@ -28,7 +28,7 @@ _FAILING = {
 
 
 @pytest.mark.parametrize("name", _FAILING)
-def test_the_smallest_scenario_has_the_verdict_cause_and_outcome_of_the_whole_in_at_most_12_calls(
+def test_the_shrunk_scenario_keeps_verdict_cause_and_outcome_in_at_most_12_calls(
     name: str, root: Path
 ) -> None:
     whole = load(str(root / f"scenarios/zoo/{name}.yaml")).model_copy(
@@ -44,7 +44,7 @@ def test_the_smallest_scenario_has_the_verdict_cause_and_outcome_of_the_whole_in
     assert found.whole
 
 
-def test_a_loop_of_many_rounds_on_eight_ranks_becomes_the_two_calls_that_clash() -> None:
+def test_a_long_loop_on_eight_ranks_shrinks_to_the_two_conflicting_calls() -> None:
     """Loops are unrolled to what is needed, ranks that do nothing for it are gone, sizes are one
     element.
     """
@@ -61,7 +61,7 @@ def test_a_loop_of_many_rounds_on_eight_ranks_becomes_the_two_calls_that_clash()
     assert "1000" not in found.text
 
 
-def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_named(
+def test_a_scenario_that_does_not_fail_is_refused_naming_a_backend_on_which_it_does(
     root: Path,
 ) -> None:
     whole = load(str(root / "scenarios/zoo/z24_reduce_and_message.yaml"))
@@ -73,13 +73,13 @@ def test_what_does_not_fail_is_refused_and_the_back_end_on_which_it_would_is_nam
     assert "--backend nccl" in str(refused.value.remedy)
 
 
-def test_a_bound_on_the_tries_is_kept_and_said(root: Path) -> None:
+def test_a_limit_on_the_number_of_tries_is_kept_and_reported(root: Path) -> None:
     found = shrink_scenario(load(str(root / "scenarios/zoo/z01_ring_recv_first.yaml")), most=5)
 
     assert (found.tried, found.whole) == (5, False)
 
 
-def test_a_rank_in_the_middle_leaves_with_its_messages_and_the_rest_close_up() -> None:
+def test_a_rank_in_the_middle_is_removed_with_its_messages_and_the_rest_renumbered() -> None:
     """Numbers after it are one less, wherever ranks are named by number."""
     data: dict[str, Any] = {
         "world": 4,
@@ -106,7 +106,7 @@ def test_a_rank_in_the_middle_leaves_with_its_messages_and_the_rest_close_up() -
     }
 
 
-def test_any_question_can_be_asked_of_the_smaller_scenarios() -> None:
+def test_any_predicate_can_guide_shrinking() -> None:
     """Of 64 steps, the two that are asked for stay; a candidate that is no scenario counts as one
     that shows nothing.
     """
@@ -124,7 +124,7 @@ def test_any_question_can_be_asked_of_the_smaller_scenarios() -> None:
     ] == ["a", "b"]
 
 
-def test_the_command_writes_a_file_that_is_a_test_of_itself(cli: Any, tmp_path: Path) -> None:
+def test_the_command_writes_a_file_that_tests_itself(cli: Any, tmp_path: Path) -> None:
     out = tmp_path / "small.yaml"
 
     found = cli("shrink", "scenarios/zoo/z02_both_send_first.yaml", "-o", out)
@@ -160,21 +160,21 @@ program:
 """
 
 
-def test_a_wrong_order_of_two_groups_stays_a_wrong_order() -> None:
+def test_shrinking_keeps_the_wrong_order_of_two_groups() -> None:
     found = shrink_scenario(loads(_OBSERVED_ORDER))
 
     assert found.calls == (4, 4)
     assert found.text.count("group: g1") == found.text.count("group: g2") == 2
 
 
-def test_a_hang_that_depends_on_the_schedule_keeps_this_dependence() -> None:
+def test_shrinking_keeps_the_schedule_dependence_of_a_hang() -> None:
     found = shrink_scenario(loads(_OBSERVED_SCHEDULE))
 
     assert found.failure.depends_on == "schedule"
     assert found.ranks == (3, 3)
 
 
-def test_a_program_that_fails_during_start_up_shrinks_to_its_launch() -> None:
+def test_a_program_that_fails_at_startup_shrinks_to_its_launch() -> None:
     text = (
         "world: 2\nbackend: nccl\ntensors: {x: {shape: [4]}}\nlaunch: {ports_taken: [29500]}\n"
         "program:\n  - repeat: {times: 3, steps: [all_reduce: {tensor: x}]}\n"

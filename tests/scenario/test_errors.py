@@ -449,7 +449,7 @@ CASES: dict[str, tuple[str, str, str, str]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_one_wrong_thing_is_one_problem_at_its_place(name: str) -> None:
+def test_one_error_is_one_problem_at_its_place(name: str) -> None:
     text, pointed, message, hint = CASES[name]
     problem = only(text)
 
@@ -460,7 +460,7 @@ def test_one_wrong_thing_is_one_problem_at_its_place(name: str) -> None:
     assert hint in problem.hint + problem.message
 
 
-def test_the_rendered_problem_has_place_line_caret_and_help() -> None:
+def test_a_rendered_problem_has_place_line_caret_and_help() -> None:
     problem = only(HEAD + "  - send: {tensor: xx, dst: 1}\n")
 
     assert problem.render().splitlines() == [
@@ -480,7 +480,7 @@ def test_duplicate_keys_are_refused_at_any_depth() -> None:
     ]
 
 
-def test_all_problems_come_at_once_in_order_of_place() -> None:
+def test_all_problems_are_reported_at_once_in_order_of_place() -> None:
     text = "world: 4\nmesh: {a: 3}\ntensors: {x: {shape: [4]}}\nprogram:\n"
     text += (
         "  - send: {tensor: z, dst: foo(1)}\n"
@@ -496,7 +496,7 @@ def test_all_problems_come_at_once_in_order_of_place() -> None:
     assert [p for p in found if p.hint == "" and not p.message] == []
 
 
-def test_an_unread_step_brings_no_further_problems() -> None:
+def test_an_unreadable_step_causes_no_further_problems() -> None:
     """Its handle and its group are still known to the steps after it."""
     text = HEAD + "  - isend: {tensor: z, dst: 1, as: h}\n  - wait: h\n"
     text += "  - new_group: {name: g, ranks: foo(1)}\n  - barrier: {group: g}\n"
@@ -504,7 +504,7 @@ def test_an_unread_step_brings_no_further_problems() -> None:
     assert len(problems(text)) == 2
 
 
-def test_one_problem_is_told_once() -> None:
+def test_one_problem_is_reported_once() -> None:
     text = HEAD + "  - &a {send: {tensor: z, dst: 1}}\n  - *a\n  - *a\n"
 
     assert "unknown tensor z" in only(text).message
@@ -523,7 +523,9 @@ def test_one_problem_is_told_once() -> None:
         ("name: @\n", 1, 7, "cannot start any token"),
     ],
 )
-def test_broken_yaml_has_a_place(text: str, line: int, column: int, message: str) -> None:
+def test_invalid_yaml_is_reported_with_a_place(
+    text: str, line: int, column: int, message: str
+) -> None:
     problem = only(text)
 
     assert (problem.line, problem.column) == (line, column)
@@ -537,12 +539,12 @@ def test_broken_yaml_has_a_place(text: str, line: int, column: int, message: str
         ("a: b, c: d\n", "write `a: b`, and `c: d` on its own line"),
     ],
 )
-def test_two_keys_on_one_line_are_put_where_they_can_stand(text: str, remedy: str) -> None:
+def test_two_keys_on_one_line_get_a_hint_to_split_them(text: str, remedy: str) -> None:
     assert only(text).hint == remedy
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n", "---\n"])
-def test_an_empty_file_is_said_to_be_empty(text: str) -> None:
+def test_an_empty_file_is_reported_as_empty(text: str) -> None:
     problem = only(text)
 
     assert (problem.line, problem.column) == (1, 1)
@@ -551,7 +553,7 @@ def test_an_empty_file_is_said_to_be_empty(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["~\n", "abc\n", "12\n", "- a\n", "[1, 2]\n", "''\n"])
-def test_what_is_no_mapping_is_no_scenario(text: str) -> None:
+def test_a_file_without_a_mapping_is_no_scenario(text: str) -> None:
     assert "expected a scenario" in only(text).message
 
 
@@ -565,7 +567,7 @@ def test_an_alias_bomb_is_refused() -> None:
     assert found[0].line > 0
 
 
-def test_an_alias_of_itself_is_refused() -> None:
+def test_a_recursive_alias_is_refused() -> None:
     assert "is inside the part that it repeats" in only("a: &a [*a]\n").message
 
 
@@ -577,7 +579,7 @@ def test_deep_nesting_is_refused(text: str) -> None:
     assert problem.line == 1
 
 
-def test_keys_that_are_no_names_are_refused() -> None:
+def test_keys_that_are_no_strings_are_refused() -> None:
     found = problems("[1, 2]: 3\n? {a: b}\n: 4\ntrue: 1\n~: 2\n1.5: 3\n")
     keys = [
         p.message.rpartition("found ")[2] for p in found if p.message.startswith("a key must be")
@@ -600,7 +602,7 @@ def test_huge_numbers_are_refused() -> None:
     assert "too large" in only(f"world: {'9' * 5000}\nprogram: []\n").message
 
 
-def test_a_missing_file_is_named_with_a_near_one(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_with_a_suggestion(tmp_path: Path) -> None:
     (tmp_path / "ring.yaml").write_text("world: 2\nprogram: []\n", encoding="utf-8")
     with pytest.raises(ScenarioErrors) as caught:
         load(tmp_path / "rnig.yaml")
@@ -633,7 +635,7 @@ def test_a_binary_file_is_no_scenario(tmp_path: Path, data: bytes, message: str)
     assert message in caught.value.problems[0].message
 
 
-def test_undecodable_text_has_a_place(tmp_path: Path) -> None:
+def test_undecodable_text_is_reported_with_a_place(tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
     file.write_bytes(b"name: a\nabout: \xff\n")
     with pytest.raises(ScenarioErrors) as caught:
@@ -642,7 +644,7 @@ def test_undecodable_text_has_a_place(tmp_path: Path) -> None:
     assert (caught.value.problems[0].line, caught.value.problems[0].column) == (2, 8)
 
 
-def test_windows_line_ends_and_a_byte_order_mark_are_fine(tmp_path: Path) -> None:
+def test_windows_line_endings_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "f.yaml"
     file.write_bytes(b"\xef\xbb\xbfname: a\r\nworld: 2\r\nprogram: []\r\n")
 
@@ -661,7 +663,7 @@ def test_a_long_line_is_cut_around_the_caret() -> None:
     assert lines[1][lines[2].index("^") :].startswith("q}")
 
 
-def test_a_scenario_built_in_python_has_paths_for_places() -> None:
+def test_a_scenario_built_in_python_uses_paths_as_places() -> None:
     from distsim import Scenario
 
     with pytest.raises(ScenarioErrors) as caught:
@@ -739,7 +741,7 @@ PIECES += [
         max_size=3,
     )
 )
-def test_a_damaged_file_is_read_or_refused_never_a_traceback(
+def test_a_damaged_file_is_read_or_refused_without_a_traceback(
     damages: list[tuple[int, int, str]],
 ) -> None:
     text = HYBRID

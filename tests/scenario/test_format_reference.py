@@ -29,7 +29,7 @@ OPERATIONS_TEXT = "\n".join(
 REFERENCE_TEXT = "\n".join(PAGES.values())
 
 
-def test_every_key_says_what_it_is_its_type_and_an_example() -> None:
+def test_every_key_has_a_description_a_type_and_an_example() -> None:
     found = format_keys()
 
     assert {
@@ -48,14 +48,14 @@ def test_every_key_says_what_it_is_its_type_and_an_example() -> None:
     assert [key.path for key in found.values() if not key.about.endswith(".")] == []
 
 
-def test_every_quantity_says_its_units() -> None:
+def test_every_quantity_states_its_units() -> None:
     assert [
         key.path for key in format_keys().values() if "with its unit" in key.kind and not key.unit
     ] == []
     assert format_keys()["sleep.time"].unit == "ns us µs ms s min h"
 
 
-def test_schema_pages_and_explain_say_what_the_models_say() -> None:
+def test_schema_pages_and_explain_agree_with_the_models() -> None:
     """The description of each Pydantic field, word for word."""
     schema, manual = json_schema(), REFERENCE_TEXT
     owners = [("", ScenarioFileFields, schema["properties"])]
@@ -82,7 +82,7 @@ def test_schema_pages_and_explain_say_what_the_models_say() -> None:
                 assert " ".join(info.description.split()) in " ".join(told.split())
 
 
-def test_the_generated_pages_are_fresh() -> None:
+def test_generated_pages_are_up_to_date() -> None:
     """`python -m distsim.cli.generate_docs` writes them."""
     stale = [
         path
@@ -129,7 +129,7 @@ def test_a_key_is_found_by_the_path_that_a_person_writes(written: str, path: str
     assert key.path == path
 
 
-def test_each_operation_s_page_has_torch_s_call_beside_the_file_s_form() -> None:
+def test_each_operation_page_shows_the_torch_call_next_to_the_form_of_the_file() -> None:
     """The call is Python that torch takes, makes the operation that the file's example makes, and
     every argument fits its signature.
     """

@@ -38,7 +38,7 @@ def field(text: str, name: str) -> Any:
     return getattr(step(text).op, name)
 
 
-def test_hybrid_is_read_with_the_places_of_its_steps() -> None:
+def test_hybrid_is_parsed_with_the_places_of_its_steps() -> None:
     scenario = load(HYBRID)
     first, second, reduce, optimizer = scenario.program
 
@@ -65,7 +65,7 @@ def test_a_bare_word_is_a_step_without_fields() -> None:
     assert step("  - barrier\n") == step("  - barrier: {}\n") == step("  - barrier:\n")
 
 
-def test_a_lone_value_is_the_first_field() -> None:
+def test_a_single_value_is_the_first_field() -> None:
     assert field("  - sleep: 3 ms\n", "time") == 3_000_000
     assert field("  - exit: 3\n", "code").constant == 3
     assert field("  - fail: out of memory\n", "message") == "out of memory"
@@ -129,14 +129,14 @@ def test_per_rank_values_keep_their_ranks() -> None:
     assert to_plain_data(splits) == {0: [1, 3], "else": [2, "rank"]}
 
 
-def test_an_inline_tensor_is_a_buffer_of_its_own() -> None:
+def test_an_inline_tensor_has_its_own_buffer() -> None:
     assert isinstance(
         field("  - send: {tensor: {shape: [2 * dp_size], dtype: int32}, dst: 1}\n", "tensor"),
         InlineTensor,
     )
 
 
-def test_a_batch_holds_steps_with_selectors_of_their_own() -> None:
+def test_a_batch_contains_steps_with_their_own_selectors() -> None:
     text = "  - batch_isend_irecv:\n      ops:\n        - isend: {tensor: x, dst: 1}\n          ranks: 0\n"
     text += "        - irecv: {tensor: y, src: 0}\n      as: h\n"
     ops = field(text, "ops")
@@ -145,7 +145,7 @@ def test_a_batch_holds_steps_with_selectors_of_their_own() -> None:
     assert ops[0].line == 7
 
 
-def test_groups_are_axes_meshes_and_declared_ones() -> None:
+def test_groups_are_axes_meshes_or_declared_groups() -> None:
     scenario = loads(
         "groups:\n  pair: [0, 2]\n  slow: {ranks: [1, 3], timeout: 30 s}\n  all_axes: {axes: [dp, pp]}\n  odd: {by: rank % 2}\n"
         + HEAD
@@ -164,7 +164,7 @@ def test_groups_are_axes_meshes_and_declared_ones() -> None:
     assert groups[-2:] == [("dp", "pp"), "world"]
 
 
-def test_like_copies_shape_dtype_and_copies_never_the_value() -> None:
+def test_like_copies_shape_dtype_and_copies_but_never_the_value() -> None:
     scenario = loads(
         "world: 2\ntensors: {a: {shape: [2], dtype: int8, copies: 3, value: 1}, b: {like: a}, c: {like: b, dtype: int32}}\nprogram: []\n"
     )
@@ -183,7 +183,7 @@ def test_a_list_of_values_has_a_shape() -> None:
     assert to_plain_data(tensor.value) == [[1, 2], [3, "rank"]]
 
 
-def test_scalars_mean_what_they_look_like() -> None:
+def test_scalars_have_the_type_that_they_look_like() -> None:
     """YAML 1.2 core: 1.1 would read these as true, false, a sexagesimal and an octal number."""
     scenario = loads(
         "name: no\nabout: 12:30\nworld: 010\nprogram: []\nvars: {a: 0o10, b: 1e1, c: 0x10}\nseed: 1e3\n"
@@ -198,7 +198,7 @@ def test_scalars_mean_what_they_look_like() -> None:
     assert [v.constant for v in scenario.vars.values()] == [8, 10.0, 16]
 
 
-def test_vars_may_use_ranks_axes_and_vars_before_them() -> None:
+def test_vars_may_use_ranks_axes_and_earlier_vars() -> None:
     scenario = loads(
         "vars: {a: pp_size - 1, b: 'min(a, pp)', c: b == rank}\n" + HEAD + "  - barrier\n"
     )
@@ -210,13 +210,13 @@ def test_vars_may_use_ranks_axes_and_vars_before_them() -> None:
     ]
 
 
-def test_fields_beside_a_group_know_the_group_rank() -> None:
+def test_fields_next_to_a_group_know_the_group_rank() -> None:
     text = "  - send: {tensor: x, group: pp, group_dst: (group_rank + 1) % group_size}\n"
 
     assert field(text, "group_dst").names == {"group_rank", "group_size"}
 
 
-def test_a_value_knows_index_and_copy_and_assign_knows_tensors() -> None:
+def test_a_value_can_use_index_and_copy_and_assign_can_use_tensors() -> None:
     scenario = loads(
         HEAD.replace("copies: 4}", "copies: 4, value: copy + index}")
         + "  - assign: {tensor: y, value: 2 * x + index}\n"
@@ -225,7 +225,7 @@ def test_a_value_knows_index_and_copy_and_assign_knows_tensors() -> None:
     assert scenario.tensors["x"].value.names == {"copy", "index"}
 
 
-def test_faults_are_read() -> None:
+def test_faults_are_parsed() -> None:
     text = "  - barrier\nfaults:\n  - {rank: 2, iteration: 3, kind: kill}\n  - {ranks: node == 1, kind: slow, factor: 1.3}\n"
     text += "  - {link: nic, nodes: [0], kind: slow, factor: 2}\n  - {rank: 0, kind: exit, before_call: 7, code: 3}\n"
     text += "  - {rank: 1, kind: raise, at: 5 ms}\n  - {rank: 1, kind: late, delay: 5 ms}\n  - {rank: 3, kind: absent}\n"
@@ -241,7 +241,7 @@ def test_faults_are_read() -> None:
     assert (faults[4].at_ns, faults[5].delay_ns, faults[1].factor) == (5_000_000, 5_000_000, 1.3)
 
 
-def test_options_and_launch_are_read() -> None:
+def test_options_and_launch_are_parsed() -> None:
     scenario = loads(
         HEAD
         + "  - barrier\noptions: {init: eager, buffsize: 1 MiB, timeout: 30 s}\nlaunch: {master_port: 1234}\n"
@@ -255,7 +255,7 @@ def test_options_and_launch_are_read() -> None:
     assert scenario.launch.master_port == 1234
 
 
-def test_expectations_are_read() -> None:
+def test_expectations_are_parsed() -> None:
     text = "expect: {verdict: deadlock, depends_on: null, outcome: {gloo: hangs}, ranks: [0, 1], core: [0], findings: [DS301],\n"
     text += "  values: {x: {0: [1, 2], other_ranks: '?'}, x@1: 3}, iteration: {at_least: 1 ms}}\n"
     expect = loads(HEAD + "  - barrier\n" + text).expect
@@ -270,7 +270,7 @@ def test_expectations_are_read() -> None:
     assert expect.values == {"x": PerRank(((0, (1, 2)),), "?"), "x@1": 3}
 
 
-def test_a_name_left_out_is_the_file_s() -> None:
+def test_a_missing_name_defaults_to_the_file_name() -> None:
     assert loads("world: 1\nprogram: []\n", "some/ring.yaml").name == "ring"
 
 
@@ -290,7 +290,7 @@ def test_a_starter_is_a_scenario_without_problems(kind: str) -> None:
     assert loads(starter(kind), f"{kind}.yaml").name == kind
 
 
-def test_aliases_within_bounds_are_fine() -> None:
+def test_aliases_within_the_limits_are_accepted() -> None:
     assert (
         len(loads("world: 2\nprogram:\n  - &b {barrier: {}}\n" + "  - *b\n" * 100).program) == 101
     )
@@ -311,7 +311,7 @@ def test_a_scenario_can_be_built_in_python() -> None:
     assert built.file == "<python>"
 
 
-def test_the_scenario_can_point_at_a_step_later() -> None:
+def test_the_scenario_can_locate_a_step_later() -> None:
     scenario = loads(HEAD + "  - send: {tensor: x, dst: 1 // rank}\n", "f.yaml")
     entry = scenario.program[0]
     problem = scenario.problem((*entry.path, "send", "dst"), "division by zero", 2)
@@ -319,7 +319,7 @@ def test_the_scenario_can_point_at_a_step_later() -> None:
     assert problem.render().splitlines()[0] == "f.yaml:5:30: division by zero"
 
 
-def test_a_large_file_loads_with_each_place() -> None:
+def test_a_large_file_is_loaded_with_every_place() -> None:
     text = HEAD + "".join(
         f"  - send: {{tensor: x@{k}, group: pp, group_dst: pp + 1, tag: {k}}}\n"
         for k in range(2000)
@@ -329,7 +329,7 @@ def test_a_large_file_loads_with_each_place() -> None:
     assert [entry.line for entry in program] == list(range(5, 2005))
 
 
-def test_the_pure_loader_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pure_python_loader_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without libyaml: the same scenario and the same place of a problem."""
     from distsim.scenario.format.source import yaml_nodes
 

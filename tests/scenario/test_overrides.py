@@ -49,13 +49,13 @@ def changed(*sets: str) -> Scenario:
         ("expect.verdict=deadlock", lambda s: s.expect.verdict, "deadlock"),
     ],
 )
-def test_a_value_is_replaced_before_the_file_is_read(
+def test_a_value_is_replaced_before_the_file_is_parsed(
     text: str, look: Any, expected: object
 ) -> None:
     assert look(changed(text)) == expected
 
 
-def test_a_var_goes_before_a_key_and_later_ones_before_earlier_ones() -> None:
+def test_a_var_takes_precedence_over_a_key_and_later_overrides_over_earlier_ones() -> None:
     assert changed("n=4", "n=5").vars["n"].constant == 5
     assert loads("vars: {seed: 1}\nworld: 1\nprogram: []\n", sets=["seed=2"]).seed == 0
 
@@ -77,7 +77,7 @@ def test_a_var_goes_before_a_key_and_later_ones_before_earlier_ones() -> None:
         ("optons.init=eager", "did you mean options?"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_a_usage_error(text: str, message: str) -> None:
+def test_an_unknown_path_is_a_usage_error(text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         changed(text)
 
@@ -97,7 +97,7 @@ def test_a_path_that_leads_nowhere_is_a_usage_error(text: str, message: str) -> 
         ("options.int=lazy", "--set:1:13", "did you mean init?"),
     ],
 )
-def test_a_wrong_value_is_shown_in_the_option(text: str, place: str, message: str) -> None:
+def test_a_wrong_value_is_shown_inside_the_option(text: str, place: str, message: str) -> None:
     with pytest.raises(ScenarioErrors) as caught:
         changed(text)
     (problem,) = caught.value.problems

@@ -212,7 +212,7 @@ scenarios = st.fixed_dictionaries(
 
 @settings(max_examples=draws(150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenarios)
-def test_a_written_scenario_reads_as_itself(data: dict[str, Any]) -> None:
+def test_a_written_scenario_parses_to_the_same_scenario(data: dict[str, Any]) -> None:
     scenario = Scenario(**data)
     text = scenario.to_yaml()
 
@@ -220,7 +220,7 @@ def test_a_written_scenario_reads_as_itself(data: dict[str, Any]) -> None:
     assert loads(text).to_yaml() == text
 
 
-def test_every_scenario_of_the_project_reads_as_itself() -> None:
+def test_every_scenario_of_the_project_survives_writing_and_reading() -> None:
     assert [file.stem for file in SCENARIOS if loads(load(file).to_yaml()) != load(file)] == []
 
 
@@ -244,7 +244,7 @@ trees = st.recursive(
 
 @settings(max_examples=draws(300), deadline=None)
 @given(trees)
-def test_written_data_reads_as_itself(data: Any) -> None:
+def test_written_data_parse_to_the_same_data(data: Any) -> None:
     """Texts that look like numbers, booleans or keys stay texts; control characters, which are read
     written out, are not among them.
     """

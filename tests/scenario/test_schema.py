@@ -32,14 +32,14 @@ def fits(value: Any, schema: Any = None) -> bool:
     return VALIDATOR.fits(value)
 
 
-def test_every_scenario_of_the_project_fits() -> None:
+def test_every_scenario_of_the_project_matches_the_schema() -> None:
     found = {file.stem: next(VALIDATOR.faults(data_of(file)), "") for file in files()}
 
     assert len(found) > 100
     assert {name: fault for name, fault in found.items() if fault} == {}
 
 
-def test_a_scenario_that_is_written_fits() -> None:
+def test_a_written_scenario_matches_the_schema() -> None:
     names = (
         "hybrid",
         "two_machines",
@@ -82,7 +82,7 @@ def agreement(count: int, seed: int) -> tuple[int, int, list[str]]:
     )
 
 
-def test_mutated_files_are_judged_as_distsim_judges_them() -> None:
+def test_the_schema_and_distsim_agree_on_mutated_files() -> None:
     """95 in a hundred, and nothing that distsim takes is refused."""
     formed, same, alone = agreement(150, seed=11)
 
@@ -92,14 +92,14 @@ def test_mutated_files_are_judged_as_distsim_judges_them() -> None:
 
 
 @pytest.mark.slow
-def test_many_mutated_files_are_judged_as_distsim_judges_them() -> None:
+def test_the_schema_and_distsim_agree_on_many_mutated_files() -> None:
     formed, same, alone = agreement(1000, seed=12)
 
     assert same >= 0.95 * formed
     assert alone == []
 
 
-def test_an_editor_speaks_of_the_field_that_is_wrong() -> None:
+def test_an_editor_reports_the_wrong_field() -> None:
     """An entry is told apart by its key: one fault, in the operation's own fields, with the file's
     word for torch's.
     """
@@ -112,7 +112,7 @@ def test_an_editor_speaks_of_the_field_that_is_wrong() -> None:
     assert list(VALIDATOR.faults(data)) == ["$.program[0].all_reduce: opp is not allowed"]
 
 
-def test_torch_s_names_stand_in_the_schema_with_the_file_s_word() -> None:
+def test_torch_names_are_in_the_schema_with_their_equivalent() -> None:
     for row in OPERATIONS.values():
         properties = SCHEMA["$defs"][f"{row.op}_fields"]["then"]["properties"]
         fields = {info.alias or key for key, info in row.model_fields.items()}
@@ -133,7 +133,7 @@ def test_torch_s_names_stand_in_the_schema_with_the_file_s_word() -> None:
         "program: []\nexpect: {verdict: ok, depends_on: null, makespan: {at_most: 3 ms}}",
     ],
 )
-def test_what_loads_fits(text: str) -> None:
+def test_every_file_that_loads_matches_the_schema(text: str) -> None:
     data = loads("world: 4\n" + text)._document.root
 
     assert fits(as_json(data), SCHEMA)
@@ -155,11 +155,11 @@ def test_what_loads_fits(text: str) -> None:
         {"world": 4, "program": [], "options": {"init": "lzy"}},
     ],
 )
-def test_what_is_plainly_wrong_does_not_fit(data: Any) -> None:
+def test_clearly_wrong_files_do_not_match_the_schema(data: Any) -> None:
     assert not fits(data, SCHEMA)
 
 
-def test_the_schema_is_json_with_a_name_of_its_own() -> None:
+def test_the_schema_is_json_with_its_own_identifier() -> None:
     assert as_json(SCHEMA) == SCHEMA
     assert SCHEMA["$schema"] == "https://json-schema.org/draft/2020-12/schema"
     assert SCHEMA["$id"].startswith("urn:distsim:scenario:")
@@ -173,7 +173,7 @@ def test_every_operation_has_its_entry() -> None:
     ] == []
 
 
-def test_settings_of_editors_are_written_beside_those_that_are_there(
+def test_editor_settings_are_added_to_existing_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distsim.cli.commands.schema import SchemaKind, command
@@ -191,7 +191,7 @@ def test_settings_of_editors_are_written_beside_those_that_are_there(
 
 
 # --- what commands print ---
-def test_what_commands_print_fits_its_schema() -> None:
+def test_command_output_matches_its_schema() -> None:
     """Closed: no key that the schema does not name."""
     from distsim.analysis.run_comparison import compare_runs
     from distsim.output.json.output_schemas import COMMAND_OUTPUTS, output_schema

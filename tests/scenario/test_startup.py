@@ -49,12 +49,12 @@ def entrance(rank: int = 0, **more: Any) -> StartupProcess:
 
 
 # --- as real torch does ---
-def test_every_start_up_that_one_machine_can_have_was_tried_with_real_torch() -> None:
+def test_every_startup_possible_on_one_machine_was_tried_with_real_torch() -> None:
     assert sorted(TRUTH) == [path.stem for path in real_files()]
 
 
 @pytest.mark.parametrize("name", TRUTH)
-def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
+def test_each_process_ends_like_one_of_real_torch(name: str) -> None:
     """Error class, text and time-out. Different world sizes, and addresses of processes that are
     gone, are races in gloo: there it must not get through to a result, and that is all."""
     found = startup_of(load(str(FOLDER / f"{name}.yaml")))
@@ -153,7 +153,7 @@ def test_each_process_comes_out_as_one_of_real_torch(name: str) -> None:
         ),
     ],
 )
-def test_what_torch_refuses_is_refused_with_its_words(
+def test_a_startup_that_torch_refuses_is_refused_in_its_words(
     given: dict[str, Any], error: str, text: str, code: str
 ) -> None:
     """The texts were seen with torch 2.13, whole."""
@@ -165,7 +165,7 @@ def test_what_torch_refuses_is_refused_with_its_words(
     assert refused.help
 
 
-def test_what_torch_takes_leads_to_an_address() -> None:
+def test_a_startup_that_torch_accepts_has_an_address() -> None:
     env = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "node0", "MASTER_PORT": "29500"}
 
     assert rendezvous_info(entrance(1)) == RendezvousInfo("tcp", "127.0.0.1", 29500, "", 1, 2)
@@ -180,7 +180,7 @@ def test_what_torch_takes_leads_to_an_address() -> None:
     )  # arguments go before variables
 
 
-def test_an_agents_store_counts_nobody_and_has_no_rank_0_to_miss() -> None:
+def test_an_agent_store_counts_no_rank_and_needs_no_rank_0() -> None:
     """torchrun's agent serves the store: without rank 0 the others still reach it, and wait for its
     key.
     """
@@ -193,7 +193,7 @@ def test_an_agents_store_counts_nobody_and_has_no_rank_0_to_miss() -> None:
     assert {e.missing for r, e in found.endings.items() if r} == {"the store key of rank 0"}
 
 
-def test_a_start_up_of_four_thousand_ranks_is_worked_out_too() -> None:
+def test_a_startup_of_four_thousand_ranks_is_simulated() -> None:
     brought = [
         entrance(r, rank_argument=min(r, 4094), world_size_argument=4096) for r in range(4096)
     ]
@@ -213,7 +213,7 @@ program:
 ME = "rank: rank, world_size: world_size"
 
 
-def test_every_kind_of_start_up_says_its_cause_first_and_once() -> None:
+def test_every_kind_of_startup_failure_states_its_cause_first_and_once() -> None:
     """One error per file, and it names who is to blame; those who wait are lines of it."""
     for path in sorted(FOLDER.glob("*.yaml")):
         done = simulate(load(str(path)))
@@ -226,7 +226,7 @@ def test_every_kind_of_start_up_says_its_cause_first_and_once() -> None:
             assert not waiting or " wait" in errors[0].message, path.stem
 
 
-def test_the_back_end_decides_where_ranks_that_share_a_number_stand_still() -> None:
+def test_the_backend_decides_where_ranks_with_the_same_number_block() -> None:
     """gloo exchanges addresses in init_process_group; nccl makes communicators at first use, and
     mpi asks nobody.
     """
@@ -243,7 +243,7 @@ def test_the_back_end_decides_where_ranks_that_share_a_number_stand_still() -> N
     assert positions == {"gloo": {0}, "nccl": {1}, "mpi": set()}
 
 
-def test_numbers_that_are_only_given_out_otherwise_are_no_failure_and_not_simulated() -> None:
+def test_differently_assigned_numbers_are_no_failure_and_not_simulated() -> None:
     with pytest.raises(ScenarioErrors, match="write `rank: rank`"):
         simulate(
             loads(
@@ -252,9 +252,7 @@ def test_numbers_that_are_only_given_out_otherwise_are_no_failure_and_not_simula
         )
 
 
-def test_a_launcher_that_sets_no_variables_needs_arguments_and_distsims_own_start_needs_none() -> (
-    None
-):
+def test_a_launcher_without_variables_needs_arguments_and_the_own_launcher_needs_none() -> None:
     launch = "launch: {by: %s}\n"
     told = {
         by: simulate(loads(launch % by + HEAD % "")).outcome
@@ -282,12 +280,12 @@ def test_a_launcher_that_sets_no_variables_needs_arguments_and_distsims_own_star
         ("launch: {env: {RANK: {one: 1}}}\n", "else"),
     ],
 )
-def test_mistakes_in_launch_are_told(text: str, words: str) -> None:
+def test_mistakes_in_launch_are_reported(text: str, words: str) -> None:
     with pytest.raises(ScenarioErrors, match=words):
         loads(text + HEAD % "")
 
 
-def test_what_launch_says_is_written_back() -> None:
+def test_launch_settings_survive_writing() -> None:
     text = (
         "launch: {by: srun, env: {RANK: {1: null, else: rank}, A: b}, hosts: [n0], "
         "ports_taken: [1], files_left: [/m]}\n"
@@ -298,7 +296,7 @@ def test_what_launch_says_is_written_back() -> None:
 
 
 # --- pictures and plans ---
-def test_the_failing_rank_is_red_and_what_torch_says_stands_there() -> None:
+def test_the_failing_rank_is_red_and_shows_the_torch_error() -> None:
     columns = startup_diagram(lower(load(str(FOLDER / "rank_beyond.yaml"))))
     red = {i.column: [t.text for t in i.lines] for i in columns.items if i.border == RED}
 
@@ -307,7 +305,7 @@ def test_the_failing_rank_is_red_and_what_torch_says_stands_there() -> None:
     assert red[1][1] == "for the store key of rank 2"
 
 
-def test_a_file_store_and_a_tcp_store_are_told_apart() -> None:
+def test_a_file_store_and_a_tcp_store_look_different() -> None:
     heads = {
         name: startup_diagram(lower(load(str(FOLDER / f"{name}.yaml")))).columns[0].lines
         for name in ("tcp", "file")
@@ -325,7 +323,7 @@ def test_a_file_store_and_a_tcp_store_are_told_apart() -> None:
     ]
 
 
-def test_for_slurm_the_plan_has_a_whole_script_at_the_margin() -> None:
+def test_for_slurm_the_plan_has_a_complete_script_without_indentation() -> None:
     scenario = loads(
         "name: job\n"
         "launch: {by: srun, omp_threads: 2}\n"
@@ -354,7 +352,7 @@ def test_for_slurm_the_plan_has_a_whole_script_at_the_margin() -> None:
         ("mpirun", "mpirun", "mpirun -np 2"),
     ],
 )
-def test_the_plan_prints_the_lines_of_the_launcher_that_the_file_names(
+def test_the_plan_prints_the_command_lines_of_the_launcher_in_the_file(
     by: str, launcher: str, words: str
 ) -> None:
     scenario = loads(
@@ -367,7 +365,7 @@ def test_the_plan_prints_the_lines_of_the_launcher_that_the_file_names(
 
 
 # --- for real ---
-def test_for_real_it_ends_as_simulated_and_the_finding_is_the_same() -> None:
+def test_a_real_startup_ends_as_simulated_with_the_same_finding() -> None:
     """A number beyond the world, which one rank raises at once for; and a port that is taken, held
     by distsim meanwhile.
     """
@@ -388,7 +386,7 @@ def test_for_real_it_ends_as_simulated_and_the_finding_is_the_same() -> None:
     ]
 
 
-def test_which_of_two_that_say_one_rank_finds_its_port_taken_is_a_race() -> None:
+def test_which_of_two_processes_with_one_rank_finds_its_port_taken_is_a_race() -> None:
     """The real run beside the simulated one: either of them may raise, and neither both nor the
     third rank in their place.
     """
@@ -409,7 +407,7 @@ def test_which_of_two_that_say_one_rank_finds_its_port_taken_is_a_race() -> None
     assert differs(first, third, second)
 
 
-def test_ranks_that_all_come_through_at_a_file_of_an_earlier_run_were_lucky() -> None:
+def test_success_of_all_ranks_with_a_leftover_file_is_luck() -> None:
     """Each may read the address that another has just written anew; one alone does not come
     through.
     """
@@ -425,7 +423,7 @@ def test_ranks_that_all_come_through_at_a_file_of_an_earlier_run_were_lucky() ->
 @pytest.mark.parametrize(
     "name", [n for n in TRUTH if n not in ("tcp", "file", "given_store", "other_machine")]
 )
-def test_every_failing_start_up_ends_for_real_as_simulated(name: str, tmp_path: Any) -> None:
+def test_every_failing_startup_fails_for_real_as_simulated(name: str, tmp_path: Any) -> None:
     from tests.support.real_runs import run
     from tests.support.startup_truth import _free_ports
 
@@ -446,7 +444,7 @@ def test_every_failing_start_up_ends_for_real_as_simulated(name: str, tmp_path: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["mpirun", "torchrun", "elastic", "mp.spawn", "mp.Process"])
-def test_a_printed_line_runs_under_its_own_program(by: str, tmp_path: Any) -> None:
+def test_a_printed_line_runs_with_its_program(by: str, tmp_path: Any) -> None:
     """Typed into a shell as it stands: Open MPI's mpirun (where there is one), torchrun, its
     elastic rendezvous, spawn and fork.
     """

@@ -11,7 +11,7 @@ from tests.support import typing_mistakes
 from tests.support.spoilt_files import from_json, mutants
 
 
-def test_each_typing_mistake_is_told_as_it_was_read() -> None:
+def test_each_typing_mistake_is_reported_as_it_was_read() -> None:
     """tests/data/typing_mistakes.txt; `python -m tests.support.typing_mistakes` writes it, to be
     read before it is kept.
     """
@@ -35,7 +35,7 @@ def test_each_typing_mistake_is_refused_with_a_place_and_a_remedy() -> None:
         assert all(p.line and p.hint for p in found), text
 
 
-def test_refusals_of_spoilt_files_have_a_remedy() -> None:
+def test_errors_of_damaged_files_have_a_remedy() -> None:
     """Of files with one place changed at random."""
     found = [
         problem

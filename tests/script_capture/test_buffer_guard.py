@@ -49,7 +49,7 @@ for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, a, 1 - rank), dist.P2
 """
 
 
-def test_what_is_changed_in_place_under_a_call_is_a_race_at_the_line_that_does_it(
+def test_modifying_a_buffer_of_an_open_call_in_place_is_a_race_at_that_line(
     tmp_path: Path,
 ) -> None:
     """A send, a receive, a collective, a batch. Not another part of a flat buffer, nor a

@@ -64,7 +64,7 @@ def exchange(rank: int, x: torch.Tensor, got: torch.Tensor) -> None:
         dist.send(x, 0)
 
 
-def test_the_program_is_the_same_as_on_the_long_way() -> None:
+def test_the_cached_path_gives_the_same_program_as_the_uncached() -> None:
     """Calls, matches and waits, and the numbers that arrive: also where messages wait for their
     receives, by tag, request or any source.
     """
@@ -89,7 +89,7 @@ def both_receive_in_the_end() -> None:
     dist.recv(x, 1 - rank)
 
 
-def test_after_messages_that_arrived_a_circle_is_a_circle() -> None:
+def test_a_cycle_after_delivered_messages_is_still_a_cycle() -> None:
     """What was taken before is no message that was meant for the receive that stands."""
     judged = testing.run(both_receive_in_the_end, 2, check=False)
 
@@ -121,7 +121,7 @@ def in_a_thread() -> None:
         dist.all_reduce(x.clone(), group=group)
 
 
-def test_messages_of_another_thread_are_that_threads() -> None:
+def test_messages_of_another_thread_belong_to_that_thread() -> None:
     """Its calls keep their thread, so that nobody is said to hang."""
     judged = testing.run(in_a_thread, 2, check=False)
 

@@ -68,7 +68,7 @@ def waits_for_a_future_before_a_backward_pass() -> None:
     future.wait()
 
 
-def test_only_futures_for_which_cpp_waits_are_events_of_a_backward_pass():
+def test_only_futures_awaited_in_cpp_are_events_of_a_backward_pass():
     """The script reports its own waits, so a future of the script needs no event."""
 
     def kinds(judged: CaptureResult) -> set[str]:
@@ -83,14 +83,14 @@ def test_only_futures_for_which_cpp_waits_are_events_of_a_backward_pass():
 
 
 @pytest.mark.parametrize("program", [compresses_with_power_sgd, waits_in_a_callback])
-def test_a_callback_may_wait_for_what_other_ranks_are_yet_to_do(program):
+def test_a_callback_may_wait_for_future_calls_of_other_ranks(program):
     """Gloo has a second thread for it, and nccl's futures are done when they are launched."""
     judged = testing.run(program, 2, timeout=20)
 
     assert judged.outcome == "completes"
 
 
-def test_a_callback_that_waits_for_what_never_comes_is_a_hang_and_no_work_under_way():
+def test_a_callback_that_waits_forever_is_a_hang_and_not_work_in_progress():
     judged = testing.run(one_rank_alone_calls_in_its_callback, 2, check=False, timeout=20)
 
     assert (judged.outcome, judged.captured.ended) == ("hangs", "stalled")
@@ -142,7 +142,7 @@ def coalesces_sums() -> None:
         (coalesces_sums, ["all_reduce_coalesced"]),
     ],
 )
-def test_calls_coalesced_under_nccl_are_each_the_call_that_it_is(program, ops):
+def test_calls_coalesced_under_nccl_are_recorded_individually(program, ops):
     judged = testing.run(program, 2, backend="nccl", timeout=20)
 
     rows = [

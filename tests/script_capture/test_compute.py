@@ -67,7 +67,7 @@ def computes(judged: CaptureResult, rank: int = 0) -> list[int]:
     ]
 
 
-def test_what_lies_between_two_calls_is_priced_as_the_roofline_of_its_kernels_says():
+def test_work_between_two_calls_costs_the_roofline_of_its_kernels():
     judged = captured(product_between, ChildOptions(counts=True), "dgx-h100")
     x = torch.ones(256, 256)
     with count_kernels() as counted:
@@ -80,7 +80,7 @@ def test_what_lies_between_two_calls_is_priced_as_the_roofline_of_its_kernels_sa
     assert judged.simulation.timeline.ranks[0].compute_ns == sum(computes(judged))
 
 
-def test_the_optimizer_computes_after_the_gradients_have_come():
+def test_the_optimizer_computes_after_the_gradients_have_arrived():
     """C++ waits for a backward pass's all_reduce where the pass ends, which is no call of
     Python's.
     """
@@ -96,7 +96,7 @@ def test_the_optimizer_computes_after_the_gradients_have_come():
     )
 
 
-def test_nothing_is_counted_unless_it_is_asked_for():
+def test_nothing_is_counted_unless_requested():
     assert computes(captured(product_between, ChildOptions())) == []
 
 
@@ -118,7 +118,7 @@ def sharded_giant() -> None:
     assert names == ["rank", "rank"]
 
 
-def test_with_sizes_alone_a_model_runs_that_no_machine_holds_and_objects_stay_what_they_are():
+def test_with_sizes_only_a_model_too_large_for_the_machine_runs_and_objects_are_kept():
     judged = captured(sharded_giant, ChildOptions(fakes=True))
     ops = [c.op for c in judged.simulation.program.codes[0].calls]
 
@@ -137,7 +137,7 @@ def asks_for_a_number() -> None:
     assert x.sum().item() == 8
 
 
-def test_with_sizes_alone_the_line_that_needs_a_number_is_named():
+def test_with_sizes_only_the_line_that_needs_a_value_is_named():
     (stand, _) = captured(asks_for_a_number, ChildOptions(fakes=True)).stands
 
     assert (stand.state, stand.source) == ("raised", "assert x.sum().item() == 8")
@@ -148,7 +148,7 @@ def fails_early() -> None:
     raise ImportError("no module of this name")
 
 
-def test_a_rank_that_fails_before_it_is_one_gives_no_verdict_and_its_line():
+def test_a_process_that_fails_before_it_is_a_rank_gives_its_line_and_no_verdict():
     judged = captured(fails_early, ChildOptions(), init=False)
 
     assert (judged.outcome, judged.simulation.verdict, judged.calls) == ("raises", None, 0)
@@ -157,7 +157,7 @@ def test_a_rank_that_fails_before_it_is_one_gives_no_verdict_and_its_line():
     }
 
 
-def test_a_module_is_found_by_name_without_an_import():
+def test_a_module_is_found_by_name_without_importing_it():
     """cuda must be prepared before torch is imported, and a package's own __init__ may import
     it.
     """

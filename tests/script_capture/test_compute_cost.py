@@ -82,7 +82,7 @@ def theory(model: Gpt, layers: int, width: int, batch: int, length: int) -> int:
     return batch * length * (6 * parameters + 14 * layers * width * (length + 1) // 2)
 
 
-def test_a_small_gpt_counts_as_theory_says_within_a_percent() -> None:
+def test_a_small_gpt_has_the_theoretical_operation_count_within_a_percent() -> None:
     model, tokens = Gpt(2, 64, 4, 256, 32), torch.randint(256, (4, 32))
 
     with count_kernels() as counted:
@@ -94,7 +94,7 @@ def test_a_small_gpt_counts_as_theory_says_within_a_percent() -> None:
     assert counted.take() == ComputeInterval()
 
 
-def test_gpt2_124m_is_counted_without_its_memory_and_priced_on_an_a100_beside_published_steps() -> (
+def test_gpt2_124m_is_counted_without_its_memory_and_costed_on_an_a100_near_published_steps() -> (
     None
 ):
     """nanoGPT's batch of 12 sequences of 1024 tokens. Its README: about 4 days on 8 A100s, which
@@ -113,9 +113,7 @@ def test_gpt2_124m_is_counted_without_its_memory_and_priced_on_an_a100_beside_pu
     assert 2 / 3 * 115e6 < duration_ns(step, "dgx-a100") < 115e6
 
 
-def test_causal_attention_computes_the_scores_that_it_uses_and_products_of_three_axes_end_in_a_view_for_nothing() -> (
-    None
-):
+def test_causal_attention_counts_only_used_scores_and_views_of_products_are_free() -> None:
     q, x, w = torch.randn(1, 2, 32, 8), torch.ones(2, 3, 8), torch.ones(4, 8)
     with count_kernels() as counted:
         torch.nn.functional.scaled_dot_product_attention(q, q, q)
@@ -130,7 +128,7 @@ def test_causal_attention_computes_the_scores_that_it_uses_and_products_of_three
 
 
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float32, 4), (torch.bfloat16, 2)])
-def test_an_rms_norm_is_one_kernel_forward_and_two_backward_also_when_recomputed(
+def test_an_rms_norm_is_one_kernel_forward_and_two_backward_even_when_recomputed(
     dtype: Any, size: int
 ) -> None:
     """As torch's fused kernels on a GPU: input read and output written; then the input's gradient,
@@ -164,7 +162,7 @@ def test_an_rms_norm_is_one_kernel_forward_and_two_backward_also_when_recomputed
     )
 
 
-def test_a_stretch_costs_what_the_roofline_says_of_each_kernel() -> None:
+def test_an_interval_costs_the_roofline_of_each_kernel() -> None:
     model = CostModel(preset("dgx-h100"), 1, 1)
     product, copy = ComputeKernel(10**12, 10**6, "bfloat16"), ComputeKernel(0, 10**9, "float32")
 
@@ -201,14 +199,14 @@ def test_views_are_free_and_kernels_read_and_write_each_tensor_once() -> None:
         ),
     ],
 )
-def test_operators_that_torch_has_no_formula_for_are_counted(run: Any, flops: int) -> None:
+def test_operators_without_a_torch_formula_are_counted(run: Any, flops: int) -> None:
     with torch.no_grad(), count_kernels() as counted:
         run()
 
     assert counted.take().flops == flops
 
 
-def test_inference_mode_counts_the_same() -> None:
+def test_inference_mode_gives_the_same_counts() -> None:
     layer, x = torch.nn.Linear(4, 8), torch.ones(2, 4)
 
     with torch.inference_mode(), count_kernels() as counted:
@@ -217,7 +215,7 @@ def test_inference_mode_counts_the_same() -> None:
     assert counted.take().flops == 2 * 2 * 4 * 8
 
 
-def test_what_each_call_site_computes_is_told_apart_and_other_threads_are_not_counted() -> None:
+def test_work_is_counted_per_call_site_and_not_for_other_threads() -> None:
     here = ["forward"]
     with count_kernels(lambda: here[0]) as counted:
         torch.ones(2, 3) @ torch.ones(3, 4)

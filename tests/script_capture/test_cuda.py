@@ -15,7 +15,7 @@ import pytest
 
 from distsim.script_capture.cuda import build_extension, emulation
 from distsim.script_capture.cuda.build_extension import ExtensionUnavailable
-from distsim.script_capture.cuda.script_scan import script_mentions_cuda
+from distsim.script_capture.cuda.script_scan import find_cuda_use
 
 pytest.importorskip("torch")
 
@@ -78,7 +78,7 @@ assert torch.cuda.device_count() == 0
 """
 
 
-def test_the_gpus_of_a_machine_are_hidden_from_what_is_captured() -> None:
+def test_gpus_of_the_machine_are_hidden_from_a_captured_script() -> None:
     """torch counts while the driver shows none; what the script reads of its environment is as it
     was.
     """
@@ -139,7 +139,7 @@ def builds() -> bool:
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_a_device_over_cpu_memory_does_what_a_gpu_does() -> None:
+def test_a_device_over_cpu_memory_behaves_like_a_gpu() -> None:
     """62 checks (tests/support/cuda_checks.py): devices that must not be mixed, views, out=,
     convolutions, recurrent cells, attention, autocast and scaler, optimizers, checkpoints,
     generators, streams, memory, pinning, forked processes, and that each patch has its reason."""
@@ -167,7 +167,7 @@ def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
 @pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss"])
-def test_a_loss_of_torch_gives_no_warning(loss: str, tmp_path: Path) -> None:
+def test_a_loss_of_torch_causes_no_warning(loss: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     lines = (
         "import torch, torch.distributed as dist",
@@ -200,7 +200,7 @@ dist.recv(slow, 1 - dist.get_rank())
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_each_call_of_a_group_with_two_back_ends_is_judged_by_that_of_its_tensors(
+def test_calls_of_a_group_with_two_backends_follow_the_backend_of_their_tensors(
     tmp_path: Path,
 ) -> None:
     """Two sends first hang on gloo. What is on the GPU before is nccl's: a wait for it keeps no
@@ -248,7 +248,7 @@ else:
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_a_mesh_chooses_a_ranks_gpu_as_ever_and_a_checkpoint_is_saved_beside_the_steps(
+def test_a_mesh_selects_the_gpu_of_a_rank_and_a_checkpoint_is_saved_during_steps(
     tmp_path: Path,
 ) -> None:
     """Until a device is used torch.cuda is not started, so FSDP2's mesh takes LOCAL_RANK; a thread
@@ -273,18 +273,34 @@ def test_a_mesh_chooses_a_ranks_gpu_as_ever_and_a_checkpoint_is_saved_beside_the
     assert (tmp_path / "saved1" / ".metadata").exists()
 
 
-def test_a_script_asks_for_cuda_where_it_or_a_file_beside_it_says_so(tmp_path: Path) -> None:
-    plain, other = tmp_path / "train.py", tmp_path / "model.py"
-    plain.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
-
-    assert not script_mentions_cuda(plain)
+def test_a_script_needs_a_gpu_if_it_or_a_file_that_it_imports_mentions_cuda(tmp_path: Path) -> None:
+    script, other = tmp_path / "train.py", tmp_path / "model.py"
     for line in ("device = 'cuda'", "device = torch.accelerator.current_accelerator()"):
-        other.write_text(f"{line}\n", encoding="utf-8")
-        assert script_mentions_cuda(plain)
-    assert not script_mentions_cuda(tmp_path / "nowhere" / "train.py")
+        other.write_text(f"\n{line}\n", encoding="utf-8")
+        script.write_text("import torch\nx = 'barracuda'\n", encoding="utf-8")
+        assert not find_cuda_use(script).needed, "the script does not import model.py"
+
+        script.write_text("import torch\nimport model\n", encoding="utf-8")
+        assert find_cuda_use(script).needed
+    assert find_cuda_use(script).reason == "model.py, line 2, mentions torch.accelerator"
+    assert not find_cuda_use(tmp_path / "nowhere" / "train.py").needed
 
 
-def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_so(
+def test_a_script_needs_a_gpu_if_an_installed_package_that_it_imports_asks_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, library = tmp_path / "train.py", tmp_path / "site" / "trainlib"
+    library.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(library.parent))
+    script.write_text("from trainlib import Trainer\n", encoding="utf-8")
+
+    (library / "__init__.py").write_text("# runs on cuda\n", encoding="utf-8")
+    assert not find_cuda_use(script).needed, "a comment asks for nothing"
+    (library / "loop.py").write_text("torch.cuda.is_available()\n", encoding="utf-8")
+    assert find_cuda_use(script) == (True, "train.py imports trainlib, which asks torch for GPUs")
+
+
+def test_a_script_uses_cuda_if_a_neighbouring_package_that_it_imports_mentions_it(
     tmp_path: Path,
 ) -> None:
     script, module = tmp_path / "train.py", tmp_path / "engine" / "loops" / "step.py"
@@ -292,12 +308,12 @@ def test_a_script_asks_for_cuda_where_a_package_beside_it_that_it_imports_says_s
     module.write_text("model.cuda()\n", encoding="utf-8")
     script.write_text("import torch\n", encoding="utf-8")
 
-    assert not script_mentions_cuda(script), "nobody imports it"
+    assert not find_cuda_use(script).needed, "nothing imports it"
     script.write_text("def main():\n    from engine.loops import step\n", encoding="utf-8")
-    assert script_mentions_cuda(script)
+    assert find_cuda_use(script).needed
 
 
-def test_a_librarys_thread_on_a_timer_hides_no_standstill(tmp_path: Path) -> None:
+def test_a_timer_thread_of_a_library_does_not_hide_a_hang(tmp_path: Path) -> None:
     """Kineto has a thread of its own while a profiler runs, which Python does not know."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -314,7 +330,7 @@ def test_a_librarys_thread_on_a_timer_hides_no_standstill(tmp_path: Path) -> Non
     assert "still" not in done.stderr
 
 
-def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
+def test_a_script_that_lacks_a_gpu_is_told_about_the_cuda_option(tmp_path: Path) -> None:
     """Where nothing beside the script speaks of it, as where an installed library asks for a
     device.
     """
@@ -331,7 +347,7 @@ def test_a_script_that_misses_a_gpu_is_told_of_cuda(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-def test_a_device_that_is_not_there_is_refused_in_torchs_words_as_no_fault_of_a_group(
+def test_a_missing_device_is_refused_in_the_words_of_torch_without_blaming_a_group(
     tmp_path: Path,
 ) -> None:
     script = tmp_path / "train.py"
@@ -400,7 +416,7 @@ dist.all_reduce(o)
 """
 
 
-def test_a_kernel_in_triton_gives_its_numbers_on_cuda_tensors(tmp_path: Path) -> None:
+def test_a_triton_kernel_computes_its_values_on_cuda_tensors(tmp_path: Path) -> None:
     pytest.importorskip("triton")
     script = tmp_path / "train.py"
     script.write_text(KERNEL, encoding="utf-8")
@@ -410,7 +426,9 @@ def test_a_kernel_in_triton_gives_its_numbers_on_cuda_tensors(tmp_path: Path) ->
     assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
 
 
-def test_without_a_compiler_cuda_is_spelled_cpu_and_a_training_script_runs(tmp_path: Path) -> None:
+def test_without_a_compiler_cuda_is_an_alias_of_cpu_and_a_training_script_runs(
+    tmp_path: Path,
+) -> None:
     done = in_a_process("-c", TRAINS, str(ROOT), str(tmp_path))
 
     assert done.stdout.startswith("trained no C++ compiler"), done.stderr[-2000:]
@@ -427,7 +445,7 @@ def torch_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_extension.importlib.util, "find_spec", lambda name: spec)
 
 
-def test_the_kernels_of_a_wheel_with_cuda_start_before_they_are_overruled(
+def test_cuda_kernels_of_a_wheel_are_registered_before_they_are_overridden(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the linker: what is linked to is loaded first. Nothing is linked that a wheel lacks."""
@@ -444,7 +462,7 @@ def test_the_kernels_of_a_wheel_with_cuda_start_before_they_are_overruled(
     assert "-Wl,--no-as-needed" in commands[0][: commands[0].index("-ltorch_cuda")]
 
 
-def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(
+def test_a_torch_without_headers_falls_back_to_the_other_layer_with_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch_folder(tmp_path, monkeypatch)
@@ -459,7 +477,7 @@ def test_a_torch_without_headers_gives_the_other_layer_with_its_reason(
     )
 
 
-def test_torch_that_was_imported_before_keeps_the_devices_it_found(
+def test_an_already_imported_torch_keeps_the_devices_it_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(emulation, "_loaded", [])
@@ -468,7 +486,7 @@ def test_torch_that_was_imported_before_keeps_the_devices_it_found(
     assert emulation.select_emulation().reason.startswith("torch was imported earlier")
 
 
-def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told(
+def test_a_failing_compiler_leaves_nothing_behind_and_its_first_error_is_reported(
     tmp_path: Path,
 ) -> None:
     broken = tmp_path / "g++"
@@ -487,7 +505,7 @@ def test_a_compiler_that_fails_leaves_nothing_behind_and_its_first_error_is_told
     assert list(cache.iterdir()) == []
 
 
-def test_what_was_built_but_does_not_load_is_not_kept(tmp_path: Path) -> None:
+def test_an_extension_that_was_built_but_does_not_load_is_not_kept(tmp_path: Path) -> None:
     """A "compiler" that writes something that is no library."""
     broken = tmp_path / "g++"
     broken.write_text(
@@ -503,7 +521,7 @@ def test_what_was_built_but_does_not_load_is_not_kept(tmp_path: Path) -> None:
     assert list(cache.iterdir()) == []
 
 
-def test_a_built_extension_is_taken_from_the_cache(tmp_path: Path) -> None:
+def test_a_built_extension_is_reused_from_the_cache(tmp_path: Path) -> None:
     """With no compiler at all, once it is there; another version of torch or of the source has a
     name of its own.
     """
@@ -529,12 +547,12 @@ def test_a_built_extension_is_taken_from_the_cache(tmp_path: Path) -> None:
     )
 
 
-def test_a_compiler_that_is_named_and_not_there_is_said() -> None:
+def test_a_configured_but_missing_compiler_is_reported() -> None:
     with pytest.raises(ExtensionUnavailable, match="CXX is nothing-of-this-name"):
         build_extension.find_compiler({"CXX": "nothing-of-this-name"})
 
 
-def test_the_cache_lies_where_the_user_says() -> None:
+def test_the_cache_is_where_the_user_configured_it() -> None:
     assert build_extension.cache_folder({"XDG_CACHE_HOME": "/some/where"}) == Path(
         "/some/where/distsim"
     )

@@ -55,7 +55,7 @@ def splits_without_a_device() -> None:
     dist.split_group(split_ranks=[[0, 1]])
 
 
-def test_a_group_is_split_where_torch_splits_it_and_a_rank_that_stays_away_is_named(monkeypatch):
+def test_a_group_is_split_where_torch_splits_it_and_an_absent_rank_is_named(monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
 
     judged, stuck, refused = (
@@ -82,7 +82,7 @@ def makes_a_group_alone(*backend: str, device: str | None = None) -> None:
     dist.all_reduce(torch.ones(1))
 
 
-def test_a_device_given_at_the_start_has_groups_made_at_once_by_all_ranks():
+def test_a_device_given_at_startup_makes_all_ranks_create_groups_eagerly():
     """As `init: eager` of a scenario, which the capture becomes: torch then splits groups off that
     of the world, by all its ranks.
     """
@@ -137,7 +137,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("function", UNSEEN)
-def test_what_goes_past_every_group_is_refused_by_name_at_its_line(function):
+def test_transports_that_bypass_process_groups_are_refused_by_name_at_their_line(function):
     judged = run(function, 2)
 
     source, words = UNSEEN[function]
@@ -155,7 +155,7 @@ def receives_from_anybody() -> None:
         dist.send(torch.ones(1), 0)
 
 
-def test_a_receive_without_a_source_is_told_to_raise_on_nccl_though_the_run_goes_on():
+def test_a_receive_without_a_source_is_said_to_raise_on_nccl_though_the_run_continues():
     judged = run(receives_from_anybody, 2)
 
     assert judged.captured.ended == "ended"
@@ -168,7 +168,7 @@ def shortens_its_time_out() -> None:
     dist.distributed_c10d._set_pg_timeout(timedelta(seconds=9))
 
 
-def test_a_time_out_is_set_anew_as_torchtitan_does_after_its_first_step(monkeypatch):
+def test_a_timeout_can_be_changed_as_torchtitan_does_after_its_first_step(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
     judged = run(shortens_its_time_out, 2)
@@ -182,7 +182,7 @@ def barrier_of_a_gloo_group() -> None:
     dist.monitored_barrier(group)
 
 
-def test_a_group_with_a_back_end_of_its_own_is_judged_by_what_that_one_takes():
+def test_a_group_with_its_own_backend_follows_the_rules_of_that_backend():
     """Lightning's and litgpt's barrier, in a group of gloo beside nccl's world."""
     judged = run(barrier_of_a_gloo_group, 2)
 
@@ -242,7 +242,7 @@ def behind(judged: CaptureResult) -> list[tuple[str, str]]:
     return found
 
 
-def test_a_call_of_a_backward_pass_names_the_forward_line_that_it_is_for():
+def test_a_call_of_a_backward_pass_names_its_forward_line():
     """The gradients of DDP's one bucket are all there when that of the layer that came first is."""
     found = behind(run(backward_calls, 2))
 
@@ -269,7 +269,7 @@ def multiplies_first_on_gloo() -> None:
     dist.all_reduce(torch.ones(2), op=dist._make_nccl_premul_sum(0.5))
 
 
-def test_a_sum_whose_parts_are_multiplied_first_is_nccls_alone():
+def test_only_nccl_supports_a_premultiplied_sum():
     """FSDP2 divides gradients so."""
     refused = run(multiplies_first_on_gloo, 2)
 
@@ -298,7 +298,7 @@ def test_a_compiled_function_may_call_what_dynamo_does_not_trace():
     assert judged.outcome == "completes", judged.stands
 
 
-def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(
+def test_modules_imported_before_the_ranks_fork_see_the_arguments_of_the_script(
     tmp_path, monkeypatch
 ):
     """torchtitan's parser takes sys.argv as a default, when it is imported."""
@@ -316,7 +316,7 @@ def test_what_is_imported_before_the_ranks_part_finds_the_words_of_the_script(
     assert sys.argv == before
 
 
-def test_a_torch_that_has_not_what_is_replaced_is_named_with_a_remedy(
+def test_a_torch_without_a_replaced_function_is_named_with_a_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ):
     """A rank that can't be prepared does not leave without a word."""
@@ -341,14 +341,14 @@ def ranks_from_numpy() -> None:
         (dist.send if dist.get_rank() else dist.recv)(x, ranks[0][1 - dist.get_rank()])
 
 
-def test_ranks_may_be_numbers_of_numpy():
+def test_ranks_may_be_numpy_integers():
     judged = run(ranks_from_numpy, 4)
 
     assert judged.outcome == "completes"
     assert [list(group.ranks) for group in judged.simulation.program.groups[1:]] == [[0, 1], [2, 3]]
 
 
-def test_a_file_of_the_script_s_name_in_another_folder_keeps_its_path():
+def test_a_file_with_the_name_of_the_script_in_another_directory_keeps_its_path():
     finding = Finding(
         "DS302", "error", "waits\n  rank 0  /lib/muon.py:208\n  rank 1  muon.py:10", (0,), (0, 1)
     )

@@ -58,7 +58,7 @@ def test_a_monitored_barrier_names_the_rank_that_is_in_another_call():
     assert [s.state for s in judged.stands] == ["ended", "waits", "ended"]
 
 
-def test_a_message_of_another_tag_is_the_one_that_was_meant_though_its_sender_stands_elsewhere():
+def test_a_message_with_another_tag_is_the_intended_one_even_if_its_sender_is_blocked_elsewhere():
     judged = testing.run(sends_with_another_tag_and_goes_on, 4, check=False)
 
     found = judged.simulation.findings[0]
@@ -68,7 +68,7 @@ def test_a_message_of_another_tag_is_the_one_that_was_meant_though_its_sender_st
 
 
 @pytest.mark.parametrize(("name", "told"), [("uneven batches", True), ("early break", False)])
-def test_ranks_that_part_in_a_backward_pass_are_told_what_makes_them_part_there(name, told):
+def test_ranks_that_diverge_in_a_backward_pass_get_the_cause_of_the_divergence(name, told):
     fault = programs.FAULTS[name]
 
     judged = testing.run(fault.program, fault.ranks, check=False)
@@ -80,7 +80,7 @@ def names_another_root() -> None:
     dist.reduce(torch.ones(4), dst=0 if dist.get_rank() < 2 else 1)
 
 
-def test_calls_that_do_not_fit_end_as_the_back_end_ends_them_though_the_hub_has_no_data_to_go_on_with():
+def test_mismatched_calls_end_like_on_the_backend_even_without_data_to_continue():
     """Real gloo goes through where members of a reduce name different roots, with wrong sums."""
     judged = testing.run(names_another_root, 3, check=False)
 
@@ -105,7 +105,7 @@ def makes_local_groups_among_others() -> None:
     dist.all_reduce(torch.ones(1), group=halves)
 
 
-def test_names_of_groups_are_those_of_the_run():
+def test_groups_have_the_names_of_the_run():
     judged = testing.run(makes_local_groups_among_others, 4)
 
     assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")
@@ -128,7 +128,7 @@ dist.init_process_group("gloo")
         ("os.kill(os.getpid(), 9)", "DS303", "rank 1, which was killed"),
     ],
 )
-def test_a_rank_that_ends_before_it_begins_is_the_cause_and_waits_for_nobody(
+def test_a_rank_that_exits_before_init_is_the_cause_and_waits_for_no_rank(
     tmp_path: Path, ends: str, code: str, word: str
 ) -> None:
     """The others stand in init_process_group; no circle is told."""

@@ -129,12 +129,12 @@ def left_after(
     return found
 
 
-def test_nothing_is_left_of_a_capture_that_is_killed(tmp_path: Path):
+def test_a_killed_capture_leaves_nothing_behind(tmp_path: Path):
     assert left_after(tmp_path, "one", signal.SIGKILL, of_rank=False, after_s=0.2) == []
 
 
 @pytest.mark.slow
-def test_nothing_is_left_of_twenty_that_are_ended_at_random(tmp_path: Path):
+def test_twenty_captures_ended_at_random_moments_leave_nothing_behind(tmp_path: Path):
     seed = int(os.environ.get("DISTSIM_SEED", time.time_ns() % 10**6))
     sys.stdout.write(f"seed {seed}\n")
     random.seed(seed)

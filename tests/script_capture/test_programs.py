@@ -54,7 +54,7 @@ def lines_of(judged: CaptureResult, code: str) -> set[str]:
         programs.alive_for_a_while,
     ],
 )
-def test_what_is_right_gives_the_right_numbers_and_completes(program):
+def test_a_correct_script_completes_with_correct_values(program):
     ranks = 2 if program is programs.alive_for_a_while else 4
 
     judged = testing.run(program, ranks)
@@ -69,7 +69,7 @@ def knows_what_is_late() -> None:
     assert "this" in sys.modules
 
 
-def test_what_torch_imports_late_is_imported_once_for_all_ranks_of_a_function_of_a_file_with_models(
+def test_late_imports_of_torch_happen_once_for_all_ranks(
     monkeypatch,
 ):
     """Seconds that each rank of DistributedDataParallel or an optimizer would take for itself."""
@@ -88,7 +88,7 @@ def leaves_without_a_word() -> None:
     dist.barrier()
 
 
-def test_of_a_rank_that_left_in_its_middle_nobody_says_that_a_branch_leaves_it_out():
+def test_a_rank_that_exited_halfway_is_not_said_to_skip_a_branch():
     """Where it left is not known, and no text pretends to know it."""
     judged = testing.run(leaves_without_a_word, 3, check=False)
     text = capture_text(judged)
@@ -103,7 +103,7 @@ def test_of_a_rank_that_left_in_its_middle_nobody_says_that_a_branch_leaves_it_o
     assert not re.search(r", \?| at$", text, flags=re.MULTILINE)
 
 
-def test_of_a_script_that_python_can_not_read_no_frame_of_distsim_is_shown(tmp_path: Path):
+def test_a_syntax_error_in_a_script_shows_no_frame_of_distsim(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text("def f(:\n")
     judged = evaluate_capture(
@@ -131,7 +131,7 @@ def test_a_planted_fault_is_named_with_its_ranks_and_the_line_of_the_script(name
     )
 
 
-def test_the_rules_are_those_of_the_back_end_that_is_asked_for():
+def test_the_requested_backend_determines_the_rules():
     """Two sends that come first hang on gloo at every size; mpi buffers small ones."""
     outcomes = {
         b: testing.run(programs.both_send_first, 2, backend=b, check=False).outcome
@@ -141,14 +141,14 @@ def test_the_rules_are_those_of_the_back_end_that_is_asked_for():
     assert outcomes == {"gloo": "hangs", "mpi": "completes"}
 
 
-def test_twice_the_same_bytes_of_trace_even_where_a_receive_takes_any_source():
+def test_two_captures_write_equal_traces_even_with_a_wildcard_receive():
     def traced() -> str:
         return "".join(trace_lines(testing.run(programs.any_source, 4).simulation.run.trace))
 
     assert traced() == traced()
 
 
-def test_a_failure_of_one_rank_is_told_with_its_traceback_and_what_it_wrote():
+def test_a_failure_of_one_rank_is_reported_with_its_traceback_and_output():
     with pytest.raises(testing.RanksFailed) as failed:
         testing.run(programs.raises, 2)
 
@@ -168,7 +168,7 @@ dist.send(torch.ones(1), 1 - rank)
 """
 
 
-def test_the_command_names_the_line_and_writes_a_trace_that_check_takes(tmp_path, cli):
+def test_the_command_names_the_line_and_writes_a_trace_that_check_accepts(tmp_path, cli):
     (tmp_path / "train.py").write_text(HANGS)
 
     words = (
@@ -242,9 +242,7 @@ def parent_of(folder: Path) -> int:
         ("accelerate launch --cpu --num_processes 4 train.py", 4, None),
     ],
 )
-def test_a_command_line_is_read_as_its_launcher_reads_it(
-    words, ranks, nodes, tmp_path, monkeypatch
-):
+def test_a_command_line_is_parsed_like_by_its_launcher(words, ranks, nodes, tmp_path, monkeypatch):
     (tmp_path / "train.py").write_text("")
     monkeypatch.chdir(tmp_path)
 
@@ -260,12 +258,12 @@ def test_a_command_line_is_read_as_its_launcher_reads_it(
 @pytest.mark.parametrize(
     "words", ["", "python", "python -c 1", "nothing.py", "-m nothing_at_all", "torchrun"]
 )
-def test_what_starts_no_program_is_refused_with_an_example(words):
+def test_a_command_that_starts_no_program_is_refused_with_an_example(words):
     with pytest.raises(UsageError):
         parse_command(words.split())
 
 
-def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
+def test_only_installed_modules_are_imported_before_the_ranks_fork(tmp_path):
     (tmp_path / "own.py").write_text("import json\nraise SystemExit('never run here')")
     script = tmp_path / "train.py"
     script.write_text(
@@ -276,7 +274,7 @@ def test_only_installed_modules_are_loaded_before_the_ranks_part(tmp_path):
 
 
 @pytest.mark.parametrize(("command", "name"), [("check", "train.py"), ("simulate", "train")])
-def test_a_python_file_in_place_of_a_scenario_is_answered_with_the_line_to_type(
+def test_a_python_file_given_as_a_scenario_is_answered_with_the_command_to_type(
     command, name, tmp_path, cli
 ):
     (tmp_path / name).write_text("# a comment\n" + HANGS)
@@ -295,7 +293,7 @@ REPAIRED = {
 
 
 @pytest.mark.parametrize("name", REPAIRED)
-def test_what_hangs_is_repaired_without_a_guess_at_calls_that_were_still_to_come(name):
+def test_a_hang_is_repaired_without_guessing_future_calls(name):
     """Order and arguments alone; the scenario of the calls names the script's lines."""
     fault, (words, line) = programs.FAULTS[name], REPAIRED[name]
     trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
@@ -321,7 +319,7 @@ def test_ranks_that_leave_a_loop_early_get_the_same_number_of_iterations():
 
 
 @pytest.mark.parametrize("name", ["barrier behind rank 0"])
-def test_nothing_is_proposed_where_it_would_take_calls_that_are_not_known(name):
+def test_no_repair_is_proposed_if_it_needs_unknown_calls(name):
     fault = programs.FAULTS[name]
     trace = testing.run(fault.program, fault.ranks, check=False).simulation.run.trace
 

@@ -38,7 +38,7 @@ def lines(judged: CaptureResult, code: str) -> list[tuple[int | None, str]]:
     ]
 
 
-def test_the_script_of_the_finding_s_page_has_the_finding_and_nothing_else(tmp_path: Path):
+def test_the_script_on_the_finding_page_has_exactly_that_finding(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(CODES["DS306"].example)
 
@@ -73,7 +73,7 @@ def asks_until_it_is_there() -> None:
     dist.barrier()
 
 
-def test_a_loop_that_asks_for_a_key_that_nobody_sets_is_a_hang_and_one_that_is_answered_late_is_none():
+def test_polling_a_key_that_is_never_set_is_a_hang_and_a_late_answer_is_not():
     hangs, ends = (
         testing.run(asks_in_a_loop, 2, check=False, timeout=None),
         testing.run(asks_until_it_is_there, 2, timeout=None),
@@ -84,7 +84,7 @@ def test_a_loop_that_asks_for_a_key_that_nobody_sets_is_a_hang_and_one_that_is_a
     assert ends.outcome == "completes"
 
 
-def test_a_rank_in_the_url_needs_none_in_the_environment(tmp_path: Path):
+def test_a_rank_in_the_url_needs_no_environment_variable(tmp_path: Path):
     """As in torch, the URL comes before the environment."""
     script = tmp_path / "train.py"
     script.write_text(
@@ -135,9 +135,7 @@ def its_own_mistake() -> None:
         (its_own_mistake, 2, None, ()),
     ],
 )
-def test_a_call_that_torch_refuses_is_invalid_with_the_code_that_check_gives_it(
-    program, ranks, code, who
-):
+def test_a_call_refused_by_torch_is_invalid_with_the_code_of_check(program, ranks, code, who):
     """What the script itself raises is not."""
     judged = testing.run(program, ranks, check=False, timeout=None)
     found = [f for f in judged.simulation.findings if f.code.startswith("DS1")]
@@ -154,7 +152,7 @@ def names_an_object() -> None:
     raise ValueError(f"{object()} after {len(apart)}")
 
 
-def test_ranks_that_raise_the_same_of_an_object_at_another_address_have_one_finding():
+def test_equal_errors_that_show_different_addresses_are_one_finding():
     judged = testing.run(names_an_object, 3, check=False, timeout=None)
 
     assert [f.ranks for f in judged.simulation.findings] == [(0, 1, 2)]
@@ -209,7 +207,7 @@ def has_a_store_and_no_world() -> None:
 @pytest.mark.parametrize(
     ("program", "init"), [(passes_work_through_a_queue, True), (has_a_store_and_no_world, False)]
 )
-def test_a_store_does_what_a_tcp_store_does(program, init):
+def test_the_emulated_store_behaves_like_a_tcp_store(program, init):
     assert testing.run(program, 2, init=init, timeout=20).outcome == "completes"
 
 
@@ -253,7 +251,7 @@ def no_store_is_the_server() -> None:
         ),
     ],
 )
-def test_a_store_whose_other_side_never_comes_is_a_hang_with_its_line(
+def test_a_store_whose_peer_never_arrives_is_a_hang_with_its_line(
     program, ranks, init, words, line
 ):
     judged = testing.run(program, ranks, init=init, check=False, timeout=20)
@@ -264,7 +262,7 @@ def test_a_store_whose_other_side_never_comes_is_a_hang_with_its_line(
     assert {text for _, text in lines(judged, "DS306")} == {line}
 
 
-def test_what_an_installed_package_took_by_name_is_the_hub_s(
+def test_a_function_that_an_installed_package_imported_by_name_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """A package is imported before the ranks part; torch's own TCPStore would open a socket."""

@@ -38,13 +38,13 @@ KINDS = ("pipeline.basic", "group.order", "coll.params")
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_scenario_on_the_hub_makes_the_simulated_calls_and_has_the_simulated_verdict(name: str):
+def test_a_scenario_on_the_hub_has_the_simulated_calls_and_verdict(name: str):
     assert compared(SCENARIOS / f"{name}.yaml") == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_script_has_the_verdict_on_which_all_agreed(kind: str, backend: str, tmp_path: Path):
+def test_a_script_has_the_agreed_verdict(kind: str, backend: str, tmp_path: Path):
     case = next(
         case for case in load_cases() if case["category"] == kind and case["world_size"] <= 4
     )

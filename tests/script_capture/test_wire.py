@@ -18,7 +18,7 @@ from distsim.script_capture.protocol.wire import (
 
 
 @pytest.mark.parametrize("step", [1, 3, 7, 1000])
-def test_a_stream_that_is_cut_anywhere_gives_its_frames(step: int) -> None:
+def test_a_stream_split_anywhere_gives_its_frames(step: int) -> None:
     """Plain ones and ones that come again, with payloads and without."""
     again = encode_message([["again", 3]])
     stream = (
@@ -42,7 +42,7 @@ def test_a_stream_that_is_cut_anywhere_gives_its_frames(step: int) -> None:
     assert found[1][0] is found[2][0]
 
 
-def test_a_text_is_made_once_for_its_key_and_few_are_kept() -> None:
+def test_a_text_is_built_once_per_key_and_few_are_kept() -> None:
     """A program whose calls never repeat does not fill the memory."""
     texts, made = EncodingCache(), list[int]()
 

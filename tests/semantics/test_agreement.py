@@ -62,7 +62,7 @@ def test_all_ways_to_run_twenty_thousand_random_scenarios_agree(
     assert told(range(first, first + MANY)) == []
 
 
-def test_the_random_scenarios_are_worth_it() -> None:
+def test_random_scenarios_cover_the_features_and_outcomes() -> None:
     """About half complete, on each back end; every outcome and verdict is among them, and every
     executor has its share.
     """
@@ -84,7 +84,7 @@ def test_the_random_scenarios_are_worth_it() -> None:
     assert {name for name in EXECUTORS if answered[name] < 3} == set()
 
 
-def test_a_seed_gives_one_scenario_which_a_file_can_say() -> None:
+def test_a_seed_gives_one_scenario_that_a_file_can_express() -> None:
     for seed in range(40):
         mapping = scenario(seed)
 
@@ -98,7 +98,7 @@ def program_of_text(text: str) -> Any:
     return lower(loads(text))
 
 
-def test_without_what_makes_programs_wrong_nothing_is_found_wrong() -> None:
+def test_programs_without_injected_faults_have_no_finding() -> None:
     """Programs drawn of right features alone hang under no reading of the contract."""
     found = {
         seed: Case(scenario(seed, CORRECT - {"any_source"}, "gloo")).verdict.verdict
@@ -111,7 +111,7 @@ def test_without_what_makes_programs_wrong_nothing_is_found_wrong() -> None:
 @pytest.mark.parametrize(
     "feature", ["any_source", "batches", "coalesced", "rooted", "new_group", "repeat"]
 )
-def test_a_feature_left_out_is_never_drawn(feature: str) -> None:
+def test_an_excluded_feature_is_never_drawn(feature: str) -> None:
     words = {
         "batches": ("batch_isend_irecv",),
         "coalesced": ("_coalesced",),
@@ -128,7 +128,7 @@ def test_a_feature_left_out_is_never_drawn(feature: str) -> None:
     assert any(word in str(scenario(seed)["program"]) for seed in range(300) for word in words)
 
 
-def test_a_disagreement_is_made_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disagreement_is_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an executor that sees no hang: what is left shows it still, and every part of it is
     needed.
     """

@@ -72,9 +72,7 @@ def part_of(text: str) -> tuple[Program, Program]:
 
 @pytest.mark.parametrize("before", ["", "  - barrier\n", "  - compute: {time: 1 ms}\n"])
 @pytest.mark.parametrize("op", ["gather", "scatter"])
-def test_ranks_beside_a_root_are_alike_where_they_wait_for_the_root_alone(
-    op: str, before: str
-) -> None:
+def test_non_root_ranks_are_equal_if_only_the_root_is_awaited(op: str, before: str) -> None:
     """Whatever else stands before the call with the root."""
     text = f"world: 8\nbackend: gloo\nprogram:\n{before}  - {ROOTED[op]}\n"
 
@@ -82,7 +80,7 @@ def test_ranks_beside_a_root_are_alike_where_they_wait_for_the_root_alone(
     assert not depends_on_group_rank(lowered(text), BACKEND_PROFILES["gloo"])
 
 
-def test_ranks_in_a_tree_differ_by_their_places_and_in_one_rendezvous_do_not() -> None:
+def test_ranks_differ_by_their_place_in_a_tree_but_not_in_a_rendezvous() -> None:
     """gloo broadcasts down a binomial tree; under nccl all wait for all."""
     text = f"world: 8\nbackend: BACKEND\nprogram:\n  - {ROOTED['broadcast']}\n"
     tree, all_together = (text.replace("BACKEND", name) for name in ("gloo", "nccl"))
@@ -92,7 +90,7 @@ def test_ranks_in_a_tree_differ_by_their_places_and_in_one_rendezvous_do_not() -
     assert not depends_on_group_rank(lowered(all_together), BACKEND_PROFILES["nccl"])
 
 
-def test_a_root_that_members_wait_for_and_that_never_comes_is_like_no_other() -> None:
+def test_an_absent_root_that_members_wait_for_has_its_own_class() -> None:
     text = "world: 8\nbackend: gloo\nmesh: {half: 2, place: 4}\nprogram:\n"
     text += (
         "  - {broadcast: {tensor: {shape: [4]}, group: place, group_src: 0}, ranks: place > 0}\n"
@@ -103,7 +101,7 @@ def test_a_root_that_members_wait_for_and_that_never_comes_is_like_no_other() ->
     assert [4] in found
 
 
-def test_ranks_of_two_lists_of_calls_are_not_alike_however_many_kinds_either_has() -> None:
+def test_ranks_with_two_lists_of_calls_are_different_in_any_number_of_classes() -> None:
     """The first half works for one or two ms, the second sleeps; nobody has a partner by whom to be
     told apart later.
     """
@@ -113,7 +111,7 @@ def test_ranks_of_two_lists_of_calls_are_not_alike_however_many_kinds_either_has
     assert classes(text) == [[0, 2, 4, 6], [1, 3, 5, 7], list(range(8, 16))]
 
 
-def test_a_member_that_leaves_out_a_call_down_a_tree_is_like_no_other() -> None:
+def test_a_member_that_skips_a_call_down_a_tree_has_its_own_class() -> None:
     """Place 2 hands on to place 3. It has a place in its other group, and by that one all of them
     are alike.
     """
@@ -125,7 +123,7 @@ def test_a_member_that_leaves_out_a_call_down_a_tree_is_like_no_other() -> None:
     assert [one for one in found if {2, 6, 10, 14} & set(one)] == [[2], [6], [10], [14]]
 
 
-def test_members_on_one_machine_differ_from_those_on_two_where_links_are_shared() -> None:
+def test_members_on_one_node_differ_from_those_on_two_if_links_are_shared() -> None:
     """Rank 2 is alone on its machine in the group of three: what its link carries is another
     part.
     """
@@ -136,7 +134,7 @@ def test_members_on_one_machine_differ_from_those_on_two_where_links_are_shared(
     assert classes(text, shared=True) == [[0, 1], [2], [3]]
 
 
-def test_a_rank_that_works_more_is_told_apart_and_so_is_its_partner() -> None:
+def test_a_rank_with_more_work_is_distinguished_and_so_is_its_partner() -> None:
     text = PAIRS + "  - {compute: {time: 1 ms}, ranks: rank == 5}\n"
     text += "  - {send: {tensor: {shape: [4]}, dst: rank + 1}, ranks: rank % 2 == 0}\n"
     text += "  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: rank % 2 == 1}\n"
@@ -147,7 +145,7 @@ def test_a_rank_that_works_more_is_told_apart_and_so_is_its_partner() -> None:
     assert classes(text) == [even, odd, [4], [5]]
 
 
-def test_pairs_that_reduce_are_one_class_whichever_driver_folds_them() -> None:
+def test_pairs_that_reduce_are_one_class_with_either_driver() -> None:
     """Before a call is looked at (`partition`) and on the linked program (`fold`); by how much they
     compute they are two.
     """
@@ -165,7 +163,7 @@ def test_pairs_that_reduce_are_one_class_whichever_driver_folds_them() -> None:
     assert classes(PAIRS + work) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
 
 
-def test_a_chain_falls_into_as_many_classes_as_it_has_ranks() -> None:
+def test_a_chain_has_as_many_classes_as_ranks() -> None:
     """From both ends, round by round."""
     text = "world: 16\nbackend: gloo\nprogram:\n"
     text += "  - {recv: {tensor: {shape: [4]}, src: rank - 1}, ranks: rank > 0}\n"
@@ -174,7 +172,7 @@ def test_a_chain_falls_into_as_many_classes_as_it_has_ranks() -> None:
     assert classes(text) == [[rank] for rank in range(16)]
 
 
-def test_on_three_axes_ranks_are_told_apart_by_how_far_they_are_from_one_that_works() -> None:
+def test_ranks_on_three_axes_are_distinguished_by_their_distance_from_the_working_rank() -> None:
     """Each reduces with its neighbour on each axis, in turn: rank 5 works first."""
     text = "world: 8\nbackend: gloo\nmesh: {a: 2, b: 2, c: 2}\nprogram:\n  - {compute: {time: 1 ms}, ranks: rank == 5}\n"
     text += "".join(
@@ -187,7 +185,7 @@ def test_on_three_axes_ranks_are_told_apart_by_how_far_they_are_from_one_that_wo
     ]
 
 
-def test_who_reduces_with_ranks_that_are_told_apart_late_is_told_apart_with_them() -> None:
+def test_ranks_that_reduce_with_ranks_distinguished_late_are_distinguished_with_them() -> None:
     """Ranks 2 and 3 of a chain split in the first round, 6 and 7, which reduce with them, in the
     second; rank 8, which somebody waits for and which never comes, has been alone from the
     start."""
@@ -201,7 +199,7 @@ def test_who_reduces_with_ranks_that_are_told_apart_late_is_told_apart_with_them
     assert classes(text) == [[rank] for rank in range(10)]
 
 
-def test_calls_that_do_not_fit_are_not_told_by_those_who_stand_for_others() -> None:
+def test_mismatches_are_not_reported_from_representatives() -> None:
     """What comes of them goes by how many say what: the run is done whole."""
     program, part = part_of(
         PAIRS + "  - all_reduce: {tensor: {shape: ['4 * (tp + 1)']}, group: tp}\n"
@@ -212,7 +210,7 @@ def test_calls_that_do_not_fit_are_not_told_by_those_who_stand_for_others() -> N
         ProgramMismatches(LinkedProgram(part, BACKEND_PROFILES["nccl"]))
 
 
-def test_a_batch_whose_sizes_differ_by_rank_is_cut_with_them() -> None:
+def test_a_batch_with_sizes_that_differ_by_rank_is_split_with_them() -> None:
     """Ranks of one size stand for each other, those of two do not."""
     text = PAIRS + "  - batch_isend_irecv:\n      ops:\n"
     text += "        - isend: {tensor: {shape: ['1000 * (tp + 1)']}, dst: (rank + 2) % 16}\n"
@@ -224,7 +222,7 @@ def test_a_batch_whose_sizes_differ_by_rank_is_cut_with_them() -> None:
     assert classes(text) == [list(range(0, 16, 2)), list(range(1, 16, 2))]
 
 
-def test_rounds_that_some_ranks_leave_out_are_cut_with_those_who_make_them() -> None:
+def test_rounds_skipped_by_some_ranks_are_split_with_the_ranks_that_make_them() -> None:
     """A guard that keeps some of the kept ranks out stays, and one that keeps none out goes."""
     text = PAIRS + "  - repeat:\n      times: 3\n      index: i\n      steps:\n"
     text += "        - {compute: {time: 1 ms}, ranks: tp == 0 and i == 1}\n"
@@ -236,7 +234,7 @@ def test_rounds_that_some_ranks_leave_out_are_cut_with_those_who_make_them() -> 
     assert found.differences == ()
 
 
-def test_a_ring_s_ranks_are_alike_and_none_of_them_can_be_left_out() -> None:
+def test_ranks_of_a_ring_are_equal_and_all_of_them_are_simulated() -> None:
     """Each draws in whom it sends to: a section of one class keeps them all, which does not pay."""
     text = "world: 16\nbackend: gloo\nprogram:\n  - isend: {tensor: {shape: [4]}, dst: (rank + 1) % 16, as: s}\n"
     text += "  - recv: {tensor: {shape: [4]}, src: (rank - 1) % 16}\n  - wait: s\n"
@@ -247,7 +245,7 @@ def test_a_ring_s_ranks_are_alike_and_none_of_them_can_be_left_out() -> None:
     assert representative_program(program, [cost], [BACKEND_PROFILES["gloo"]], worth=2) is None
 
 
-def test_groups_that_one_stands_for_are_told_with_their_lowest_ranks() -> None:
+def test_groups_with_one_representative_are_reported_with_their_lowest_ranks() -> None:
     """Whichever of a group's members makes more calls."""
     program, part = part_of(
         PAIRS
@@ -266,7 +264,7 @@ def test_groups_that_one_stands_for_are_told_with_their_lowest_ranks() -> None:
     ]
 
 
-def test_who_stands_for_whom_does_what_it_does() -> None:
+def test_a_representative_does_what_each_of_its_ranks_does() -> None:
     """Kept ranks stand for themselves; of a whole program each does."""
     text = (
         PAIRS
@@ -282,7 +280,7 @@ def test_who_stands_for_whom_does_what_it_does() -> None:
     ("members", "rank", "place"),
     [((0, 1, 2), 2, 2), ((0, 2, 3), 2, 1), ((0, 2, 3), 3, 2), ((2, 0), 0, 1)],
 )
-def test_a_member_s_place_is_where_it_stands_in_its_group(
+def test_the_place_of_a_member_is_its_position_in_the_group(
     members: tuple[int, ...], rank: int, place: int
 ) -> None:
     assert group_rank_in(members, rank) == place

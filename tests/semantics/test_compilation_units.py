@@ -103,7 +103,7 @@ mesh: {two: 2, half: 4}
     ("first", "second"),
     [("4 * two", "4 * two + 1"), ("4 * two", "4 * two + rank // 4"), ("0", "3")],
 )
-def test_ranks_share_a_unit_where_their_roots_and_partners_coincide_alike(
+def test_ranks_share_a_unit_if_their_roots_and_partners_coincide_equally(
     backend: str, first: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a root is that of an earlier call, the rank itself or whom it talked to decides what
@@ -121,7 +121,7 @@ def test_ranks_share_a_unit_where_their_roots_and_partners_coincide_alike(
 
 # --- durations ---
 @pytest.mark.parametrize("op", ["put", "get"])
-def test_a_one_sided_transfer_takes_what_its_link_takes_whoever_its_ends_are(op: str) -> None:
+def test_a_one_sided_transfer_takes_the_time_of_its_link_for_any_ends(op: str) -> None:
     """The first and the last rank are ends as any other."""
     where = "dst" if op == "put" else "src"
     text = "world: {nodes: 2, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\nprogram:\n"
@@ -143,9 +143,7 @@ def test_a_one_sided_transfer_takes_what_its_link_takes_whoever_its_ends_are(op:
     assert min(found[0]) > 0
 
 
-def test_work_that_differs_by_rank_takes_what_each_rank_s_own_takes_and_jitter_lengthens_it_by_its_share_at_most() -> (
-    None
-):
+def test_work_that_differs_by_rank_takes_its_own_time_and_jitter_adds_at_most_its_share() -> None:
     """Where only one of time, operations and bytes differs, the others are those of all."""
     text = "world: 8\nbackend: nccl\ncluster: dgx-a100\nJITTERprogram:\n  - compute: {flops: 1 GFLOP * (rank + 1), bytes: 1 MiB}\n"
     plain, shaken = (lower(loads(text.replace("JITTER", given))) for given in ("", "jitter: 0.1\n"))

@@ -61,7 +61,7 @@ def ran(*ranks: list[dict[str, Any]], backend: str = "gloo", **more: Any) -> Sim
 
 
 # --- who is missing ---
-def test_who_came_at_the_first_instant_is_not_missing() -> None:
+def test_a_rank_that_arrived_at_time_zero_is_not_missing() -> None:
     """A root of gather lacks rank 2 alone, though rank 1 came at 0 ns."""
     gather = {"op": "gather", "numel": 4, "root": 0}
     linked = LinkedProgram(
@@ -72,7 +72,7 @@ def test_who_came_at_the_first_instant_is_not_missing() -> None:
     assert [(b.rank, [need.ranks for need in b.needs]) for b in left.blocked] == [(0, [(2,)])]
 
 
-def test_a_host_behind_launches_on_its_device_lacks_what_the_first_open_one_lacks() -> None:
+def test_a_host_behind_queued_launches_waits_for_the_peers_of_the_first_open_one() -> None:
     """Its own stream is done with the first of them."""
     pair, world = {**REDUCE, "group": "pair", "async": True}, {**REDUCE, "async": True}
     ranks = [
@@ -89,7 +89,7 @@ def test_a_host_behind_launches_on_its_device_lacks_what_the_first_open_one_lack
 
 
 # --- hosts and devices ---
-def test_a_destroyed_group_waits_for_its_device_first() -> None:
+def test_destroying_a_group_waits_for_its_device_first() -> None:
     """nccl: the host of rank 0 stands in destroy_process_group, not at its end."""
     init, end = {"op": "init_process_group"}, {"op": "destroy_process_group"}
     found = ran(
@@ -102,7 +102,7 @@ def test_a_destroyed_group_waits_for_its_device_first() -> None:
 
 
 @pytest.mark.parametrize("blocking", [False, True])
-def test_a_wait_returns_when_the_work_is_done_only_where_it_blocks(blocking: bool) -> None:
+def test_a_wait_returns_after_the_work_only_if_it_blocks(blocking: bool) -> None:
     """TORCH_NCCL_BLOCKING_WAIT: else the stream waits, and the host goes on."""
     steps = [
         REDUCE,
@@ -120,7 +120,7 @@ def test_a_wait_returns_when_the_work_is_done_only_where_it_blocks(blocking: boo
     assert bool(found.trace["returned_ns"][rows["wait"]] >= done) is blocking
 
 
-def test_a_first_call_that_has_nothing_to_wait_for_returns_at_once() -> None:
+def test_a_first_call_without_anything_to_wait_for_returns_at_once() -> None:
     found = ran([{"op": "synchronize"}], backend="nccl")
 
     text = "world: 1\nbackend: nccl\nfaults: [{rank: 0, kind: late, delay: 1 ms}]\nprogram:\n  - synchronize: {}\n"
@@ -130,7 +130,7 @@ def test_a_first_call_that_has_nothing_to_wait_for_returns_at_once() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_work_without_a_time_takes_what_its_operations_take(dtype: str) -> None:
+def test_work_without_a_time_takes_the_time_of_its_operations(dtype: str) -> None:
     """In its type, and no nanosecond on top; a put what its link takes."""
     cost = CostModel(cluster_from("dgx-a100"), 2, 2)
     text = "world: {nodes: 1, ranks_per_node: 2}\nbackend: nccl\ncluster: dgx-a100\nprogram:\n  - "
@@ -143,7 +143,7 @@ def test_work_without_a_time_takes_what_its_operations_take(dtype: str) -> None:
     assert put.makespan_ns == cost.one_sided_ns(0, 1, 4_000_000)
 
 
-def test_only_what_takes_the_process_s_lock_beside_a_collective_is_a_matter_of_order() -> None:
+def test_order_matters_only_for_calls_that_take_the_process_lock_during_a_collective() -> None:
     """mpi: a message beside an open all_reduce is, its own wait is not."""
     asked = {**REDUCE, "async": True, "handle": "h"}
     waits: list[dict[str, Any]] = [asked, {"op": "wait", "handles": ["h"]}]
@@ -173,7 +173,7 @@ def told(program: Program, profile: str = "rendezvous") -> list[RowsMismatched]:
     return [event for event in settle(program, profile)[2] if isinstance(event, RowsMismatched)]
 
 
-def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> None:
+def test_a_mismatch_is_reported_when_two_have_arrived_and_again_for_all() -> None:
     """Rank 2 expects one element of rank 0 more than it gets; rank 1 fits both, comes last where it
     comes, and keeps two for itself.
     """
@@ -191,7 +191,7 @@ def test_parts_that_do_not_fit_are_told_as_two_are_there_and_again_of_all() -> N
     assert three == [[0, 2], [0, 1, 2]]
 
 
-def test_parts_that_fit_are_told_by_nobody_whoever_comes_first() -> None:
+def test_matching_parts_are_never_reported_in_any_order_of_arrival() -> None:
     right, wrong = splits([3, 1], [2, 1]), splits([3, 1], [3, 1])
     found = [
         told(build_program(2, {0: [splits([1, 2], [1, 3])], 1: [other]}))
@@ -203,7 +203,7 @@ def test_parts_that_fit_are_told_by_nobody_whoever_comes_first() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
-def test_an_exchange_that_meets_other_calls_is_told_as_another_operation(
+def test_an_exchange_that_meets_other_calls_is_a_different_operation(
     order: tuple[int, ...],
 ) -> None:
     """By number, whoever comes first: sizes are no matter then."""
@@ -218,7 +218,7 @@ def test_an_exchange_that_meets_other_calls_is_told_as_another_operation(
     assert "splits" not in found[-1].fields[:1]
 
 
-def test_members_of_an_exchange_with_two_types_are_told_before_all_are_there() -> None:
+def test_members_of_an_exchange_with_two_dtypes_are_reported_before_all_have_arrived() -> None:
     calls = {
         rank: [{"op": "all_to_all_single", "numel": 6, "dtype": dtype}]
         for rank, dtype in enumerate(("float32", "int32"))
@@ -228,7 +228,7 @@ def test_members_of_an_exchange_with_two_types_are_told_before_all_are_there() -
 
 
 # --- who makes which group ---
-def test_groups_count_as_they_begin_and_as_they_are_left() -> None:
+def test_groups_are_counted_when_created_and_destroyed() -> None:
     """Rank 0 is in a group of the file, rank 1 in one that was made: equally many, so that their
     next group has one name.
     """
@@ -243,7 +243,7 @@ def test_groups_count_as_they_begin_and_as_they_are_left() -> None:
     ]  # one that nobody uses is none
 
 
-def test_of_a_recorded_program_the_groups_that_met_are_known() -> None:
+def test_the_groups_that_matched_in_a_recorded_program_are_known() -> None:
     """Local groups that would not find each other from a file have met where they were recorded."""
     make = {"op": "new_group", "name": "b", "ranks": [0, 1], "use_local_synchronization": True}
     other = {"op": "new_group", "name": "a", "ranks": [0, 2], "use_local_synchronization": True}
@@ -252,7 +252,7 @@ def test_of_a_recorded_program_the_groups_that_met_are_known() -> None:
     assert ran([other, make, use], [make, use], [other]).outcome == "completes"
 
 
-def test_a_group_that_all_its_members_make_alike_is_no_matter_of_order() -> None:
+def test_order_does_not_matter_for_a_group_that_all_members_create_equally() -> None:
     make, use = {"op": "new_group", "name": "g", "ranks": [0, 1]}, {**REDUCE, "group": "g"}
     other = {**make, "ranks": [0, 2]}
     programs = ([[make, use], [make, use], [make]], [[make, use], [make, use], [other]])
@@ -266,7 +266,7 @@ def test_a_group_that_all_its_members_make_alike_is_no_matter_of_order() -> None
     assert found == [None, "the ranks made different groups"]
 
 
-def test_a_group_that_nobody_uses_is_found_as_the_world() -> None:
+def test_an_unused_group_is_recognised_as_the_world() -> None:
     program = build_program(
         2, {r: [{"op": "new_group", "name": "g", "ranks": [0, 1]}] for r in range(2)}
     )
@@ -302,7 +302,7 @@ program:
 """
 
 
-def test_a_ring_is_one_class_and_a_chain_that_crumbles_at_its_ends_is_given_up() -> None:
+def test_a_ring_is_one_class_and_a_chain_that_splits_from_its_ends_is_given_up() -> None:
     """With patience the chain falls into as many classes as it has ranks."""
     ring, chain = conditions(RING), conditions(CHAIN)
 
@@ -315,7 +315,7 @@ def test_a_ring_is_one_class_and_a_chain_that_crumbles_at_its_ends_is_given_up()
     assert len(patient.classes) == 64
 
 
-def test_ranks_with_partners_of_two_kinds_are_two_classes() -> None:
+def test_ranks_with_two_kinds_of_partners_are_two_classes() -> None:
     """Even ranks send to a late one and odd ranks to a quick one; what is equal stays together."""
     text = "world: 16\nbackend: gloo\nprogram:\n"
     text += "  - {send: {tensor: {shape: [4]}, dst: rank + 8}, ranks: rank < 8}\n"
@@ -332,7 +332,7 @@ def test_ranks_with_partners_of_two_kinds_are_two_classes() -> None:
     ]
 
 
-def test_a_send_that_waits_for_room_is_no_equal_of_one_that_has_it() -> None:
+def test_a_send_that_waits_for_buffer_space_differs_from_one_that_has_it() -> None:
     """mpi buffers a window: of two equal pairs one has sent before."""
     size = 4000
     text = f"world: 8\nbackend: mpi\nprogram:\n  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: a}}, ranks: rank < 4}}\n"
@@ -352,7 +352,7 @@ def test_a_send_that_waits_for_room_is_no_equal_of_one_that_has_it() -> None:
 
 
 # --- the rules, step by step ---
-def test_a_rank_that_is_gone_or_blocked_offers_no_step() -> None:
+def test_a_rank_that_exited_or_is_blocked_offers_no_step() -> None:
     rules = TransitionRules(
         build_program(2, {0: [{"op": "exit", "code": 0}], 1: [{"op": "barrier"}]}),
         CONTRACT_READINGS["rendezvous"],
@@ -375,7 +375,7 @@ def needs(found: FinalState, rank: int) -> list[tuple[int, tuple[int, ...], bool
     ]
 
 
-def test_a_host_that_wants_the_lock_lacks_whom_the_collective_lacks_that_has_it() -> None:
+def test_a_host_that_needs_the_lock_waits_for_the_peers_of_the_collective_that_holds_it() -> None:
     """mpi: the open irecv beside it is nothing to it."""
     mine = [
         {"op": "irecv", "peer": 2, "numel": 4, "handle": "h"},
@@ -388,7 +388,7 @@ def test_a_host_that_wants_the_lock_lacks_whom_the_collective_lacks_that_has_it(
     assert needs(left, 0) == [(1, (1,), False)]
 
 
-def test_a_launch_behind_two_busy_workers_lacks_any_of_whom_they_lack_and_names_the_first() -> None:
+def test_a_launch_behind_two_busy_workers_waits_for_either_and_names_the_first() -> None:
     """gloo: a group runs two collectives at once."""
     mine = [
         *({"op": "broadcast", "numel": 4, "root": root, "async": True} for root in (1, 2)),
@@ -400,7 +400,7 @@ def test_a_launch_behind_two_busy_workers_lacks_any_of_whom_they_lack_and_names_
     assert needs(left, 0) == [(0, (1, 2), True)]
 
 
-def test_a_host_behind_a_stream_lacks_whom_the_running_launch_lacks() -> None:
+def test_a_host_behind_a_stream_waits_for_the_peers_of_the_running_launch() -> None:
     """nccl: a barrier is behind the two collectives before it, and the second has not begun."""
     pair = {**REDUCE, "group": "pair"}
     ranks = [[pair, REDUCE, {"op": "barrier"}], [{"op": "compute", "time_ns": 1}], []]
@@ -442,7 +442,7 @@ program:
     [LAUNCHES, *(MESSAGES.replace("BACKEND", name) for name in ("gloo", "mpi"))],
     ids=["nccl", "gloo", "mpi"],
 )
-def test_ranks_in_a_class_that_wait_for_several_stand_there_since_the_first_that_is_missing(
+def test_ranks_of_a_class_that_wait_for_several_are_blocked_since_the_first_missing_one(
     text: str,
 ) -> None:
     """As each by itself; what ends later behind the missing one is no matter."""
@@ -478,7 +478,7 @@ program:
 
 
 @pytest.mark.parametrize("backend", list(BACKEND_PROFILES))
-def test_ranks_that_begin_late_have_as_a_class_the_times_that_each_has_alone(backend: str) -> None:
+def test_ranks_that_start_late_have_the_same_times_as_a_class_and_alone(backend: str) -> None:
     """Their hosts begin late; what stands on their devices then waits for them."""
     late = ", ".join(
         f"{{rank: {rank}, kind: late, delay: 1 ms}}" for rank in (*range(2), *range(8, 10))
@@ -501,7 +501,9 @@ def test_ranks_that_begin_late_have_as_a_class_the_times_that_each_has_alone(bac
 
 
 @pytest.mark.parametrize(("odd", "folds"), [(1, True), (2, False)])
-def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(odd: int, folds: bool) -> None:
+def test_an_exchange_with_different_parts_completes_with_all_its_ranks(
+    odd: int, folds: bool
+) -> None:
     """Odd ranks get so many elements of each rank, even ones one. Whether that fits goes by where
     each stands.
     """
@@ -520,7 +522,7 @@ def test_an_exchange_whose_parts_differ_is_done_with_all_its_ranks(odd: int, fol
     ) is folds
 
 
-def test_a_host_hands_collectives_over_while_a_worker_has_the_lock() -> None:
+def test_a_host_queues_collectives_while_a_worker_holds_the_lock() -> None:
     """mpi: it stops where it waits for them, and not where it asks for the second."""
     asked = [{**REDUCE, "async": True, "handle": name} for name in "ab"]
     left = end("mpi", [*asked, {"op": "wait", "handles": ["a", "b"]}], [])
@@ -529,7 +531,7 @@ def test_a_host_hands_collectives_over_while_a_worker_has_the_lock() -> None:
     assert needs(left, 0)[0] == (0, (1,), False)
 
 
-def test_a_request_that_is_dropped_is_told_as_cancelled() -> None:
+def test_a_dropped_request_is_reported_as_cancelled() -> None:
     """gloo: an isend whose handle nobody keeps. A choice that is about no message names none."""
     events = settle(
         build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4, "handle": None}], 1: []}),
@@ -545,9 +547,7 @@ def test_a_request_that_is_dropped_is_told_as_cancelled() -> None:
 
 
 # --- what is equal ---
-def test_coincidences_name_the_first_column_of_the_same_value_and_numbers_are_equal_where_rows_are() -> (
-    None
-):
+def test_coincidences_name_the_first_equal_column_and_number_rows_by_equality() -> None:
     assert first_equal_columns(np.array([[5, 7, 5, 7], [1, 1, 2, 2], [3, 2, 1, 0]])).tolist() == [
         [0, 1, 0, 1],
         [0, 0, 2, 2],
@@ -560,7 +560,7 @@ def test_coincidences_name_the_first_column_of_the_same_value_and_numbers_are_eq
     assert row_numbers(np.array([[4, 4], [4, 4]])).tolist() == [0, 0]
 
 
-def test_vectors_of_a_call_are_those_of_its_tensors_as_well() -> None:
+def test_vectors_of_a_call_include_those_of_its_tensors() -> None:
     program = lower(
         loads(
             "world: 3\nbackend: gloo\nprogram:\n  - all_reduce: {tensor: {shape: [2, rank + 1]}}\n"
@@ -603,7 +603,7 @@ program:
     [(STAGES, 8, 8), (TREE, 1, 255), (IDLE, 8, 11)],
     ids=["stages", "tree", "idle"],
 )
-def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(
+def test_classes_that_split_quickly_or_inside_are_refined_to_the_end(
     text: str, worth: int, classes: int
 ) -> None:
     """Stages of a pipeline are told apart from both ends, a tree from its root, and a short chain
@@ -615,7 +615,7 @@ def test_classes_that_fall_apart_quickly_or_inside_are_followed_to_the_end(
     assert len(found.classes) == classes
 
 
-def test_every_instruction_of_a_host_is_run_and_none_twice() -> None:
+def test_every_instruction_of_a_host_runs_exactly_once() -> None:
     """What stands behind a synchronize, a wait, a sleep and a meeting takes its time, as in the
     order of time.
     """
@@ -648,7 +648,7 @@ def test_every_instruction_of_a_host_is_run_and_none_twice() -> None:
     assert fast.makespan_ns >= 6 * 1000
 
 
-def test_a_batch_behind_a_collective_lacks_whom_that_lacks() -> None:
+def test_a_batch_behind_a_collective_waits_for_the_peers_of_the_collective() -> None:
     """nccl: on one communicator, by the host that waits for it."""
 
     def batch(peer: int) -> dict[str, Any]:
@@ -671,7 +671,7 @@ def test_a_batch_behind_a_collective_lacks_whom_that_lacks() -> None:
     assert needs(left, 0) == needs(fast, 0) == [(0, (2,), False)]
 
 
-def test_ranks_that_all_do_the_same_fold_where_there_are_as_many_as_it_is_worth() -> None:
+def test_ranks_that_all_do_the_same_fold_from_the_number_on_that_pays_off() -> None:
     scenario = loads("world: 8\nbackend: nccl\nprogram:\n  - all_reduce: {tensor: {shape: [4]}}\n")
     program = lower(scenario)
     cost, profiles = [cost_model(scenario, program, None)], [BACKEND_PROFILES["nccl"]]
@@ -682,7 +682,7 @@ def test_ranks_that_all_do_the_same_fold_where_there_are_as_many_as_it_is_worth(
     assert representative_program(program, cost, profiles, worth=8.5) is None
 
 
-def test_places_in_a_group_are_no_ranks_of_the_world() -> None:
+def test_places_in_a_group_are_not_global_ranks() -> None:
     """Rank 1 is the first of three and their root: it waits for rank 3, while rank 2 has its part
     and goes on.
     """
@@ -709,7 +709,7 @@ def settled(program: Program) -> FinalState:
     ("ranks", "rank", "there"),
     [((0, 1, 2), 2, True), ((0, 1, 2), 3, False), ((2, 0), 2, True), ((2, 0), 1, False)],
 )
-def test_a_rank_is_among_others_in_whatever_order_they_stand(
+def test_membership_of_a_rank_does_not_depend_on_the_order_of_the_ranks(
     ranks: tuple[int, ...], rank: int, there: bool
 ) -> None:
     assert is_member(ranks, rank) == there
@@ -738,7 +738,7 @@ program:
 
 
 @pytest.mark.parametrize(("text", "waits"), [(GATHERED, (0, 0, (2,))), (BEHIND, (1, 1, (0,)))])
-def test_who_stands_still_waits_for_those_who_have_not_come_to_what_is_ahead(
+def test_blocked_ranks_wait_for_ranks_that_have_not_reached_the_call(
     text: str, waits: tuple[int, int, tuple[int, ...]]
 ) -> None:
     """A root lacks no member that came at once; whoever waits for a launch that has not begun lacks
@@ -763,7 +763,7 @@ def test_who_stands_still_waits_for_those_who_have_not_come_to_what_is_ahead(
 # --- room in buffers ---
 @pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (3, 1)])
 @pytest.mark.parametrize("early", [0, 1])
-def test_a_buffer_holds_exactly_its_bytes(sizes: tuple[int, ...], early: int) -> None:
+def test_a_buffer_has_exactly_its_bytes(sizes: tuple[int, ...], early: int) -> None:
     """Two ranks that send 16 bytes in all before they receive, in one message or two, into 16 bytes
     of buffer, and into one byte less.
     """
@@ -798,7 +798,7 @@ def test_a_buffer_holds_exactly_its_bytes(sizes: tuple[int, ...], early: int) ->
 
 # --- many that differ ---
 @pytest.mark.parametrize(("ranks", "refused"), [(2048, False), (2049, True)])
-def test_calls_that_differ_in_more_ways_than_can_be_compared_are_refused_with_an_estimate(
+def test_calls_with_too_many_differences_are_refused_with_an_estimate(
     ranks: int, refused: bool
 ) -> None:
     """Each rank reduces another size: 2049 x 2049 comparisons are more than 2^22."""

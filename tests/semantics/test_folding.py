@@ -51,26 +51,26 @@ def _of_random(found: dict[int, Compared]) -> list[Compared]:
 
 
 @pytest.mark.parametrize("first", range(0, QUICK, CHUNK))
-def test_random_programs_of_many_ranks_come_to_the_same_folded(first: int) -> None:
+def test_random_programs_of_many_ranks_give_the_same_result_folded(first: int) -> None:
     """With slow and late ranks and slow links among them; some of them fold."""
     _of_random(_random(range(first, first + CHUNK)))
 
 
-def test_among_the_random_programs_that_fold_some_stand_still() -> None:
+def test_some_of_the_random_programs_that_fold_hang() -> None:
     ended = Counter(one.outcome for one in _random(range(60)).values() if one.folded)
 
     assert min(ended["hangs"], ended["completes"]) > 1
 
 
 @pytest.mark.slow
-def test_two_thousand_random_programs_come_to_the_same_folded() -> None:
+def test_two_thousand_random_programs_give_the_same_result_folded() -> None:
     folded = _of_random(_random(range(10_000, 10_000 + MANY)))
 
     assert len(folded) > MANY // 8
     assert Counter(one.outcome for one in folded)["hangs"] > 0
 
 
-def test_the_scenarios_come_to_the_same_folded() -> None:
+def test_scenarios_give_the_same_result_folded() -> None:
     files = sorted((ROOT / "scenarios").glob("*.yaml"))
     found = {path.stem: compared(load(str(path))) for path in files}
 
@@ -78,7 +78,7 @@ def test_the_scenarios_come_to_the_same_folded() -> None:
     assert sum(one.folded for one in found.values()) > 5
 
 
-def test_one_replica_stands_for_all_and_every_rank_keeps_its_times() -> None:
+def test_one_replica_represents_all_and_every_rank_keeps_its_times() -> None:
     scenario = loads(DATA_PARALLEL)
     folded, whole = simulate(scenario, fold=True), simulate(scenario, fold=False)
 
@@ -91,7 +91,7 @@ def test_one_replica_stands_for_all_and_every_rank_keeps_its_times() -> None:
     assert len(folded.run.trace) == len(whole.run.trace)
 
 
-def test_a_slow_rank_keeps_its_replica_and_its_groups_apart_and_no_more() -> None:
+def test_a_slow_rank_separates_only_its_replica_and_its_groups() -> None:
     scenario = loads(DATA_PARALLEL + "faults: [{kind: slow, rank: 37, factor: 2}]\n")
     one = compared(scenario)
 
@@ -100,7 +100,7 @@ def test_a_slow_rank_keeps_its_replica_and_its_groups_apart_and_no_more() -> Non
     assert 4 < one.kept <= 16
 
 
-def test_where_each_rank_is_another_nothing_folds() -> None:
+def test_nothing_folds_if_every_rank_is_different() -> None:
     """A message travels down all ranks: each gets it later than the one before."""
     chain = """
 world: 16
@@ -112,13 +112,13 @@ program:
     assert not compared(loads(chain)).folded
 
 
-def test_what_does_not_fold_and_is_too_large_is_refused_with_an_estimate() -> None:
+def test_a_program_that_does_not_fold_and_is_too_large_is_refused_with_an_estimate() -> None:
     text = "world: 4096\nbackend: gloo\nseed: 1\njitter: 0.1\nprogram:\n  - repeat: {times: 2000, steps: [compute: {time: 1 us}]}\n"
     with pytest.raises(UsageError, match="8,192,000 calls on 4,096 ranks: about"):
         simulate(loads(text))
 
 
-def test_a_large_program_folds_by_itself_and_says_the_same() -> None:
+def test_a_large_program_folds_automatically_with_the_same_result() -> None:
     """One iteration of a pipeline on 1024 ranks: eight of them stand for the others."""
     scenario = load(str(ROOT / "benchmarks" / "pipeline.yaml"), ["mesh.dp=16", "world=128"])
     folded, whole = simulate(scenario), simulate(scenario, fold=False)
@@ -147,9 +147,7 @@ program:
 """
 
 
-def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_of_them_alone() -> (
-    None
-):
+def test_a_backend_without_valid_representatives_is_checked_with_all_ranks() -> None:
     """A broadcast of gloo goes down a tree, so that each place of a group has times of its own;
     nccl has no such thing.
     """
@@ -167,7 +165,7 @@ def test_a_back_end_under_which_ranks_do_not_stand_for_all_is_checked_with_all_o
     )
 
 
-def test_a_rank_that_is_late_twice_is_late_by_both_in_columns_too() -> None:
+def test_delays_of_a_rank_add_up_in_column_form_too() -> None:
     text = """
 world: 9
 backend: nccl
@@ -190,7 +188,7 @@ faults: [{kind: late, ranks: 7, delay: 2 ms}, {kind: late, ranks: 7, delay: 3 ms
         ("nccl", "rank // 2 % 2 == 1", "wait: all"),
     ],
 )
-def test_who_is_missing_of_a_tree_or_as_its_root_is_told_apart_and_stands_for_nobody(
+def test_a_rank_missing_from_a_tree_or_as_its_root_is_not_represented_by_another(
     backend: str, comes: str, then: str
 ) -> None:
     """gloo's broadcast runs down a tree: of the ranks that do not come each holds up others. In the

@@ -197,7 +197,7 @@ class History:
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
-def test_every_row_starts_meets_is_due_and_is_done_in_this_order_and_once(first: int) -> None:
+def test_every_row_starts_matches_is_due_and_completes_once_in_this_order(first: int) -> None:
     """Of its back end and of one reading. What a collective's member or a message has met is told
     before it is due.
     """
@@ -216,7 +216,7 @@ def test_every_row_starts_meets_is_due_and_is_done_in_this_order_and_once(first:
     assert found == {}
 
 
-def test_who_need_not_be_told_of_starts_is_told_of_all_else_alike() -> None:
+def test_a_listener_that_ignores_starts_gets_all_other_events() -> None:
     """A batch that is one launch is told all the same; the run ends in the same state."""
     for seed in range(draws(40)):
         program = program_of(scenario(seed))

@@ -30,7 +30,7 @@ EVERYBODY = "  - all_reduce: {tensor: {shape: [1]}}\n"
     ],
     ids=["first", "one is in another", "the other has ended", "both are in another"],
 )
-def test_members_find_each_other_where_they_are_in_equally_many_groups(before, outcome, backend):
+def test_members_find_each_other_if_they_are_in_equally_many_groups(before, outcome, backend):
     found = simulate(loads(HEAD.replace("BACKEND", backend) + before + LOCAL + USE_B))
 
     assert found.outcome == outcome
@@ -38,7 +38,7 @@ def test_members_find_each_other_where_they_are_in_equally_many_groups(before, o
     assert told is (outcome == "hangs")  # on nccl too, where they stand in the first use
 
 
-def test_groups_of_the_file_count_as_well():
+def test_groups_declared_in_the_file_are_counted():
     found = simulate(
         loads("world: 3\nbackend: gloo\ngroups: {a: [0, 2]}\nprogram:\n" + LOCAL + USE_A + USE_B)
     )
@@ -51,7 +51,7 @@ def test_groups_of_the_file_count_as_well():
     [(USE_A, "completes"), (END_A + "    ranks: 2\n", "raises")],
     ids=["collective", "second end"],
 )
-def test_a_group_that_was_destroyed_is_told_and_does_what_gloo_does_with_it(late, outcome):
+def test_using_a_destroyed_group_is_reported_and_behaves_like_gloo(late, outcome):
     """Run: collectives still go through, a second destroy is a ValueError."""
     found = simulate(loads(HEAD.replace("BACKEND", "gloo") + OTHER + USE_A + END_A + late))
 
@@ -59,7 +59,7 @@ def test_a_group_that_was_destroyed_is_told_and_does_what_gloo_does_with_it(late
     assert {f.code for f in found.findings} == {"DS108"}
 
 
-def test_the_world_stays_where_one_group_is_destroyed_for_real():
+def test_the_real_world_group_survives_destroying_another_group():
     pytest.importorskip("torch")
     from tests.support.real_runs import run, written
 
@@ -69,7 +69,7 @@ def test_the_world_stays_where_one_group_is_destroyed_for_real():
     )
 
 
-def test_two_groups_of_the_same_members_are_two():
+def test_two_groups_with_the_same_members_are_different():
     """Of the members alone, too: what comes on one does not meet what comes on the other."""
     uses = "".join(
         f"  - all_reduce: {{tensor: {{shape: [1]}}, group: {group}}}\n    ranks: {rank}\n"
@@ -97,7 +97,7 @@ USE_C = USE_B.replace("group: b", "group: c")
 @pytest.mark.parametrize(
     ("backend", "possible"), [("gloo", ("hangs", "completes")), ("nccl", ("undefined",))]
 )
-def test_a_local_group_that_is_made_again_has_the_name_of_before(backend, possible):
+def test_a_recreated_local_group_has_its_previous_name(backend, possible):
     """Run on gloo (distsim.semantics.form.group_creation): whether it hangs is luck. The help says
     what torch does and what to write.
     """
@@ -109,7 +109,7 @@ def test_a_local_group_that_is_made_again_has_the_name_of_before(backend, possib
 
 
 @pytest.mark.parametrize(("backend", "outcome"), [("gloo", "hangs"), ("nccl", "undefined")])
-def test_made_in_each_iteration_it_is_made_again(backend, outcome):
+def test_a_group_created_in_each_iteration_is_recreated(backend, outcome):
     found = simulate(
         loads(
             "iterations: 2\n"
@@ -129,7 +129,7 @@ def test_made_in_each_iteration_it_is_made_again(backend, outcome):
     ],
     ids=["in one group more", "in a new world"],
 )
-def test_made_again_under_another_name_it_completes(between):
+def test_a_group_recreated_under_another_name_completes(between):
     again = LOCAL.replace("name: b", "name: c")
     start = HEAD.replace("BACKEND", "gloo") + "  - init_process_group: {}\n"
 
@@ -145,7 +145,7 @@ def in_store(text, *prefixes):
     return text
 
 
-def test_groups_with_stores_of_their_own_need_no_equal_numbers_and_may_come_again_for_real():
+def test_real_groups_with_their_own_stores_need_no_equal_counts_and_can_be_recreated():
     pytest.importorskip("torch")
     from tests.support.real_runs import run, written
 
@@ -173,7 +173,7 @@ def test_groups_with_stores_of_their_own_need_no_equal_numbers_and_may_come_agai
     ],
     ids=["twice", "two"],
 )
-def test_a_prefix_that_is_used_twice_or_differs_hangs_and_is_told(text, told):
+def test_a_reused_or_different_prefix_hangs_and_is_reported(text, told):
     found = simulate(loads(HEAD.replace("BACKEND", "gloo") + text))
 
     assert found.outcome == "hangs"
@@ -181,7 +181,7 @@ def test_a_prefix_that_is_used_twice_or_differs_hangs_and_is_told(text, told):
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_a_name_that_is_still_held_is_refused(backend):
+def test_a_name_still_in_use_is_refused(backend):
     """Run on gloo: ValueError on every member. The name is the members' and the number of groups
     held, which is as before here.
     """
@@ -199,7 +199,7 @@ def test_a_name_that_is_still_held_is_refused(backend):
     assert "use the existing group with this name" in told.help[0]
 
 
-def test_mpi_makes_no_group_of_the_members_alone():
+def test_mpi_cannot_create_a_group_from_its_members_alone():
     found = check_scenario(loads(HEAD.replace("BACKEND", "mpi") + LOCAL + USE_B))
 
     assert found.profiles["mpi"].outcome == "raises"

@@ -65,7 +65,7 @@ def ran(n: int, programs: dict[int, list[dict[str, Any]]], profile: BackendProfi
 
 @settings(max_examples=draws(150), deadline=None)
 @given(unlike(), st.sampled_from(sorted(ALL)))
-def test_judged_by_its_neighbours_or_by_all_a_newcomer_leads_to_the_same_end(
+def test_comparing_a_new_call_with_its_neighbours_or_with_all_gives_the_same_result(
     drawn: tuple[int, Any], name: str
 ) -> None:
     """Of every profile, whoever comes when, whoever is missing, and who dies meanwhile."""

@@ -86,7 +86,7 @@ def host_waits(row: dict[str, Any]) -> list[bool]:
     [(version, k) for version, rows in RECORDED.items() for k in range(len(rows))],
     ids=str,
 )
-def test_a_call_keeps_the_host_where_it_connects_something_as_nccl_was_seen_to(
+def test_a_call_blocks_the_host_if_it_connects_something_as_observed_on_nccl(
     version: str, number: int
 ):
     row = RECORDED[version][number]
@@ -114,7 +114,7 @@ program:
 """
 
 
-def test_of_a_call_that_returns_at_once_and_stands_still_it_is_said_why():
+def test_a_call_that_returns_at_once_and_then_hangs_is_explained():
     """In simulate and in check; not of one that waits on every back end, nor where the device
     stands still.
     """
@@ -146,7 +146,7 @@ program:
 """
 
 
-def test_launches_that_connect_other_directions_are_told_with_both_calls():
+def test_launches_that_connect_different_directions_are_reported_with_both_calls():
     (told,) = (one for one in check_scenario(loads(ASYMMETRIC)).findings if one.code == "DS705")
 
     assert [place.line for place in told.places] == [6, 7]
@@ -184,9 +184,7 @@ ANEW = {
         ("a group that nobody uses", [True, False, False]),
     ],
 )
-def test_what_is_made_anew_is_connected_anew_and_nothing_else(
-    what: str, waits: list[bool], init: str
-):
+def test_only_recreated_communicators_connect_again(what: str, waits: list[bool], init: str):
     text = f"world: 2\nbackend: nccl\noptions: {{init: {init}}}\ntensors: {{x: {{shape: [4]}}}}\nprogram:\n{ANEW[what]}"
     found = simulate(loads(text))
     trace = found.run.trace
@@ -215,7 +213,7 @@ def clash(*ranks: list[dict[str, Any]], init: str = "lazy") -> list[tuple[int, i
     ("init", "together", "sends", "after"),
     [("lazy", [], [(0, 0)], [(1, 1)]), ("eager", [(0, 0)], [(0, 0)], [])],
 )
-def test_a_batch_is_on_its_groups_communicator_and_a_message_alone_on_it_only_where_that_is_made_at_the_start(
+def test_a_batch_uses_the_communicator_of_its_group_and_a_single_message_only_if_eager(
     init: str,
     together: list[tuple[int, int]],
     sends: list[tuple[int, int]],
@@ -244,7 +242,7 @@ def test_a_batch_is_on_its_groups_communicator_and_a_message_alone_on_it_only_wh
     assert clash([parts, batch, wait], [parts, *reversed(other), wait], init=init) == []
 
 
-def test_a_rank_that_leaves_a_round_out_connects_in_the_rounds_that_it_makes():
+def test_a_rank_that_skips_a_round_connects_in_the_rounds_that_it_makes():
     """Two pairs of which all send first: one in both rounds, the other in the second alone."""
     pair = "rank + 1 - 2 * (rank % 2)"
     text = "name: t\nworld: 4\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram:\n  - repeat: {times: 2, index: i, steps: [\n"

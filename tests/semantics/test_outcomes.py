@@ -12,7 +12,7 @@ KEPT = json.loads(DATA.read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("name", dict(cases()))
-def test_what_comes_of_a_program_is_what_is_kept(name: str) -> None:
+def test_the_outcome_of_a_program_is_the_recorded_one(name: str) -> None:
     """Every way to run it says so. Where a change is meant: `python -m
     tests.support.outcome_table`, and say why in the change.
     """
@@ -24,7 +24,7 @@ def test_what_comes_of_a_program_is_what_is_kept(name: str) -> None:
     assert list(KEPT[name]) == list(now)
 
 
-def test_every_way_to_run_a_kept_program_gives_one_answer() -> None:
+def test_every_way_to_run_a_recorded_program_gives_the_same_result() -> None:
     """Where the file has two, two ways differ: a question to settle first (tests/data/settled)."""
     assert list(KEPT) == list(dict(cases()))
     assert {name for name, rows in KEPT.items() for said in rows.values() if len(said) > 1} == set()

@@ -84,17 +84,17 @@ def both_ways(first: str, second: str, numel: int, **more: Any) -> list[list[dic
         ("buffered", LARGE, False),
     ],
 )
-def test_head_to_head_sends(profile: str, numel: int, hangs: bool) -> None:
+def test_sends_to_each_other_hang_unless_buffered(profile: str, numel: int, hangs: bool) -> None:
     assert stuck(profile, *both_ways("send", "recv", numel)) == ((0, 1) if hangs else ())
 
 
 @pytest.mark.parametrize("profile", [*BACKEND_PROFILES, *CONTRACT_READINGS])
-def test_head_to_head_receives_hang_everywhere(profile: str) -> None:
+def test_receives_from_each_other_hang_on_every_backend(profile: str) -> None:
     assert stuck(profile, *both_ways("recv", "send", SMALL)) == (0, 1)
 
 
 @pytest.mark.parametrize(("profile", "hangs"), [("gloo", True), ("mpi", False), ("nccl", False)])
-def test_ring_that_sends_first(profile: str, hangs: bool) -> None:
+def test_a_ring_that_sends_first_hangs_unless_buffered(profile: str, hangs: bool) -> None:
     """NCCL, lazily: each pair's communicator is made by both, so on a ring every rank waits in its
     making: the host hangs.
     """
@@ -119,7 +119,7 @@ def exchange(numel: int) -> list[list[dict[str, Any]]]:
     ]
 
 
-def test_isend_and_irecv_both_ways() -> None:
+def test_isend_and_irecv_in_both_directions_complete() -> None:
     """Gloo: fine at every size. NCCL, lazily: one pair, one stream, so it serialises; small passes
     by credit (N10).
     """
@@ -133,7 +133,7 @@ def test_isend_and_irecv_both_ways() -> None:
     assert stuck("nccl", *exchange(SMALL), options={"buffsize": 0, **CONNECTED}) == (0, 1)
 
 
-def test_batch_both_ways_completes_on_nccl_at_every_size() -> None:
+def test_a_batch_in_both_directions_completes_on_nccl_at_every_size() -> None:
     batch = [
         [{"op": "batch", "ops": [to(p, "isend", numel=LARGE), to(p, "irecv", numel=LARGE)]}]
         for p in (1, 0)
@@ -142,7 +142,7 @@ def test_batch_both_ways_completes_on_nccl_at_every_size() -> None:
     assert stuck("gloo", *batch) == ()
 
 
-def test_surplus_op_of_a_batch_hangs_its_own_request_on_gloo_and_the_whole_batch_on_nccl() -> None:
+def test_a_surplus_part_of_a_batch_hangs_its_request_on_gloo_and_the_whole_batch_on_nccl() -> None:
     """N11: a batch is one unit. Rank 2 needs the first message only."""
     ranks: list[list[dict[str, Any]]] = [
         [
@@ -174,7 +174,7 @@ def test_crossed_tags_deadlock_on_gloo_and_swap_data_on_nccl() -> None:
 
 
 @pytest.mark.parametrize("pick", [0, -1])
-def test_who_waits_for_the_root_alone_leaves_whichever_of_the_two_comes_first(pick: int) -> None:
+def test_ranks_that_wait_only_for_the_root_return_whichever_arrives_first(pick: int) -> None:
     """Rank 1 takes a broadcast's part from rank 0, which makes an all_reduce in its place and waits
     for rank 2, who never comes.
     """
@@ -189,12 +189,12 @@ def test_who_waits_for_the_root_alone_leaves_whichever_of_the_two_comes_first(pi
     assert blocked_state_at(rules, state).stuck == (0,)
 
 
-def test_groups_never_match_each_other() -> None:
+def test_calls_of_different_groups_never_match() -> None:
     ranks = [[to(1, group="a")], [to(0, "recv", group="b")]]
     assert stuck("gloo", *ranks, groups={"a": [0, 1], "b": [0, 1]}) == (0, 1)
 
 
-def test_credit_is_spent_by_messages_in_flight_and_given_back_by_receives() -> None:
+def test_messages_in_flight_use_credit_and_receives_return_it() -> None:
     """Three messages of 4 bytes into 8 bytes of buffer: the third waits for the first receive."""
     sends = [to(1, numel=1) for _ in range(3)]
     options = {"buffsize": 8, **CONNECTED}
@@ -205,7 +205,7 @@ def test_credit_is_spent_by_messages_in_flight_and_given_back_by_receives() -> N
     assert still.blocked[0].needs == (WaitDependency(2, -1, (1,)),)
 
 
-def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
+def test_a_small_message_does_not_overtake_one_that_waits_for_credit() -> None:
     """Messages of 12, 12 and 4 bytes into 16 bytes of buffer: the third would fit beside the first,
     but the second is before it.
     """
@@ -222,7 +222,7 @@ def test_a_small_message_does_not_overtake_one_that_waits_for_room() -> None:
 # --- dropped requests ---
 
 
-def test_dropped_isend_never_arrives_on_gloo_unless_the_receive_was_there() -> None:
+def test_a_dropped_isend_never_arrives_on_gloo_unless_its_receive_was_posted() -> None:
     """G4."""
     early = [[to(1, "isend"), to(1, tag=9)], [to(0, "recv", tag=9), to(0, "recv")]]
     assert stuck("gloo", *early) == (1,)
@@ -234,7 +234,7 @@ def test_dropped_isend_never_arrives_on_gloo_unless_the_receive_was_there() -> N
     assert stuck("nccl", *early) == ()
 
 
-def test_dropped_request_ends_the_process_on_mpi() -> None:
+def test_a_dropped_request_ends_the_process_on_mpi() -> None:
     ends = end("mpi", [to(1, "isend")], [to(0, "recv")]).ends
     assert [e.status for e in ends] == ["crashed", "ended"]
 
@@ -243,7 +243,7 @@ def test_dropped_request_ends_the_process_on_mpi() -> None:
 
 
 @pytest.mark.parametrize("profile", [*BACKEND_PROFILES, *CONTRACT_READINGS])
-def test_rank_that_skips_a_barrier_leaves_the_others_waiting(profile: str) -> None:
+def test_a_rank_that_skips_a_barrier_blocks_the_others(profile: str) -> None:
     still = end(profile, [{"op": "barrier"}], [{"op": "barrier"}], [])
     assert still.stuck == (0, 1)
     if profile == "nccl":
@@ -253,14 +253,14 @@ def test_rank_that_skips_a_barrier_leaves_the_others_waiting(profile: str) -> No
     assert {need.ranks for b in still.blocked for need in b.needs} == {(2,)}
 
 
-def test_broadcast_leaves_by_the_tree_on_gloo() -> None:
+def test_ranks_return_from_a_broadcast_along_the_tree_on_gloo() -> None:
     """2.5, n = 4: rank 0 returned without rank 3; rank 1, the parent of 3, waited."""
     call = {"op": "broadcast", "root": 0, "numel": 4}
     assert stuck("gloo", [call], [call], [call], []) == (1,)
     assert stuck("nccl", [call], [call], [call], []) == (0, 1, 2)
 
 
-def test_rooted_collectives_by_reading() -> None:
+def test_each_variant_decides_which_ranks_a_rooted_collective_waits_for() -> None:
     """Rank 2 comes to neither; early: only the root waits; buffered: the root of a broadcast goes
     on too.
     """
@@ -269,7 +269,7 @@ def test_rooted_collectives_by_reading() -> None:
     assert [stuck(r, [broadcast], [broadcast], []) for r in CONTRACT_READINGS] == [(0, 1), (0,), ()]
 
 
-def test_other_kind_hangs_on_gloo_and_is_undefined_on_nccl() -> None:
+def test_a_different_operation_hangs_on_gloo_and_is_undefined_on_nccl() -> None:
     """G5, N4."""
     ranks: list[list[dict[str, Any]]] = [
         [{"op": "all_reduce", "numel": 4}],
@@ -284,7 +284,7 @@ def test_other_kind_hangs_on_gloo_and_is_undefined_on_nccl() -> None:
     assert [(e.fields[0], e.outcome) for e in told] == [("op", "undefined")]
 
 
-def test_reduce_scatter_shares_the_slot_of_all_reduce_on_gloo() -> None:
+def test_reduce_scatter_matches_all_reduce_on_gloo() -> None:
     """As one of the whole input where that is one tensor; of a list each part is one by itself
     (run: of 1 both wait, of 4 it aborts).
     """
@@ -296,7 +296,7 @@ def test_reduce_scatter_shares_the_slot_of_all_reduce_on_gloo() -> None:
     assert [e.status for e in end("gloo", *ranks).ends] == ["raised", "crashed"]
 
 
-def test_gather_with_different_roots_lets_go_who_shares_the_roots_view_on_gloo() -> None:
+def test_a_gather_with_different_roots_lets_ranks_with_the_same_root_return_on_gloo() -> None:
     gather = [[{"op": "gather", "root": root, "numel": 4}] for root in (0, 0, 2, 0)]
     assert stuck("gloo", *gather) == (0, 2)
 
@@ -319,7 +319,7 @@ def workers(blocked: int) -> list[list[dict[str, Any]]]:
     ]
 
 
-def test_two_blocked_collectives_use_up_the_workers_of_gloo() -> None:
+def test_two_blocked_collectives_occupy_the_workers_of_gloo() -> None:
     """G7: with one blocked the broadcast completes, with two it does not."""
     assert stuck("gloo", *workers(1)) == ()
     still = end("gloo", *workers(2))
@@ -340,7 +340,7 @@ def overlap(is_async: bool) -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("profile", ["gloo", "mpi", "nccl"])
-def test_overlapping_groups_in_opposite_order(profile: str) -> None:
+def test_overlapping_groups_in_opposite_order_hang(profile: str) -> None:
     """G9: blocking deadlocks. Async works on gloo; one worker of MPI takes them in order; on NCCL
     the first use of a communicator is a rendezvous of the hosts (N8), and so is that of one which
     eager init has made (N9)."""
@@ -360,7 +360,7 @@ def test_overlapping_groups_in_opposite_order(profile: str) -> None:
     ) == (0, 1)
 
 
-def test_batch_as_the_first_use_of_a_communicator_needs_all_ranks_of_the_group() -> None:
+def test_a_batch_as_first_use_of_a_communicator_needs_all_ranks_of_the_group() -> None:
     """N8."""
     pair = [[{"op": "batch", "ops": [to(1 - r, "isend"), to(1 - r, "irecv")]}] for r in (0, 1)]
     assert stuck("nccl", *pair, []) == (0, 1)
@@ -368,7 +368,7 @@ def test_batch_as_the_first_use_of_a_communicator_needs_all_ranks_of_the_group()
     assert stuck("gloo", *pair, []) == ()
 
 
-def test_collective_behind_a_blocked_message_on_one_communicator() -> None:
+def test_a_collective_behind_a_blocked_message_on_one_communicator_hangs() -> None:
     """Send before, receive after an all_reduce: eager init has one communicator, lazily made pairs
     are apart (2.1).
     """
@@ -378,7 +378,7 @@ def test_collective_behind_a_blocked_message_on_one_communicator() -> None:
     assert stuck("gloo", *ranks) == ()
 
 
-def test_nccl_host_runs_ahead_and_the_device_stands_still() -> None:
+def test_on_nccl_the_host_runs_ahead_and_the_device_blocks() -> None:
     ranks = (
         [{"op": "barrier"}, to(1, "recv"), {"op": "compute", "time_ns": 5}],
         [{"op": "barrier"}, to(0, "recv")],
@@ -388,13 +388,13 @@ def test_nccl_host_runs_ahead_and_the_device_stands_still() -> None:
     assert still.blocked[0].needs == (WaitDependency(1, -1, (1,)),)
 
 
-def test_blocking_wait_stops_the_host_in_the_call() -> None:
+def test_a_blocking_wait_blocks_the_host_in_the_call() -> None:
     ranks = [[{"op": "barrier"}, to(1, "recv")], [{"op": "barrier"}, to(0, "recv")]]
     still = end("nccl", *ranks, options={"blocking_wait": True})
     assert [b.position for b in still.blocked] == [1, 1]
 
 
-def test_collective_knows_who_has_come_until_all_are_there() -> None:
+def test_a_collective_lists_its_arrived_ranks_until_all_have_arrived() -> None:
     rules = TransitionRules(
         build_program(3, {r: [{"op": "barrier"}] for r in range(3)}),
         CONTRACT_READINGS["rendezvous"],
@@ -411,7 +411,7 @@ def test_collective_knows_who_has_come_until_all_are_there() -> None:
 # --- any source ---
 
 
-def test_any_source_receive_offers_every_sender_and_refuses_on_nccl() -> None:
+def test_a_wildcard_receive_offers_every_sender_and_raises_on_nccl() -> None:
     program = build_program(3, {0: [to(None, "recv"), to(None, "recv")], 1: [to(0)], 2: [to(0)]})
     rules = TransitionRules(program, BACKEND_PROFILES["gloo"])
     state = rules.initial()
@@ -429,9 +429,7 @@ def test_any_source_receive_offers_every_sender_and_refuses_on_nccl() -> None:
     )
 
 
-def test_message_goes_to_the_earliest_receive_that_accepts_it_and_on_gloo_to_the_specific_one() -> (
-    None
-):
+def test_a_message_goes_to_the_earliest_matching_receive_and_on_gloo_to_the_named_one() -> None:
     ranks = [[to(None, "irecv", handle="a"), to(1, "irecv", handle="b"), WAIT], [to(0)], []]
     assert end("rendezvous", *ranks).blocked[0].needs == (WaitDependency(1, -1, (1,)),)
     assert end("gloo", *ranks).blocked[0].needs == (WaitDependency(0, -1, (1, 2), any=True),)
@@ -440,7 +438,7 @@ def test_message_goes_to_the_earliest_receive_that_accepts_it_and_on_gloo_to_the
 # --- ends ---
 
 
-def test_invalid_call_raises_on_its_rank_and_the_others_go_on() -> None:
+def test_an_invalid_call_raises_on_its_rank_and_the_others_continue() -> None:
     still = end("rendezvous", [to(7), to(1)], [to(0, "recv")], [{"op": "compute", "time_ns": 1}])
     assert [(e.status, e.position) for e in still.ends] == [
         ("raised", 0),
@@ -449,7 +447,7 @@ def test_invalid_call_raises_on_its_rank_and_the_others_go_on() -> None:
     ]
 
 
-def test_exit_leaves_and_fail_raises() -> None:
+def test_exit_ends_a_rank_and_fail_raises() -> None:
     still = end(
         "mpi",
         [{"op": "exit", "code": 3}, {"op": "barrier"}],
@@ -460,7 +458,7 @@ def test_exit_leaves_and_fail_raises() -> None:
     assert ends == [("ended", 0, "exit 3"), ("raised", 0, "out of memory"), ("ended", 0, "")]
 
 
-def test_rank_that_is_killed_raises_its_partners_on_gloo_and_hangs_them_elsewhere() -> None:
+def test_a_killed_rank_makes_its_partners_raise_on_gloo_and_hang_elsewhere() -> None:
     """G13."""
     barrier = {"op": "barrier"}
     for profile, status in (("gloo", "raised"), ("nccl", "blocked"), ("mpi", "blocked")):
@@ -470,7 +468,7 @@ def test_rank_that_is_killed_raises_its_partners_on_gloo_and_hangs_them_elsewher
         assert [(e.status, e.position) for e in still.ends] == [(status, 1), ("killed", 1)], profile
 
 
-def test_absent_rank_blocks_all_others_before_their_first_call() -> None:
+def test_an_absent_rank_blocks_all_others_before_their_first_call() -> None:
     for profile in BACKEND_PROFILES:
         still = end(
             profile, [{"op": "compute", "time_ns": 1}], [], [], faults=(RankFault(2, "absent"),)
@@ -481,7 +479,7 @@ def test_absent_rank_blocks_all_others_before_their_first_call() -> None:
         )
 
 
-def test_receive_too_small_aborts_the_receiver_on_gloo_and_the_send_succeeds() -> None:
+def test_a_too_small_receive_aborts_the_receiver_on_gloo_and_the_send_succeeds() -> None:
     """G14."""
     still = end("gloo", [to(1, numel=8)], [to(0, "recv", numel=4)])
     assert [e.status for e in still.ends] == ["ended", "crashed"]
@@ -489,12 +487,12 @@ def test_receive_too_small_aborts_the_receiver_on_gloo_and_the_send_succeeds() -
     assert [e.status for e in still.ends] == ["ended", "ended"]
 
 
-def test_collective_with_a_smaller_buffer_aborts_that_rank_on_gloo() -> None:
+def test_a_collective_with_a_smaller_buffer_aborts_that_rank_on_gloo() -> None:
     ranks = [[{"op": "all_reduce", "numel": n}] for n in (8, 8, 4)]
     assert [e.status for e in end("gloo", *ranks).ends] == ["raised", "raised", "crashed"]
 
 
-def test_splits_that_disagree_are_seen_when_all_are_there() -> None:
+def test_inconsistent_splits_are_detected_when_all_ranks_have_arrived() -> None:
     def splits(given: list[int], got: list[int]) -> dict[str, Any]:
         return {"op": "all_to_all_single", "numel": 4, "in_splits": given, "out_splits": got}
 
@@ -505,7 +503,7 @@ def test_splits_that_disagree_are_seen_when_all_are_there() -> None:
     assert not [e for e in run(program, "rendezvous")[2] if isinstance(e, RowsMismatched)]
 
 
-def test_new_group_meets_the_world_under_the_contract_and_its_members_on_gloo() -> None:
+def test_new_group_waits_for_the_world_by_the_documentation_and_for_its_members_on_gloo() -> None:
     make = {"op": "new_group", "name": "g", "ranks": [0, 1]}
     ranks: list[list[dict[str, Any]]] = [
         [make, {"op": "barrier", "group": "g"}],
@@ -517,5 +515,5 @@ def test_new_group_meets_the_world_under_the_contract_and_its_members_on_gloo() 
     assert stuck("mpi", *ranks) == (0, 1)
 
 
-def test_messages_left_behind_are_named() -> None:
+def test_messages_without_a_receive_are_named() -> None:
     assert end("buffered", [to(1), to(1)], [to(0, "recv")]).unreceived == ((0, 1, -1),)

@@ -17,7 +17,7 @@ def test_messages_of_one_sender_keep_their_order() -> None:
     assert list(match.open_sends()) == [2]
 
 
-def test_boxes_are_apart() -> None:
+def test_channels_are_independent() -> None:
     match = MessageMatcher()
     match.send("a", 0, 1)
     match.receive("b", 0, 10)
@@ -25,7 +25,7 @@ def test_boxes_are_apart() -> None:
     assert match.meet("b", 0) is None
 
 
-def test_oldest_any_source_receive_may_take_the_oldest_message_of_each_sender() -> None:
+def test_the_oldest_wildcard_receive_may_take_the_oldest_message_of_each_sender() -> None:
     match = MessageMatcher()
     match.receive("box", ANY_SENDER, 10)
     match.receive("box", ANY_SENDER, 11)
@@ -36,7 +36,7 @@ def test_oldest_any_source_receive_may_take_the_oldest_message_of_each_sender() 
     assert match.takes() == [AnySourceMatch(11, 3), AnySourceMatch(11, 1)]
 
 
-def test_named_receive_behind_an_open_one_waits_for_it_unless_named_ones_go_first() -> None:
+def test_a_named_receive_behind_a_wildcard_waits_for_it_unless_named_ones_have_priority() -> None:
     for specific_first in (False, True):
         match = MessageMatcher(specific_first)
         match.receive("box", ANY_SENDER, 10)
@@ -46,7 +46,7 @@ def test_named_receive_behind_an_open_one_waits_for_it_unless_named_ones_go_firs
         assert match.takes() == ([] if specific_first else [AnySourceMatch(10, 1)])
 
 
-def test_named_receive_before_an_open_one_takes_the_message() -> None:
+def test_a_named_receive_before_a_wildcard_takes_the_message() -> None:
     match = MessageMatcher()
     match.receive("box", 1, 10)
     match.receive("box", ANY_SENDER, 11)
@@ -55,7 +55,7 @@ def test_named_receive_before_an_open_one_takes_the_message() -> None:
     assert match.meet("box", 1) == (1, 10)
 
 
-def test_withdrawn_items_meet_nobody() -> None:
+def test_withdrawn_items_match_nothing() -> None:
     match = MessageMatcher()
     match.send("box", 0, 1)
     assert match.withdraw("box", 1)
@@ -64,7 +64,7 @@ def test_withdrawn_items_meet_nobody() -> None:
     assert match.meet("box", 0) is None
 
 
-def test_key_forgets_how_many_receives_there_were() -> None:
+def test_the_key_does_not_depend_on_the_number_of_past_receives() -> None:
     one, two = MessageMatcher(), MessageMatcher()
     one.send("box", 0, 1)
     one.receive("box", 0, 9)

@@ -29,7 +29,9 @@ def end_of(rules: TransitionRules) -> RunState:
 @pytest.mark.parametrize("reading", list(CONTRACT_READINGS))
 @settings(max_examples=draws(120), deadline=None)
 @given(drawn=programs())
-def test_rules_agree_with_the_naive_simulator_on_who_is_stuck(reading: str, drawn: Drawn) -> None:
+def test_the_rules_agree_with_the_naive_simulator_on_blocked_ranks(
+    reading: str, drawn: Drawn
+) -> None:
     size, calls, groups = drawn
     rules = TransitionRules(build_program(size, calls, groups=groups), CONTRACT_READINGS[reading])
     assert (
@@ -65,7 +67,7 @@ def test_every_order_of_choices_ends_in_the_same_state(
 
 @settings(max_examples=draws(60), deadline=None)
 @given(drawn=programs())
-def test_what_hangs_in_a_weaker_reading_hangs_in_a_stronger_one(drawn: Drawn) -> None:
+def test_a_program_that_hangs_with_more_buffering_also_hangs_with_less(drawn: Drawn) -> None:
     size, calls, groups = drawn
     program = build_program(size, calls, groups=groups)
     stuck = [
@@ -77,7 +79,7 @@ def test_what_hangs_in_a_weaker_reading_hangs_in_a_stronger_one(drawn: Drawn) ->
 
 @settings(max_examples=draws(40), deadline=None)
 @given(drawn=programs(), steps=st.integers(0, 30))
-def test_applying_a_choice_leaves_the_given_state_alone(drawn: Drawn, steps: int) -> None:
+def test_applying_a_choice_does_not_change_the_given_state(drawn: Drawn, steps: int) -> None:
     size, calls, groups = drawn
     rules = TransitionRules(build_program(size, calls, groups=groups), BACKEND_PROFILES["gloo"])
     state = rules.initial()

@@ -35,14 +35,14 @@ def cases(*names: str) -> list[Any]:
 
 
 @pytest.mark.parametrize("path", cases())
-def test_a_settled_scenario_comes_out_as_settled(path: Path) -> None:
+def test_a_settled_scenario_has_its_settled_outcome(path: Path) -> None:
     assert [str(d) for d in unmet_expectations(simulate(load(str(path))))] == []
 
 
 @pytest.mark.parametrize(
     "path", cases("window_in_order", "blocked_since", "blocked_since_a_launch", "needs_of_the_wait")
 )
-def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
+def test_both_engines_report_a_settled_scenario_equally(path: Path) -> None:
     scenario = load(str(path))
     program = lower(scenario)
     profile, cost = BACKEND_PROFILES[program.backend], cost_model(scenario, program, None)
@@ -60,7 +60,7 @@ def test_both_engines_tell_a_settled_scenario_alike(path: Path) -> None:
     assert fast.trace["finished_ns"].tolist() == ordered.trace["finished_ns"].tolist()
 
 
-def test_a_collective_is_under_way_at_a_member_that_is_done_until_the_last_is() -> None:
+def test_a_collective_is_in_flight_at_a_returned_member_until_the_last_returns() -> None:
     """So a kernel beside the rest of it slows it down, and the run is made in the order of time."""
     scenario = load(str(next(path for path in SETTLED if path.stem == "uneven_prices")))
     program = lower(scenario)
@@ -76,7 +76,7 @@ def test_a_collective_is_under_way_at_a_member_that_is_done_until_the_last_is() 
 
 
 @pytest.mark.parametrize("path", cases("transfers_outlast_timeout", "launches_outlast_timeout"))
-def test_a_check_sees_a_timeout_that_runs_out(path: Path) -> None:
+def test_check_detects_a_timeout_that_expires(path: Path) -> None:
     """As the simulation does."""
     scenario = load(str(path))
     program = lower(scenario)
@@ -116,7 +116,7 @@ def test_a_program_that_exits_ends_as_one_that_reaches_its_end() -> None:
         assert exits == reaches_end
 
 
-def test_a_rank_is_blocked_since_it_waits_for_what_is_missing() -> None:
+def test_a_rank_is_blocked_from_the_moment_it_waits_for_something_missing() -> None:
     """The all_reduce is done before: the wait for the message begins when that ends."""
     found = simulate(load(str(next(path for path in SETTLED if path.stem == "blocked_since"))))
     trace = found.run.trace
@@ -151,9 +151,7 @@ def test_calls_that_differ_on_too_many_ranks_are_refused_with_an_estimate(
     assert simulate(loads(text + "all_reduce: {tensor: x}\n")).outcome != "completes"
 
 
-def test_every_set_of_partners_may_come_too_late_for_a_rank_that_leaves_with_seven_requests_open() -> (
-    None
-):
+def test_with_seven_requests_open_at_exit_every_set_of_partners_may_be_too_late() -> None:
     """Rank 0 leaves with five sends to rank 2 open, and one to each of ranks 1 and 3: any of these
     three may find itself alone.
     """
@@ -172,7 +170,7 @@ def test_every_set_of_partners_may_come_too_late_for_a_rank_that_leaves_with_sev
     assert stuck == {sets for count in range(4) for sets in combinations((1, 2, 3), count)}
 
 
-def test_each_member_of_a_broadcast_has_its_part_before_the_root_leaves_or_not() -> None:
+def test_each_member_of_a_broadcast_may_or_may_not_have_its_part_before_the_root_exits() -> None:
     """Under `early` each alone; under `rendezvous` all or none; and who is still blocked waits for
     the root.
     """
@@ -193,7 +191,7 @@ def test_each_member_of_a_broadcast_has_its_part_before_the_root_leaves_or_not()
     }
 
 
-def test_calls_that_differ_are_compared_once_for_each_way_in_which_they_do(
+def test_differing_calls_are_compared_once_per_kind_of_difference(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Members who say the same agree: who comes late to a collective of hundreds that differ is not

@@ -43,7 +43,7 @@ def differing(text: str, expect: str) -> list[str]:
         (HANG, "{values: {x: '?'}}"),
     ],
 )
-def test_what_came_out_as_expected_differs_in_nothing(text, expect):
+def test_an_outcome_as_expected_has_no_difference(text, expect):
     assert differing(text, expect) == []
 
 
@@ -70,18 +70,18 @@ def test_what_came_out_as_expected_differs_in_nothing(text, expect):
         (HANG, "{verdict: deadlock, depends_on: null}", ["depends_on"]),
     ],
 )
-def test_each_thing_that_differs_is_named(text, expect, named):
+def test_each_difference_from_the_expectation_is_named(text, expect, named):
     assert differing(text, expect) == named
 
 
-def test_low_precision_numbers_are_close_not_equal():
+def test_low_precision_numbers_are_compared_approximately():
     text = "world: 2\nbackend: gloo\ntensors: {x: {shape: [1], dtype: bfloat16, value: 0.1}}\nprogram:\n  - barrier\n"
 
     assert differing(text, "{values: {x: 0.1}}") == []
     assert differing(text, "{values: {x: 0.11}}") == ["x on rank 0", "x on rank 1"]
 
 
-def test_a_file_that_cannot_be_read_is_a_result_and_the_others_are_still_checked(tmp_path, cli):
+def test_an_unreadable_file_is_a_result_and_the_others_are_still_checked(tmp_path, cli):
     (tmp_path / "a.yaml").write_text("world: [\n", encoding="utf-8")
     (tmp_path / "b.yaml").write_text(SUM + "expect: {verdict: ok}\n", encoding="utf-8")
     (tmp_path / "c.yaml").write_text(SUM + "expect: {verdict: leak}\n", encoding="utf-8")
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_read_is_a_result_and_the_others_are_still_checked
     assert cli("test", tmp_path / "c.yaml").returncode == 1
 
 
-def test_folders_are_searched_and_a_path_that_is_not_there_is_refused(tmp_path):
+def test_directories_are_searched_and_a_missing_path_is_refused(tmp_path):
     deep = tmp_path / "deep" / "er"
     deep.mkdir(parents=True)
     empty = tmp_path / "empty"
@@ -118,7 +118,7 @@ def test_folders_are_searched_and_a_path_that_is_not_there_is_refused(tmp_path):
     ("text", "options", "status"),
     [(SUM, (), 0), (HANG, (), 1), (HANG, ("--backend", "mpi"), 1), (SUM, ("--set", "nope=1"), 2)],
 )
-def test_the_exit_status_of_simulate_is_1_on_error_findings_and_2_on_bad_input(
+def test_simulate_exits_with_1_on_error_findings_and_with_2_on_bad_input(
     tmp_path, cli, text, options, status
 ):
     """A deadlock of the contract stays an error where the back end's buffers hide it."""
@@ -136,6 +136,6 @@ def test_a_leak_is_a_warning_unless_strict(tmp_path, cli):
     assert cli("simulate", tmp_path / "s.yaml", "--strict").returncode == 1
 
 
-def test_the_old_key_for_all_other_ranks_is_refused_with_the_new_one() -> None:
+def test_the_former_key_for_all_other_ranks_is_refused_naming_the_new_one() -> None:
     with pytest.raises(ScenarioErrors, match="the key `else` has a new name: write `other_ranks`"):
         loads(SUM + "expect: {values: {x: {0: 6, else: 6}}}\n")

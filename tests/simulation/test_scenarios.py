@@ -20,7 +20,7 @@ each_scenario = pytest.mark.parametrize("path", ALL, ids=lambda p: f"{p.parent.n
 
 
 @each_scenario
-def test_the_output_is_the_one_beside_the_scenario(path, monkeypatch):
+def test_the_output_is_the_one_stored_next_to_the_scenario(path, monkeypatch):
     """After a wanted change: ``python -m tests.support.scenario_outputs``, then read the
     differences.
     """
@@ -30,13 +30,13 @@ def test_the_output_is_the_one_beside_the_scenario(path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", QUICK, ids=lambda p: f"{p.parent.name}/{p.stem}")
-def test_what_a_scenario_expects_comes_true(path):
+def test_a_scenario_meets_its_expectations(path):
     checked = check_expectations(path)
 
     assert (checked.status, [str(d) for d in checked.differences]) == ("passed", [])
 
 
-def test_a_scenario_says_what_it_teaches_and_what_must_come_out():
+def test_a_scenario_states_its_lesson_and_its_expected_outcome():
     wrong = []
     for path in ALL:
         scenario = load(str(path))
@@ -88,7 +88,7 @@ def test_every_collective_and_message_has_a_scenario():
     ] == []
 
 
-def test_there_is_no_output_without_its_scenario():
+def test_every_stored_output_has_a_scenario():
     outputs = {
         path.with_suffix("")
         for folder in {p.parent for p in SCENARIOS}

@@ -51,7 +51,7 @@ def test_the_critical_path_by_kind_adds_up_to_the_makespan(name: str) -> None:
     assert [row.ns for row in rows] == sorted((row.ns for row in rows), reverse=True)
 
 
-def test_twice_as_fast_brings_what_is_on_the_path_and_nothing_elsewhere() -> None:
+def test_doubling_the_speed_saves_only_time_on_the_critical_path() -> None:
     """Matrix products, copies and a message through the cards, one after the other; no link inside
     a node decides.
     """
@@ -80,7 +80,7 @@ def test_two_runs_differ_in_what_was_changed() -> None:
     assert {row.change for row in metric_differences(a, a)} <= {0.0, None}
 
 
-def test_draws_are_the_same_for_a_seed_and_slow_ranks_are_as_many_as_asked() -> None:
+def test_draws_are_reproducible_by_seed_and_contain_the_requested_number_of_slow_ranks() -> None:
     scenario = loads("world: 200\nprogram: [barrier]\nseed: 3\n")
     slow = [
         [f.ranks for f in one.faults]
@@ -101,7 +101,7 @@ def test_draws_are_the_same_for_a_seed_and_slow_ranks_are_as_many_as_asked() -> 
 @pytest.mark.parametrize(
     ("runs", "t"), [(2, 12.706), (3, 4.303), (5, 2.776), (11, 2.228), (31, 2.042)]
 )
-def test_the_interval_of_a_mean_is_students(runs: int, t: float) -> None:
+def test_the_interval_of_a_mean_is_that_of_student(runs: int, t: float) -> None:
     """Quantiles from printed tables of t for 95 %, two-sided."""
     from statistics import fmean, stdev
 
@@ -113,7 +113,7 @@ def test_the_interval_of_a_mean_is_students(runs: int, t: float) -> None:
     assert found.least_ns <= found.median_ns <= found.p95_ns <= found.most_ns
 
 
-def test_a_transformers_figures_are_there_and_add_up_and_no_other_programs() -> None:
+def test_only_a_transformer_has_transformer_figures_and_they_add_up() -> None:
     found = training_metrics(
         simulate(load(SCENARIOS / "strategies" / "llama3_8b.yaml"), with_values=False)
     )
@@ -128,7 +128,7 @@ def test_a_transformers_figures_are_there_and_add_up_and_no_other_programs() -> 
 class TestCommand:
     HYBRID = SCENARIOS / "hybrid.yaml"
 
-    def test_a_job_that_does_not_fit_its_memory_ends_with_1(self, cli: Cli) -> None:
+    def test_a_job_that_does_not_fit_its_memory_exits_with_1(self, cli: Cli) -> None:
         assert (
             cli(
                 "simulate", SCENARIOS / "strategies" / "llama3_8b_does_not_fit.yaml", "--no-values"
@@ -152,7 +152,7 @@ class TestCommand:
             if len(line) > 80 and len(line.split()) > 2
         ] == []
 
-    def test_draws_need_chance(self, cli: Cli) -> None:
+    def test_repeated_draws_need_randomness(self, cli: Cli) -> None:
         told = cli("simulate", self.HYBRID, "--seeds", "3", "--stragglers", "50%x2")
 
         assert told.returncode == 0

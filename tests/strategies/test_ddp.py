@@ -90,7 +90,7 @@ def test_the_first_bucket_closes_at_1_mib_and_the_others_at_25():
     st.lists(st.integers(1, 4 * MIB), min_size=1, max_size=20),
     st.sampled_from([None, 1, MIB, 7 * MIB]),
 )
-def test_buckets_hold_every_parameter_once_and_are_full_but_the_last(sizes, cap):
+def test_buckets_contain_every_parameter_once_and_are_full_except_for_the_last(sizes, cap):
     found = rebuilt_buckets(model_parameters(model(*[((n,),) for n in sizes])), 4, cap)
     limits = [MIB, 25 * MIB] if cap is None else [cap]
 
@@ -98,7 +98,7 @@ def test_buckets_hold_every_parameter_once_and_are_full_but_the_last(sizes, cap)
     assert all(b.numel * 4 >= limits[min(k, len(limits) - 1)] for k, b in enumerate(found[:-1]))
 
 
-def test_a_bucket_cut_agrees_with_torchs_own():
+def test_buckets_are_split_like_in_torch():
     dist = pytest.importorskip("torch.distributed")
     torch = pytest.importorskip("torch")
     sizes = [300_000, 5, 262_144, 1_000_000, 7_000_000, 12, 3_000_000]
@@ -128,14 +128,14 @@ def test_after_every_iteration_all_replicas_hold_each_gradient_exactly_once(worl
         assert all(held_once(done, label, range(world)) for label in labels)
 
 
-def test_no_sync_reduces_once_an_iteration_and_plain_accumulation_every_time():
+def test_no_sync_reduces_once_per_iteration_and_plain_accumulation_every_time():
     once = [op for op, *_ in meeting(ddp(accumulate=4, setup=False))]
     every = [op for op, *_ in meeting(ddp(accumulate=4, no_sync=False, setup=False))]
 
     assert (once, every) == (["all_reduce"] * 2, ["all_reduce"] * 8)
 
 
-def test_all_reduces_hide_behind_the_backward_pass():
+def test_all_reduces_overlap_with_the_backward_pass():
     done = simulated(ddp(iterations=3).to_yaml())
     by_hand = 4 * (1 + 2) * 10**6
 
@@ -146,7 +146,7 @@ def test_all_reduces_hide_behind_the_backward_pass():
 @given(
     st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"])
 )
-def test_a_call_that_one_rank_drops_doubles_or_misdirects_is_always_noticed(number, rank, how):
+def test_a_call_dropped_doubled_or_misdirected_on_one_rank_is_always_detected(number, rank, how):
     wrong = spoiled(ddp(3, iterations=2), number, rank, how)
     if wrong is not None:
         assert noticed(wrong, ["ddp_bucket_0", "ddp_bucket_1"], range(3))
@@ -178,7 +178,7 @@ def test_a_gradient_reduced_twice_or_not_at_all_on_every_rank_breaks_the_lineage
         ({"bucket_cap_mb": 0}, "ddp.bucket_cap_mb", "above 0"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_at_its_place(fields, place, words):
+def test_an_impossible_layout_is_refused_at_its_place(fields, place, words):
     with pytest.raises(ScenarioErrors) as caught:
         ddp(**fields)
 
@@ -202,7 +202,7 @@ def test_a_rank_without_batches_shadows_every_call_of_the_others():
     assert found == [*(3 * [small, common, buffers, small]), small, common]
 
 
-def test_buffers_come_from_the_highest_rank_that_has_a_batch():
+def test_buffers_are_sent_by_the_highest_rank_that_has_a_batch():
     roots = [
         call.root
         for call in calls_of(ddp(3, buffers=4, **JOIN))[0]
@@ -212,7 +212,7 @@ def test_buffers_come_from_the_highest_rank_that_has_a_batch():
     assert roots == [2, 0, 0]
 
 
-def test_a_batch_that_one_rank_alone_has_counts_exactly_once_and_its_model_wins():
+def test_a_batch_on_only_one_rank_counts_exactly_once_and_its_model_is_kept():
     done = simulated(ddp(3, **JOIN).to_yaml())
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "leak")
@@ -280,7 +280,7 @@ def test_a_tiny_model_ends_with_the_weights_of_plain_pytorch():
         ),
     ],
 )
-def test_models_that_differ_by_rank_raise_where_ddp_is_made_as_torch_does(
+def test_models_that_differ_by_rank_raise_at_the_construction_of_ddp_like_in_torch(
     mine: str, theirs: str, outcome: str, ends: list[str]
 ) -> None:
     """Run on gloo, torch 2.13. All ranks report different numbers of parameters; only ranks that

@@ -69,7 +69,7 @@ def scenario(
 
 
 @pytest.mark.parametrize("name", CONFIGURATIONS)
-def test_every_configuration_is_right_on_every_backend(name: str) -> None:
+def test_every_configuration_is_correct_on_every_backend(name: str) -> None:
     for backend in ("gloo", "nccl"):
         found = simulate(scenario(backend, **CONFIGURATIONS[name]))
         assert found.verdict is not None
@@ -112,7 +112,7 @@ def sent(**fields: Any) -> dict[str, int]:
     return {key: nbytes for key, nbytes in found.items() if nbytes}
 
 
-def test_zero_2_sends_what_zero_1_sends() -> None:
+def test_zero_2_sends_the_same_as_zero_1() -> None:
     """Gradients are all_reduced, not scattered; 4 bytes of each of 4704 parameters, padded in the
     gather.
     """
@@ -123,7 +123,7 @@ def test_zero_2_sends_what_zero_1_sends() -> None:
     )
 
 
-def test_hpz_gathers_for_the_backward_pass_inside_the_machine() -> None:
+def test_hpz_gathers_for_the_backward_pass_inside_the_node() -> None:
     plain, second = sent(stage=3, **LATE), sent(stage=3, **LATE, zero_hpz_partition_size=2)
     whole = 4 * 4704
 
@@ -134,7 +134,7 @@ def test_hpz_gathers_for_the_backward_pass_inside_the_machine() -> None:
     )
 
 
-def test_quantized_gradients_pass_between_machines_at_an_eighth_of_their_halves() -> None:
+def test_quantized_gradients_take_4_bits_and_cross_nodes_as_sums_of_pairs() -> None:
     """4 bits of an element in place of 32, all of them inside the machine, and between machines
     what two ranks summed.
     """
@@ -147,14 +147,14 @@ def test_quantized_gradients_pass_between_machines_at_an_eighth_of_their_halves(
 
 
 @pytest.mark.parametrize("numel", [8000, 512, 2_097_152, 100_000])
-def test_scales_are_shared_by_some_thousand_elements_and_divide_them(numel: int) -> None:
+def test_scales_are_shared_by_about_a_thousand_elements_and_divide_them(numel: int) -> None:
     groups = scale_count(numel)
 
     assert numel % (8 * groups) == 0
     assert numel / groups < 16_000
 
 
-def test_gradients_fill_buckets_and_those_larger_than_one_are_cut_where_owners_change() -> None:
+def test_gradients_fill_buckets_and_larger_ones_are_split_where_owners_change() -> None:
     assert gradient_buckets([(0, 4), (1, 4), (2, 9), (3, 1)], 8) == [
         ([0, 1], 2),
         ([2], 3),
@@ -254,7 +254,7 @@ def test_the_weights_of_zero_1_and_2_are_those_of_one_process(stage: int) -> Non
         np.testing.assert_allclose(one, expected, rtol=1e-5)
 
 
-def test_gradients_whose_largest_is_taken_give_other_weights() -> None:
+def test_taking_the_maximum_of_gradients_gives_different_weights() -> None:
     """The comparison above can fail."""
     lines = zero_3(2).to_yaml(flat=True).splitlines()
     bare = loads(
@@ -273,7 +273,7 @@ def test_gradients_whose_largest_is_taken_give_other_weights() -> None:
 # --- mistakes ---
 @pytest.mark.parametrize("how", ["dropped", "doubled", "misdirected"])
 @pytest.mark.parametrize("name", ["1 overlapped", "3 late"])
-def test_a_spoiled_call_is_always_noticed(name: str, how: str) -> None:
+def test_an_altered_call_is_always_detected(name: str, how: str) -> None:
     good = scenario(world=2, iterations=1, **CONFIGURATIONS[name])
     for number in range(0, 40, 3):
         wrong = spoiled(good, number, number % 2, how)
@@ -281,7 +281,7 @@ def test_a_spoiled_call_is_always_noticed(name: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_a_layer_that_one_rank_leaves_out_is_no_right_program(stage: int) -> None:
+def test_a_layer_skipped_by_one_rank_is_not_correct(stage: int) -> None:
     """Other buckets under ZeRO 1 and 2, other gathers under ZeRO 3."""
     found = simulate(
         scenario(stage=stage, skips_layer={1: 1}, stage3_param_persistence_threshold=0)
@@ -303,7 +303,7 @@ def test_a_layer_that_one_rank_leaves_out_is_no_right_program(stage: int) -> Non
         ({"skips_layer": {0: 7}}, "layers are 0 to 2, ranks 0 to 3"),
     ],
 )
-def test_what_deepspeed_refuses_is_refused_with_its_field(
+def test_configurations_that_deepspeed_refuses_are_refused_with_their_field(
     fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ScenarioErrors) as raised:

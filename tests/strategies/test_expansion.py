@@ -67,7 +67,7 @@ def said(one: Scenario) -> dict[int, list[Any]]:
 
 
 @pytest.mark.parametrize("layout", SCHEDULES)
-def test_repeats_stand_for_the_calls_written_one_by_one(
+def test_repeats_represent_the_calls_written_one_by_one(
     layout: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also repeats inside repeats, with numbers that go on with both."""
@@ -116,7 +116,7 @@ def test_a_long_body_is_a_repeat_of_repeats() -> None:
     }
 
 
-def test_four_times_the_micro_batches_of_an_interleaved_pipeline_are_hardly_more_entries() -> None:
+def test_four_times_the_micro_batches_of_an_interleaved_pipeline_add_few_entries() -> None:
     """From 32 micro-batches to 128 hardly anything is added: the steady part is one repeat."""
     sizes = [
         len(pipeline("interleaved_1f1b", 8, count, 4).to_yaml().splitlines()) for count in (32, 128)

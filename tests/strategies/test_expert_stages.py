@@ -43,7 +43,7 @@ def sent(made: Scenario) -> list[tuple[str, int]]:
     return [(c.group.name.partition("[")[0], c.input_nbytes) for c in calls]
 
 
-def test_both_stages_carry_all_rows_and_the_backward_pass_the_same_again() -> None:
+def test_both_stages_carry_all_rows_and_the_backward_pass_carries_them_again() -> None:
     """64 tokens for 2 experts each, 256 bfloat16: 64 KiB out by each stage and back by each, after
     the counts.
     """
@@ -56,7 +56,7 @@ def test_both_stages_carry_all_rows_and_the_backward_pass_the_same_again() -> No
 @pytest.mark.parametrize(
     ("experts", "of_place", "top_k"), [(8, 4, 2), (8, 2, 3), (6, 3, 4), (5, 1, 1)]
 )
-def test_how_often_a_token_goes_to_a_machine_is_counted_over_all_choices(
+def test_the_number_of_nodes_of_a_token_is_counted_over_all_choices(
     experts: int, of_place: int, top_k: int
 ) -> None:
     choices = list(combinations(range(experts), top_k))
@@ -66,7 +66,7 @@ def test_how_often_a_token_goes_to_a_machine_is_counted_over_all_choices(
     )
 
 
-def test_a_token_crosses_once_and_is_sent_in_fp8_with_its_scales() -> None:
+def test_a_token_crosses_nodes_once_and_is_sent_in_fp8_with_its_scales() -> None:
     """1 - C(8, 2) / C(16, 2) of 64 tokens is 49.07: 50 rows to each machine, 256 bytes and two
     float32 scales each; BF16 back.
     """
@@ -76,7 +76,7 @@ def test_a_token_crosses_once_and_is_sent_in_fp8_with_its_scales() -> None:
     assert found[4] == ("machine", 2 * 50 * 256 * 2)
 
 
-def test_one_piece_goes_round_inside_while_the_next_is_between_machines() -> None:
+def test_one_piece_circulates_inside_while_the_next_is_between_nodes() -> None:
     """All pieces are sent off at once, and each goes on when it has come; so the two stages
     overlap.
     """
@@ -103,7 +103,7 @@ def test_one_piece_goes_round_inside_while_the_next_is_between_machines() -> Non
     assert halves < whole
 
 
-def test_tokens_come_from_the_same_place_of_all_machines_and_then_from_the_own_machine() -> None:
+def test_tokens_arrive_from_the_same_place_of_all_nodes_and_then_from_the_own_node() -> None:
     """Rank 3 is place 1 of machine 1."""
     values = simulate(scenario(), with_values=True).values
     assert values is not None
@@ -127,7 +127,7 @@ UNEVEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", UNEVEN)
-def test_an_uneven_router_brings_every_rank_the_tokens_that_one_stage_would(
+def test_an_uneven_router_brings_every_rank_the_same_tokens_as_one_stage(
     fields: dict[str, Any],
 ) -> None:
     """Through both stages, in as many bytes; experts take as long. Tokens and results are of one
@@ -168,7 +168,7 @@ def test_an_uneven_router_brings_every_rank_the_tokens_that_one_stage_would(
         assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
 
 
-def test_a_spoiled_call_of_an_uneven_router_is_always_noticed() -> None:
+def test_an_altered_call_of_an_uneven_router_is_always_detected() -> None:
     good = scenario(imbalance=0.8, seed=3)
     assert not noticed(good, [], range(4))
     for number in range(0, 12, 3):
@@ -177,7 +177,7 @@ def test_a_spoiled_call_of_an_uneven_router_is_always_noticed() -> None:
 
 
 @pytest.mark.parametrize("how", ["dropped", "doubled"])
-def test_a_spoiled_call_is_always_noticed(how: str) -> None:
+def test_an_altered_call_is_always_detected(how: str) -> None:
     good = scenario(pieces=2)
     assert not noticed(good, [], range(4))
     for number in range(0, 17, 2):
@@ -205,6 +205,6 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
+def test_impossible_layouts_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ScenarioErrors, match=words):
         scenario(**fields)

@@ -26,7 +26,7 @@ def problems(program: str, head: str = "world: 2\n") -> list[str]:
 
 
 @EACH_STRATEGY
-def test_what_expand_prints_loads_again_and_makes_the_same_calls(path):
+def test_printed_expansions_load_again_and_make_the_same_calls(path):
     scenario = load(str(path))
 
     again = loads(scenario.to_yaml(flat=True))
@@ -43,7 +43,7 @@ def test_what_expand_prints_loads_again_and_makes_the_same_calls(path):
     accumulate=st.integers(1, 3),
     flags=st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
-def test_any_ddp_expands_to_a_scenario_that_loads_again_and_makes_the_same_calls(
+def test_any_ddp_expands_to_a_scenario_that_loads_and_makes_the_same_calls(
     layers, params, iterations, accumulate, flags
 ):
     fields = {
@@ -60,13 +60,13 @@ def test_any_ddp_expands_to_a_scenario_that_loads_again_and_makes_the_same_calls
     assert loads(scenario.to_yaml()) == scenario
 
 
-def test_steps_of_an_expansion_stand_where_the_strategy_stands():
+def test_expanded_steps_have_the_place_of_their_strategy():
     program = lower(loads(f"world: 2\nprogram:\n  - barrier\n{DDP}", file="f.yaml"))
 
     assert {(s.line, s.column) for s in program.sites if s.op != "barrier"} == {(4, 5)}
 
 
-def test_a_strategy_may_stand_in_blocks_and_repeats_and_carry_ranks():
+def test_a_strategy_may_be_in_blocks_and_repeats_and_select_ranks():
     once = calls_of(loads(f"world: 2\nprogram:\n{DDP}"))
     inside = loads(
         f"world: 2\nprogram:\n  - repeat:\n      times: 2\n      steps:\n        - ranks: rank < 2\n          steps:\n          {DDP}"
@@ -77,13 +77,13 @@ def test_a_strategy_may_stand_in_blocks_and_repeats_and_carry_ranks():
     assert (calls_of(chosen)[0], len(calls_of(chosen)[1])) == ([], len(once[1]))
 
 
-def test_names_of_an_expansion_avoid_those_of_the_file_and_of_other_strategies():
+def test_names_in_an_expansion_avoid_those_of_the_file_and_of_other_strategies():
     scenario = loads(f"world: 2\ntensors: {{ddp_bucket: {{shape: [1]}}}}\nprogram:\n{DDP}{DDP}")
 
     assert {name.partition("_")[0] for name in scenario.tensors} == {"ddp", "ddp2", "ddp3"}
 
 
-def test_numbers_may_be_expressions_over_what_is_the_same_everywhere():
+def test_numbers_may_be_expressions_of_values_equal_on_all_ranks():
     head = "world: 2\nmesh: {dp: 2}\nvars: {hidden: 4, size: hidden * hidden * dp_size}\n"
     scenario = loads(
         f"{head}program:\n  - ddp: {{layers: {{params: size, forward: 1 ms, backward: 1 ms}}}}\n"
@@ -92,13 +92,13 @@ def test_numbers_may_be_expressions_over_what_is_the_same_everywhere():
     assert [n.constant for n in scenario.tensors["ddp_bucket_0"].shape] == [32]
 
 
-def test_set_reaches_into_a_strategy():
+def test_set_can_override_fields_of_a_strategy():
     scenario = loads(f"world: 2\nprogram:\n{DDP}", sets=["program.0.ddp.layers.count=3"])
 
     assert [n.constant for n in scenario.tensors["ddp_initial_0"].shape] == [24]
 
 
-def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
+def test_an_error_is_shown_at_its_place_with_a_suggestion():
     assert problems("  - ddp: {layer: {params: 8}}\n") == [
         "3:5: ddp needs `layers`",
         f"3:11: unknown key layer in ddp; expected {name_list(STRATEGIES['ddp'].model_fields, 16)}; did you mean layers?",
@@ -116,7 +116,7 @@ def test_what_is_wrong_is_shown_at_its_place_with_a_near_name():
     ]
 
 
-def test_a_second_operation_beside_a_strategy_is_a_missing_dash():
+def test_a_second_operation_next_to_a_strategy_suggests_a_missing_dash():
     found = problems(DDP + "    barrier: {}\n")
 
     assert found == [
@@ -124,7 +124,7 @@ def test_a_second_operation_beside_a_strategy_is_a_missing_dash():
     ]
 
 
-def test_a_broken_world_is_the_only_problem_of_a_file_with_strategies():
+def test_an_invalid_world_is_the_only_problem_of_a_file_with_strategies():
     assert (
         problems(DDP, "world: 0\n")
         == ["1:8: the number of ranks, an integer from 1 to 1000000, found 0"]
@@ -132,7 +132,7 @@ def test_a_broken_world_is_the_only_problem_of_a_file_with_strategies():
     )
 
 
-def test_the_word_iteration_counts_iterations_and_is_taken():
+def test_iteration_is_a_reserved_name_that_counts_iterations():
     text = "world: 2\niterations: 3\nprogram:\n  - barrier: {}\n    ranks: iteration == 1\n  - broadcast: {tensor: x, src: iteration % 2}\n"
     scenario = loads(text + "tensors: {x: {shape: [1]}}\n")
 
@@ -214,7 +214,7 @@ SOUND = {
 
 @settings(max_examples=draws(200), deadline=None)
 @given(st.data())
-def test_whatever_stands_in_a_strategy_is_a_program_or_a_problem_of_the_file(data):
+def test_any_content_of_a_strategy_is_a_program_or_a_problem_of_the_file(data):
     name = data.draw(st.sampled_from(sorted(SOUND)))
     keys = data.draw(st.lists(st.sampled_from(sorted(STRATEGIES[name].model_fields)), max_size=3))
     fields = SOUND[name] | {key: data.draw(st.sampled_from(JUNK)) for key in keys}

@@ -69,13 +69,13 @@ def test_zero_3_gathers_before_both_passes_and_scatters_after_backward():
     }
 
 
-def test_zero_2_keeps_the_layers_and_zero_1_the_gradients_too():
+def test_zero_2_keeps_the_layers_and_zero_1_also_the_gradients():
     assert kinds(fsdp(zero=2)) == 3 * ["gather"] + 3 * ["scatter"]
     assert kinds(fsdp(zero=2, accumulate=2)) == 2 * (3 * ["gather"] + 3 * ["scatter"])
     assert kinds(fsdp(zero=1, accumulate=4)) == 3 * ["gather"] + 3 * ["scatter"]
 
 
-def test_the_root_is_gathered_first_kept_and_scattered_when_the_backward_pass_is_over():
+def test_the_root_is_gathered_first_kept_and_scattered_after_the_backward_pass():
     """Recorded: units whose input wants no gradient are reduced then, the outermost first; here the
     root, then the first layer.
     """
@@ -91,7 +91,7 @@ def test_the_root_is_gathered_first_kept_and_scattered_when_the_backward_pass_is
     assert [calls[k][0] for k in small] == ["all_gather_into_tensor", "reduce_scatter_tensor"]
 
 
-def test_nccl_makes_the_calls_in_the_order_of_gloo_within_each_pass():
+def test_nccl_makes_the_same_calls_as_gloo_within_each_pass():
     """Under nccl a gather may stand earlier than a compute step, never in another order on its
     communicator.
     """
@@ -101,7 +101,7 @@ def test_nccl_makes_the_calls_in_the_order_of_gloo_within_each_pass():
         ]
 
 
-def test_mixed_precision_gathers_and_reduces_in_its_own_sizes():
+def test_mixed_precision_gathers_and_reduces_with_its_own_sizes():
     calls = meeting(fsdp(param_dtype="bfloat16", reduce_dtype="float32"))
 
     assert {(op, nbytes) for op, _, nbytes, _ in calls} == {
@@ -120,7 +120,7 @@ def test_parameters_are_padded_along_their_first_axis():
     assert {nbytes for _, _, nbytes, _ in meeting(odd)} == {4 * 8 * 3}
 
 
-def test_hybrid_sharding_reduces_every_shard_over_the_copies():
+def test_hybrid_sharding_reduces_every_shard_over_the_replicas():
     scenario = fsdp(8, mesh={"dp_replicate": 2, "dp_shard": 4}, replicate="dp_replicate")
     calls = meeting(scenario, rank=1)
 
@@ -145,7 +145,9 @@ def test_hybrid_sharding_reduces_every_shard_over_the_copies():
         {"no_sync": True, "accumulate": 2},
     ],
 )
-def test_after_every_iteration_each_shard_holds_every_ranks_gradient_exactly_once(backend, fields):
+def test_after_every_iteration_each_shard_has_the_gradient_of_every_rank_exactly_once(
+    backend, fields
+):
     for iterations in (1, 2):
         done = simulated(fsdp(4, backend, iterations=iterations, **fields).to_yaml())
 
@@ -178,7 +180,7 @@ def test_fsdp_moves_one_and_a_half_times_the_bytes_of_ddp():
     )  # every rank sends 2(n - 1)/n of the gradients
 
 
-def test_gathers_and_scatters_hide_behind_compute():
+def test_gathers_and_scatters_overlap_with_compute():
     """9 ms of compute; what shows is the first gathers and the last scatter."""
     done = simulated(fsdp(iterations=3).to_yaml())
     one = max(c.duration_ns for c in done.timeline.collectives)
@@ -186,7 +188,7 @@ def test_gathers_and_scatters_hide_behind_compute():
     assert 9 * 10**6 < done.iteration_ns < 9 * 10**6 + 5 * one
 
 
-def test_hybrid_sharding_reduces_over_the_copies_beside_the_next_layers_backward():
+def test_hybrid_sharding_reduces_over_the_replicas_during_the_backward_of_the_next_layer():
     """Streams of their own: an all_reduce that lasts longer than a layer holds up neither that
     layer nor the next reduce_scatter.
     """
@@ -240,7 +242,7 @@ def test_hybrid_sharding_reduces_over_the_copies_beside_the_next_layers_backward
     st.sampled_from(["dropped", "doubled"]),
     st.sampled_from([1, 2, 3]),
 )
-def test_a_call_that_one_rank_drops_or_doubles_is_always_noticed(number, rank, how, zero):
+def test_a_call_dropped_or_doubled_by_one_rank_is_always_detected(number, rank, how, zero):
     wrong = spoiled(fsdp(3, iterations=2, zero=zero), number, rank, how)
 
     assert wrong is not None
@@ -256,7 +258,7 @@ def test_a_call_that_one_rank_drops_or_doubles_is_always_noticed(number, rank, h
         ({"zero": 4}, "zero", "1, 2 or 3"),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_at_its_place(fields, place, words):
+def test_an_impossible_layout_is_refused_at_its_place(fields, place, words):
     with pytest.raises(ScenarioErrors) as caught:
         fsdp(**fields)
 

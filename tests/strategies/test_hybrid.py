@@ -32,7 +32,7 @@ def refused(mesh: dict[str, int], **fields: object) -> list[tuple[str, str]]:
     return [(p.path.removeprefix("program[0].hybrid"), p.message) for p in caught.value.problems]
 
 
-def test_the_scenario_by_strategy_makes_the_calls_of_the_one_by_hand():
+def test_hybrid_by_strategy_and_by_hand_make_the_same_calls():
     by_hand = load(str(ROOT / "scenarios" / "hybrid.yaml"))
     by_strategy = load(str(ROOT / "scenarios" / "strategies" / "hybrid_by_strategy.yaml"))
 
@@ -57,7 +57,7 @@ def test_three_axes_have_their_own_groups():
     assert of["isend"] == {(1, 5)} or of["irecv"] == {(1, 5)}
 
 
-def test_every_replica_holds_each_gradient_exactly_once():
+def test_every_replica_has_each_gradient_exactly_once():
     scenario = hybrid(
         {"pp": 2, "dp": 2, "tp": 2}, pipeline=PIPE, tensor=TENSOR, data="dp", gradient=64
     )
@@ -69,7 +69,7 @@ def test_every_replica_holds_each_gradient_exactly_once():
     )
 
 
-def test_a_stage_may_hold_tensor_context_and_expert_parallel_parts():
+def test_a_stage_may_contain_tensor_context_and_expert_parallel_parts():
     ring = {"keys": [4, 2], "forward": "1 ms", "backward": "2 ms"}
     moe = {
         "axis": "dp",
@@ -93,7 +93,7 @@ def test_a_stage_may_hold_tensor_context_and_expert_parallel_parts():
     assert {op for op, *_ in meeting(scenario)} == {"all_reduce", "all_to_all_single"}
 
 
-def test_a_plain_pipeline_of_three_stages_hands_on_and_turns_round():
+def test_a_plain_pipeline_of_three_stages_passes_data_forward_and_back():
     tensors = {"x": {"shape": [4]}, "x_grad": {"like": "x"}}
     pipe = {
         "schedule": "plain",
@@ -121,7 +121,7 @@ def test_a_plain_pipeline_of_three_stages_hands_on_and_turns_round():
         ("torchtitan", {"dp_shard": 2, "dp_replicate": 2, "tp": 2}, False),
     ],
 )
-def test_axes_stand_in_the_order_of_the_framework(order, mesh, fits):
+def test_axes_are_in_the_order_of_the_framework(order, mesh, fits):
     fields = {"order": order, "tensor": TENSOR}
     if fits:
         assert hybrid(mesh, **fields).mesh == mesh
@@ -131,7 +131,7 @@ def test_axes_stand_in_the_order_of_the_framework(order, mesh, fits):
         assert f"{order} orders mesh axes from outermost to innermost as" in message
 
 
-def test_layouts_that_cannot_be_are_refused_at_the_part_that_is_wrong():
+def test_impossible_layouts_are_refused_at_the_wrong_part():
     mesh = {"pp": 2, "tp": 2}
 
     assert refused(mesh)[0][1].startswith("hybrid needs `pipeline`")

@@ -75,12 +75,12 @@ LATER = [
 ]
 
 
-def test_the_first_iteration_reduces_at_its_end_and_later_ones_as_gradients_come() -> None:
+def test_the_first_iteration_reduces_at_its_end_and_later_ones_during_backward() -> None:
     """is_first_batch; the forward hooks, which gather, are enabled after the first step."""
     assert told(scenario()) == FIRST + LATER
 
 
-def test_without_overlap_there_is_one_bucket_and_it_is_gathered_after_the_update() -> None:
+def test_without_overlap_there_is_one_bucket_gathered_after_the_update() -> None:
     """bucket_size is infinite without overlap_grad_reduce."""
     assert told(scenario(1, overlap_grad_reduce=False, overlap_param_gather=False))[-4:] == [
         "scatter 0",
@@ -107,7 +107,7 @@ def test_buckets_are_padded_to_the_ranks_and_128_and_parameters_start_at_64() ->
     assert sizes == [{1152}, {1152}, {65536}]
 
 
-def test_micro_batches_before_the_last_reduce_nothing_and_gather_once() -> None:
+def test_only_the_last_micro_batch_reduces_and_parameters_are_gathered_once() -> None:
     calls = told(scenario(accumulate=3))
 
     assert (calls.count("scatter 0"), calls.count("gather 0"), calls.count("forward layer 0")) == (
@@ -136,7 +136,7 @@ def test_the_weights_are_those_of_pytorch() -> None:
 
 
 @pytest.mark.parametrize("how", ["dropped", "doubled", "misdirected"])
-def test_a_spoiled_call_is_always_noticed(how: str) -> None:
+def test_an_altered_call_is_always_detected(how: str) -> None:
     good = scenario()
     assert not noticed(good, [], range(2))
     for number in range(0, 34, 3):
@@ -144,7 +144,7 @@ def test_a_spoiled_call_is_always_noticed(how: str) -> None:
         assert wrong is None or noticed(wrong, [], range(2)), number
 
 
-def test_a_layer_that_one_rank_leaves_out_raises_there_and_the_others_wait() -> None:
+def test_a_rank_that_skips_a_layer_raises_and_the_others_wait() -> None:
     """Its last bucket meets the other ranks' bucket of that layer, which has the same size, so the
     first symptom is Megatron's assertion.
     """
@@ -166,6 +166,6 @@ def test_a_layer_that_one_rank_leaves_out_raises_there_and_the_others_wait() -> 
         ({"group": "tp"}, "unknown axis tp"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict[str, Any], words: str) -> None:
+def test_impossible_layouts_are_refused(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(ScenarioErrors, match=words):
         scenario(**fields)

@@ -39,7 +39,7 @@ def refused(name: str, fields: object) -> str:
         ),
     ],
 )
-def test_an_object_travels_as_its_length_and_its_bytes(name, fields, calls):
+def test_an_object_is_sent_as_its_length_and_its_bytes(name, fields, calls):
     """distributed_c10d.py: lengths are int64, bytes uint8, all as long as the longest where sizes
     differ.
     """
@@ -51,13 +51,13 @@ def test_an_object_travels_as_its_length_and_its_bytes(name, fields, calls):
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
 
 
-def test_lengths_arrive():
+def test_object_lengths_arrive():
     done = simulated(one("all_gather_object", {0: "100 B", "else": "70 B"}).to_yaml())
 
     assert done.values.text(2, "all_gather_object_lengths") == "[[100], [70], [70]]"
 
 
-def test_a_recorded_object_collective_of_torch_has_the_same_calls(monkeypatch):
+def test_object_collectives_make_the_recorded_calls_of_torch(monkeypatch):
     """The functions themselves, with collectives that only take notes."""
     dist = pytest.importorskip("torch.distributed")
     from torch.distributed import distributed_c10d as c10d
@@ -230,7 +230,7 @@ def test_each_rank_coalesces_the_parts_that_it_selects(selectors, lists):
         ([], "expected a list of collectives"),
     ],
 )
-def test_what_pytorch_does_not_coalesce_is_refused(ops, words):
+def test_operations_that_pytorch_does_not_coalesce_are_refused(ops, words):
     with pytest.raises(ScenarioErrors) as caught:
         one("coalescing_manager", ops, tensors=TENSORS)
 

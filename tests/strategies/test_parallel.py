@@ -96,7 +96,7 @@ def refused(make, *args: object, **fields: object) -> list[tuple[str, str]]:
 
 
 # --- data_parallel -------------------------------------------------------------------------------------------------------
-def test_data_parallel_makes_its_moves_in_order():
+def test_data_parallel_communicates_in_order():
     """Batch out, model out, outputs in, their gradients out, gradients in, and copies renewed;
     compute stands between.
     """
@@ -125,7 +125,7 @@ def test_data_parallel_makes_its_moves_in_order():
 
 
 @pytest.mark.parametrize("iterations", [1, 3])
-def test_rank_0_gets_each_devices_gradients_exactly_once_and_all_get_its_weights(iterations):
+def test_rank_0_gets_the_gradients_of_each_device_exactly_once_and_all_get_its_weights(iterations):
     done = simulated(data(4, iterations).to_yaml())
     values = done.values
     grads = values.lineage(0, "data_parallel_grads_0")
@@ -154,7 +154,7 @@ def test_rank_0_is_the_bottleneck_of_data_parallel():
     ("group", "first"),
     [("odd", {1}), ("named", {1}), ("both", {0}), ("b", {0, 2}), (["a", "b"], {0}), (None, {0})],
 )
-def test_the_first_of_every_group_has_the_master_copy(group, first):
+def test_the_first_rank_of_every_group_has_the_master_copy(group, first):
     groups = {"odd": [3, 1], "named": {"ranks": [1, 3]}, "both": {"axes": ["a", "b"]}}
     fields = {
         "layers": LAYERS,
@@ -174,14 +174,14 @@ def test_the_first_of_every_group_has_the_master_copy(group, first):
 
 @settings(max_examples=draws(20), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 2), st.sampled_from(["dropped", "doubled", "misdirected"]))
-def test_a_spoiled_call_of_data_parallel_is_always_noticed(number, rank, how):
+def test_an_altered_call_of_data_parallel_is_always_detected(number, rank, how):
     wrong = spoiled(data(3, 2), number, rank, how)
 
     assert wrong is None or noticed(wrong, [], range(3))
 
 
 # --- tensor_parallel -----------------------------------------------------------------------------------------------------
-def test_each_pair_is_reduced_once_a_pass():
+def test_each_pair_is_reduced_once_per_pass():
     assert Counter(op for op, *_ in meeting(tensor())) == {"all_reduce": 2 * 2 * 2}
     assert {nbytes for _, _, nbytes, _ in meeting(tensor())} == {48 * 24 * 4}
 
@@ -198,14 +198,14 @@ def test_sequence_parallelism_moves_as_many_bytes_as_the_all_reduce():
 @pytest.mark.parametrize(
     ("parallel", "label"), [(False, "out"), (False, "grad"), (True, "part"), (True, "grad_part")]
 )
-def test_activations_hold_every_ranks_partial_sum_exactly_once(parallel, label):
+def test_activations_contain_the_partial_sum_of_every_rank_exactly_once(parallel, label):
     done = simulated(tensor(sequence_parallel=parallel).to_yaml())
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
     assert held_once(done, f"tensor_parallel_{label}", range(4))
 
 
-def test_sizes_that_do_not_divide_among_the_ranks_are_refused():
+def test_sizes_not_divisible_by_the_ranks_are_refused():
     assert refused(tensor, hidden=26, heads=6) == [
         ("heads", "heads 6 is not divisible by the 4 ranks of tp"),
         ("hidden", "hidden 26 is not divisible by the 4 ranks of tp"),
@@ -216,7 +216,7 @@ def test_sizes_that_do_not_divide_among_the_ranks_are_refused():
 # --- context_parallel ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("world", [2, 3, 4])
 @pytest.mark.parametrize("rotate", ["alltoall", "p2p"])
-def test_every_rank_meets_every_part_of_the_sequence_once_and_in_ring_order(world, rotate):
+def test_every_rank_gets_every_part_of_the_sequence_once_in_ring_order(world, rotate):
     values = simulated(ring(world, rotate=rotate).to_yaml()).values
 
     for rank in range(world):
@@ -227,7 +227,7 @@ def test_every_rank_meets_every_part_of_the_sequence_once_and_in_ring_order(worl
 
 
 @pytest.mark.parametrize("rotate", ["alltoall", "allgather", "p2p"])
-def test_gradients_of_keys_come_home_with_every_ranks_part_exactly_once(rotate):
+def test_gradients_of_keys_return_with_the_part_of_every_rank_exactly_once(rotate):
     done = simulated(ring(4, rotate=rotate).to_yaml())
 
     assert (done.outcome, done.verdict.verdict) == ("completes", "ok")
@@ -237,7 +237,7 @@ def test_gradients_of_keys_come_home_with_every_ranks_part_exactly_once(rotate):
         assert set(home.values()) == {1}
 
 
-def test_a_causal_ring_without_balance_leaves_the_first_rank_idle():
+def test_an_unbalanced_causal_ring_leaves_the_first_rank_idle():
     """Rank r attends to 2r + 1 half parts of n * n; balanced, all have the same."""
     alone = "cluster: {preset: dgx-a100, shared_links: false}\n"  # a concurrent transfer would slow compute down
     uneven = simulated(alone + ring(causal=True, load_balance=False).to_yaml()).timeline.ranks
@@ -260,14 +260,14 @@ def test_a_balanced_causal_ring_needs_twice_as_many_parts():
     st.sampled_from(["dropped", "doubled", "misdirected"]),
     st.sampled_from(["alltoall", "p2p"]),
 )
-def test_a_spoiled_call_of_the_ring_is_always_noticed(number, rank, how, rotate):
+def test_an_altered_call_of_the_ring_is_always_detected(number, rank, how, rotate):
     wrong = spoiled(ring(3, rotate=rotate), number, rank, how)
 
     assert wrong is None or noticed(wrong, ["context_parallel_grad_3"], range(3))
 
 
 # --- expert_parallel -----------------------------------------------------------------------------------------------------
-def test_counts_tokens_and_results_travel_and_tokens_twice_more_for_the_gradients():
+def test_counts_tokens_and_results_are_exchanged_and_tokens_twice_more_for_the_gradients():
     calls = meeting(experts(top_k=2))
 
     assert [op for op, *_ in calls] == ["all_to_all_single"] * 5
@@ -278,7 +278,7 @@ def test_counts_tokens_and_results_travel_and_tokens_twice_more_for_the_gradient
 @pytest.mark.parametrize(
     "fields", [{}, {"capacity_factor": 1.0}, {"capacity_factor": 1.5, "pad_to_capacity": True}]
 )
-def test_results_come_back_to_the_rank_of_their_tokens_in_their_order(imbalance, fields):
+def test_results_return_to_the_rank_of_their_tokens_in_order(imbalance, fields):
     done = simulated(experts(imbalance=imbalance, seed=3, **fields).to_yaml())
     sends = routed_rows(
         ExpertRouter(
@@ -300,7 +300,9 @@ def test_results_come_back_to_the_rank_of_their_tokens_in_their_order(imbalance,
 @given(
     st.integers(1, 500), st.lists(st.floats(0.01, 10), min_size=2, max_size=12), st.integers(1, 2)
 )
-def test_tokens_are_dealt_out_whole_and_none_goes_to_an_expert_twice(tokens, weights, top_k):
+def test_tokens_are_distributed_completely_and_each_expert_gets_a_token_once(
+    tokens, weights, top_k
+):
     parts = apportioned(tokens * top_k, weights, tokens)
 
     assert sum(parts) == tokens * top_k
@@ -308,7 +310,7 @@ def test_tokens_are_dealt_out_whole_and_none_goes_to_an_expert_twice(tokens, wei
 
 
 @given(st.integers(0, 99), st.floats(0, 3), st.sampled_from([None, 1.0, 1.25]))
-def test_a_router_is_the_same_every_time_and_capacity_bounds_it(seed, imbalance, capacity):
+def test_a_router_is_deterministic_and_bounded_by_its_capacity(seed, imbalance, capacity):
     router = ExpertRouter(8, 64, 2, imbalance, seed, capacity)
     rows = routed_rows(router, 8, 4)
 
@@ -324,7 +326,7 @@ def test_coordinates_follow_the_mesh():
     assert [c for c, _ in axis_positions({"dp": 2, "ep": 3}, "ep")] == [0, 1, 2, 0, 1, 2]
 
 
-def test_layouts_of_experts_that_cannot_be_are_refused():
+def test_impossible_layouts_of_experts_are_refused():
     assert refused(experts, experts=6) == [
         ("experts", "6 experts are not divisible by the 4 ranks of ep")
     ]
@@ -332,7 +334,7 @@ def test_layouts_of_experts_that_cannot_be_are_refused():
     assert refused(experts, pad_to_capacity=True)[0][0] == "pad_to_capacity"
 
 
-def test_the_busiest_rank_sets_the_pace():
+def test_the_busiest_rank_determines_the_duration():
     spans = [simulated(experts(imbalance=x, seed=1).to_yaml()).makespan_ns for x in (0, 0.5, 1.5)]
 
     assert all(a < b for a, b in pairwise(spans))
@@ -340,7 +342,7 @@ def test_the_busiest_rank_sets_the_pace():
 
 @settings(max_examples=draws(20), deadline=None)
 @given(st.integers(0, 9), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]))
-def test_a_spoiled_call_of_the_experts_is_always_noticed(number, rank, how):
+def test_an_altered_call_of_the_experts_is_always_detected(number, rank, how):
     wrong = spoiled(experts(3, experts=6, imbalance=0.5), number, rank, how)
 
     assert wrong is not None

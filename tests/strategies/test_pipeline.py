@@ -112,7 +112,7 @@ def test_every_schedule_is_ok_and_completes(layout, nbytes, backend, init):
 
 @pytest.mark.parametrize("file", sorted(SAMPLES.glob("*.csv")), ids=lambda p: p.stem)
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_schedules_in_files_of_others_are_ok_and_complete(file, backend):
+def test_third_party_schedule_files_are_ok_and_complete(file, backend):
     ranks = len(file.read_text(encoding="utf-8").split())
     found = simulate(
         scenario(str(file), ranks, backend=backend, activation={"shape": [4096, 8192]}),
@@ -122,7 +122,7 @@ def test_schedules_in_files_of_others_are_ok_and_complete(file, backend):
     assert (found.outcome, found.verdict.verdict, found.findings) == ("completes", "ok", ())
 
 
-def test_the_pipeline_by_hand_and_the_one_by_strategy_take_the_same_time():
+def test_the_pipelines_by_hand_and_by_strategy_take_the_same_time():
     """By hand: scenarios/pipeline_1f1b.yaml; its sends of the warm-up block, PyTorch's do not,
     which costs launches alone.
     """
@@ -134,7 +134,7 @@ def test_the_pipeline_by_hand_and_the_one_by_strategy_take_the_same_time():
     assert by_strategy.makespan_ns == pytest.approx(by_hand.makespan_ns, rel=0.001)
 
 
-def test_shapes_are_told_in_the_first_iteration_alone():
+def test_shapes_are_exchanged_only_in_the_first_iteration():
     program = lower(scenario("1f1b", 2, 2, iterations=3, shapes_exchange=True))
     told = [position for position, call in program.calls_of(0) if call.op in ("send", "recv")]
 
@@ -201,7 +201,7 @@ def test_the_bubble_of_zb1p_is_p_minus_1_times_forward_plus_input_minus_weight(p
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
-def test_v_shapes_pause_less_than_1f1b(p, m):
+def test_v_schedules_idle_less_than_1f1b(p, m):
     plain = makespan("1f1b", p, m, 1, 6, 12)
 
     assert makespan("zbv", p, m, 2, 6, 12) < makespan("zb1p", p, m, 1, 6, 12) < plain
@@ -307,7 +307,7 @@ def chunks_of(made: Scenario) -> int:
 
 @each_layout
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_every_stages_gradient_holds_each_micro_batch_exactly_once(layout, backend):
+def test_the_gradient_of_every_stage_has_each_micro_batch_exactly_once(layout, backend):
     """And each backward has the activation of the micro-batch whose gradient it got."""
     made = scenario(*layout, backend=backend)
     wanted = Counter({(m, m): 1 for m in range(layout[2])})
@@ -327,7 +327,7 @@ def test_every_stages_gradient_holds_each_micro_batch_exactly_once(layout, backe
     ),
     st.data(),
 )
-def test_two_receives_from_one_peer_in_the_wrong_order_are_always_noticed(layout, data):
+def test_two_receives_from_one_peer_in_the_wrong_order_are_always_detected(layout, data):
     """The reader refuses them, the program hangs, or the gradients have wrong values."""
     schedule = with_send_recv(SCHEDULE_BUILDERS[layout[0]](*layout[1:]))
     rank = data.draw(st.integers(0, layout[1] - 1))
@@ -360,7 +360,7 @@ def noticed(lines: list[str], layout: tuple[str, int, int, int]) -> bool:
     )
 
 
-def test_numbered_activations_say_whose_they_are():
+def test_numbered_activations_identify_their_micro_batch():
     found = simulate(scenario("interleaved_1f1b", 2, 2, 2, numbered=True), with_values=True).values
 
     assert [found.agrees(1, "pipeline_input", 0), found.agrees(1, "pipeline_input@1", 1)] == [
@@ -394,7 +394,7 @@ def test_costs_may_differ_by_stage():
     assert compute_times(made, 1) == {("forward", 2_000_000): 2, ("backward", 4_000_000): 2}
 
 
-def test_a_backward_given_in_halves_is_one_after_the_other_where_the_schedule_does_not_split_it():
+def test_a_backward_in_halves_runs_consecutively_if_the_schedule_does_not_split_it():
     made = scenario("gpipe", 2, 2, backward=None, backward_input="3 ms", backward_weight="4 ms")
 
     assert compute_times(made, 1) == {
@@ -404,7 +404,7 @@ def test_a_backward_given_in_halves_is_one_after_the_other_where_the_schedule_do
     }
 
 
-def test_the_first_stage_does_all_of_a_split_backward_at_its_weights():
+def test_the_first_stage_does_the_whole_split_backward_at_its_weight_step():
     """It has no input whose gradient anybody wants (torch stage.py, `backward_one_chunk`)."""
     made = scenario("zb1p", 2, 2)
 
@@ -416,7 +416,7 @@ def test_the_first_stage_does_all_of_a_split_backward_at_its_weights():
     }
 
 
-def test_entries_may_stand_for_a_forward():
+def test_entries_may_replace_a_forward():
     body = [
         {"all_reduce": {"tensor": "x", "group": "pp"}},
         {"compute": {"name": "layer", "time": "2 ms"}},
@@ -426,7 +426,7 @@ def test_entries_may_stand_for_a_forward():
     assert Counter(call.op for _, call in program.calls_of(0))["all_reduce"] == 3
 
 
-def test_gradients_may_be_a_tensor_of_the_file_one_copy_per_chunk():
+def test_gradients_may_be_a_declared_tensor_with_one_copy_per_chunk():
     made = scenario(
         "interleaved_1f1b", 2, 2, 2, gradient="grad", tensors={"grad": {"shape": [4], "copies": 2}}
     )
@@ -447,11 +447,11 @@ def test_gradients_may_be_a_tensor_of_the_file_one_copy_per_chunk():
         "LoopedBFS",
     ],
 )
-def test_pytorchs_class_names_are_taken_too(name):
+def test_pytorch_class_names_are_accepted(name):
     assert simulate(scenario(name, 2, 4), with_values=False).outcome == "completes"
 
 
-def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatch):
+def test_a_schedule_file_is_found_next_to_the_scenario(tmp_path, monkeypatch):
     (tmp_path / "own.csv").write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
     fields = {
         "schedule": "own.csv",
@@ -586,7 +586,7 @@ def test_a_schedules_file_is_looked_for_beside_the_scenario(tmp_path, monkeypatc
         ),
     ],
 )
-def test_layouts_that_can_not_be_are_refused(fields, said):
+def test_impossible_layouts_are_refused(fields, said):
     found = problems(**fields)
 
     assert any(said in message for message in found), found
@@ -634,7 +634,7 @@ SPLIT = [("zb1p", 2), ("zbv", 2), ("dualpipe_v", 2)]
 @pytest.mark.parametrize(
     ("style", "layout"), [("ddp", x) for x in WHOLE] + [("fsdp", x) for x in WHOLE + SPLIT]
 )
-def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
+def test_every_gradient_of_a_stage_is_reduced_exactly_once_per_iteration(
     style: str, layout: tuple[str, int], backend: str
 ) -> None:
     schedule, chunks = layout
@@ -660,7 +660,7 @@ def test_every_gradient_of_a_stage_is_reduced_exactly_once_an_iteration(
 
 
 @pytest.mark.parametrize("layout", WHOLE)
-def test_ddp_in_a_pipeline_has_one_bucket_at_first_and_rebuilds_before_the_second_iterations_first_forward(
+def test_ddp_in_a_pipeline_has_one_bucket_and_rebuilds_before_the_second_forward(
     layout: tuple[str, int],
 ) -> None:
     """Each stage once: construction, a single bucket, rank 0's order and sizes, then the buckets;
@@ -696,7 +696,7 @@ def test_ddp_in_a_pipeline_has_one_bucket_at_first_and_rebuilds_before_the_secon
             assert {count for _, count in found} == {1}
 
 
-def test_ddp_reduces_beside_a_stages_last_backward_and_fully_shard_after_it() -> None:
+def test_ddp_reduces_during_the_last_backward_of_a_stage_and_fully_shard_after_it() -> None:
     """backward_maybe_with_nosync, perform_reduce_grad: buckets go out while the last backward runs,
     units once it is over.
     """
@@ -729,7 +729,7 @@ def test_parameters_of_a_sharded_stage_are_gathered_once_for_all_micro_batches()
     st.sampled_from(["dropped", "doubled"]),
     st.sampled_from(["ddp", "fsdp"]),
 )
-def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(
+def test_a_reduction_dropped_or_doubled_by_one_rank_is_detected(
     number: int, rank: int, how: str, style: str
 ) -> None:
     wrong = spoiled(data_parallel("1f1b", style, backend="nccl", setup=False), number, rank, how)
@@ -751,7 +751,7 @@ def test_a_reduction_that_one_rank_drops_or_doubles_is_noticed(
         ({"schedule": "1f1b", "style": "zero"}, "data_parallel.style", "ddp"),
     ],
 )
-def test_data_parallelism_that_cannot_be_is_refused_at_its_place(
+def test_impossible_data_parallelism_is_refused_at_its_place(
     fields: dict[str, Any], path: str, words: str
 ) -> None:
     with pytest.raises(ScenarioErrors) as caught:
@@ -761,7 +761,7 @@ def test_data_parallelism_that_cannot_be_is_refused_at_its_place(
     assert words in caught.value.problems[0].message
 
 
-def test_a_strategy_in_a_stages_entries_expands_there() -> None:
+def test_a_strategy_in_the_entries_of_a_stage_expands_there() -> None:
     """`tensor_parallel` as a stage's forward and backward makes the calls of the hybrid that says
     the same.
     """
@@ -790,7 +790,7 @@ def test_a_strategy_in_a_stages_entries_expands_there() -> None:
         assert one == other
 
 
-def test_what_is_wrong_in_a_nested_strategy_is_shown_at_its_place() -> None:
+def test_an_error_in_a_nested_strategy_is_shown_at_its_place() -> None:
     inner = {"tensor_parallel": {"sequence": 32, "hidden": 63, "forward": "1 ms"}}
     with pytest.raises(ScenarioErrors) as caught:
         scenario("1f1b", 2, 4, forward=[inner])

@@ -96,7 +96,7 @@ def test_every_micro_batch_passes_every_stage_once_forward_in_order_and_backward
 
 
 @pytest.mark.parametrize("name", SCHEDULE_BUILDERS)
-def test_every_send_has_its_receive_and_both_ends_have_their_messages_in_one_order(name):
+def test_every_send_has_its_receive_and_both_sides_have_the_same_order(name):
     for _, p, m, v in (layout for layout in layouts() if layout[0] == name):
         schedule = with_send_recv(SCHEDULE_BUILDERS[name](p, m, v))
         lanes: dict[tuple[int, int], tuple[list[object], list[object]]] = {}
@@ -117,7 +117,7 @@ def test_every_send_has_its_receive_and_both_ends_have_their_messages_in_one_ord
 
 
 @pytest.mark.parametrize("name", SCHEDULE_BUILDERS)
-def test_every_message_that_is_started_is_waited_for_once(name):
+def test_every_started_message_is_waited_for_once(name):
     for _, p, m, v in (layout for layout in layouts() if layout[0] == name):
         schedule = with_send_recv(SCHEDULE_BUILDERS[name](p, m, v))
         for rank in range(p):
@@ -133,7 +133,7 @@ def test_every_message_that_is_started_is_waited_for_once(name):
             assert set(started.values()) <= {1}
 
 
-def test_1f1b_holds_no_more_micro_batches_than_there_are_stages_from_the_rank_on():
+def test_1f1b_holds_at_most_as_many_micro_batches_as_stages_from_the_rank_on():
     def most(schedule: PipelineSchedule, rank: int) -> int:
         open_now, peak = 0, 0
         for action in schedule.rows[rank]:
@@ -148,7 +148,7 @@ def test_1f1b_holds_no_more_micro_batches_than_there_are_stages_from_the_rank_on
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (6, 14), (8, 20)])
-def test_dualpipe_keeps_two_copies_of_parameters_and_one_activation_more_than_it_has_ranks(p, m):
+def test_dualpipe_keeps_two_parameter_copies_and_one_activation_more_than_ranks(p, m):
     """The table of github deepseek-ai/DualPipe: parameters 2, activations PP + 1; held until the
     input's gradient is there.
     """
@@ -169,7 +169,7 @@ def test_the_first_and_the_last_stage_of_a_v_share_rank_0():
 
 
 # --- text ---
-def test_a_schedule_reads_back_from_its_own_text():
+def test_a_schedule_parses_back_from_its_own_text():
     for name in sorted(
         {*SCHEDULE_BUILDERS} - {"dualpipe"}
     ):  # the format has one stage of each number
@@ -179,7 +179,7 @@ def test_a_schedule_reads_back_from_its_own_text():
         assert schedule_from_rows(schedule.rows).rank_of == schedule.rank_of
 
 
-def test_the_dualpipe_v_file_of_pytorchs_own_tests_is_what_the_builder_gives():
+def test_the_builder_gives_the_dualpipe_v_file_of_the_pytorch_tests():
     rows = parse_rows(
         (SAMPLES / "pytorch_dualpipev_4rank_10mb.csv").read_text(encoding="utf-8").splitlines()
     )
@@ -187,7 +187,7 @@ def test_the_dualpipe_v_file_of_pytorchs_own_tests_is_what_the_builder_gives():
     assert rows == SCHEDULE_BUILDERS["dualpipe_v"](4, 10, 2).rows
 
 
-def test_the_zero_bubble_file_of_pytorchs_own_tests_is_what_the_builder_gives():
+def test_the_builder_gives_the_zero_bubble_file_of_the_pytorch_tests():
     """It uses the older names, B for the input's half."""
     rows = parse_rows(
         (SAMPLES / "pytorch_zb1p_2rank_2stagep_compute.csv")
@@ -205,7 +205,7 @@ def test_the_zero_bubble_file_of_pytorchs_own_tests_is_what_the_builder_gives():
         ("torchtitan_custom_schedule.csv", 2, 4, 8),
     ],
 )
-def test_files_of_others_are_read(file, ranks, stages, batches):
+def test_third_party_files_are_parsed(file, ranks, stages, batches):
     schedule = schedule_from_rows(
         parse_rows((SAMPLES / file).read_text(encoding="utf-8").splitlines())
     )
@@ -218,7 +218,7 @@ def test_files_of_others_are_read(file, ranks, stages, batches):
 @pytest.mark.parametrize(
     "text", ["F0", "2X0", "2F", "2SEND_F", "(2F0;2RECV_B0)OVERLAP_F_B", "2F0 2F1", ""]
 )
-def test_what_is_no_action_is_refused(text):
+def test_invalid_actions_are_refused(text):
     with pytest.raises(ValueError, match=r"action|micro-batch|overlap"):
         parse_action(text)
 
@@ -235,12 +235,12 @@ def test_what_is_no_action_is_refused(text):
         (["0F0,0F1,0B0,0B1", "1F0,1B0"], "1F1 is missing"),
     ],
 )
-def test_a_schedule_that_pytorch_would_not_take_is_refused(lines, said):
+def test_a_schedule_that_pytorch_would_refuse_is_refused(lines, said):
     with pytest.raises(ValueError, match=said):
         schedule_from_rows(parse_rows(lines))
 
 
-def test_rows_that_wait_in_a_circle_get_no_messages():
+def test_rows_that_wait_in_a_cycle_get_no_messages():
     schedule = schedule_from_rows(parse_rows(["0F0,0B0,0F1,0B1", "1F0,1F1,1B0,1B1"]))
 
     with pytest.raises(ValueError, match="the schedule hangs: rank 0 at 0B0, rank 1 at 1F1"):

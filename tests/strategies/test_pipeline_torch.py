@@ -91,7 +91,7 @@ def without_copies(events: list[list[Any]], case: Case) -> list[list[Any]]:
 
 
 @each_case
-def test_the_expansion_makes_the_calls_that_torch_was_recorded_to_make(name):
+def test_the_expansion_makes_the_calls_recorded_from_torch(name):
     case = CASES[name]
     ours = [without_copies(events, case) for events in expanded(case)]
 

@@ -304,7 +304,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("world", "mesh", "entry", "at", "said"), CASES)
-def test_a_mistake_is_told_at_its_place_with_its_cause_and_what_would_do(
+def test_a_mistake_is_reported_at_its_place_with_its_cause_and_a_remedy(
     world, mesh, entry, at, said
 ):
     text = FILE.format(world=world, mesh=mesh, entry=entry)
@@ -318,7 +318,7 @@ def test_a_mistake_is_told_at_its_place_with_its_cause_and_what_would_do(
     assert "Input should be" not in found[0].message
 
 
-def test_a_part_of_memory_without_the_name_of_an_entry_is_told_with_how_to_write_it():
+def test_a_memory_part_without_an_entry_name_is_reported_with_the_correct_form():
     with pytest.raises(ScenarioErrors) as caught:
         loads(
             FILE.format(world=4, mesh="{dp: 4}", entry="barrier") + "memory: {parameters: 4 GiB}\n"
@@ -329,7 +329,7 @@ def test_a_part_of_memory_without_the_name_of_an_entry_is_told_with_how_to_write
     assert "memory: {rank: {parameters: '4 GiB'}}" in problem.hint
 
 
-def test_a_group_that_is_another_for_each_rank_is_refused_as_such():
+def test_a_group_that_differs_by_rank_is_refused_as_such():
     program = [
         {
             "fsdp": {

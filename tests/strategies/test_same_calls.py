@@ -199,7 +199,7 @@ def differences(
 
 
 @pytest.mark.parametrize("case", TWINS)
-def test_a_strategy_makes_the_calls_that_pytorch_makes(case: str) -> None:
+def test_a_strategy_makes_the_same_calls_as_pytorch(case: str) -> None:
     real = recorded(case)
     made = expanded(TWINS[case], len(real))
     found = set().union(
@@ -209,7 +209,7 @@ def test_a_strategy_makes_the_calls_that_pytorch_makes(case: str) -> None:
     assert found <= listed, found - listed
 
 
-def test_fully_shard_over_tensor_parallel_blocks_makes_the_calls_that_pytorch_makes() -> None:
+def test_fully_shard_over_tensor_parallel_blocks_makes_the_same_calls_as_pytorch() -> None:
     """`fsdp` over dp, each of its compute steps with the all_reduce that `tensor_parallel` puts
     after it over tp.
     """
@@ -251,7 +251,7 @@ def _found(entries: list[dict[str, Any]], op: str) -> dict[str, Any]:
     return next(e for steps in inner for e in steps if op in e)
 
 
-def test_every_listed_difference_is_there() -> None:
+def test_every_listed_difference_exists() -> None:
     found: set[Difference] = set()
     for case, twin in TWINS.items():
         real = recorded(case)
@@ -263,7 +263,7 @@ def test_every_listed_difference_is_there() -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_the_recordings_are_what_pytorch_does_today() -> None:
+def test_the_recordings_match_the_installed_pytorch() -> None:
     """Every case is run again; the recordings stay as they are."""
     pytest.importorskip("torch")
     found = subprocess.run(

@@ -136,7 +136,7 @@ def test_the_shards_of_fsdp_are_the_weights_of_one_process(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast"])
-def test_without_one_kind_of_call_the_weights_are_others(op: str) -> None:
+def test_removing_one_kind_of_call_changes_the_weights(op: str) -> None:
     """The comparison above can fail."""
 
     def left(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -156,9 +156,7 @@ def test_without_one_kind_of_call_the_weights_are_others(op: str) -> None:
 @pytest.mark.parametrize(
     ("make", "weights"), [(ddp, {"ddp_weights_0"}), (fsdp, {"fsdp_shard_0", "fsdp_shard_1"})]
 )
-def test_on_gloo_processes_the_program_ends_with_the_same_weights(
-    make: Any, weights: set[str]
-) -> None:
+def test_on_real_gloo_the_program_ends_with_the_same_weights(make: Any, weights: set[str]) -> None:
     """The real run's values are those of the simulation, which are PyTorch's."""
     pytest.importorskip("torch")
     from tests.support.real_runs import run

@@ -123,7 +123,7 @@ def test_both_copies_of_dualpipes_stages_end_with_the_weights_of_one_process(ran
         np.testing.assert_allclose(one, expected[stage], rtol=1e-13)
 
 
-def test_two_receives_swapped_end_with_other_weights():
+def test_two_swapped_receives_give_different_weights():
     """The comparison above can fail: nothing hangs, every message fits."""
     data = yaml.safe_load(pipeline("gpipe", 2, 1, 3).to_yaml())
     receiver = next(e for e in _blocks(data["program"]) if e.get("ranks") == "pp == 1")
@@ -169,7 +169,7 @@ def pairs_in_torch(ranks: int) -> list[Any]:
 
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_columns_and_rows_of_tensor_parallelism_end_as_those_of_one_process(
+def test_tensor_parallel_columns_and_rows_end_with_the_weights_of_one_process(
     ranks, sequence_parallel
 ):
     """Bit for bit where two ranks add; sums of four are added in another order than PyTorch's."""
@@ -339,7 +339,7 @@ QUICK = ("interleaved_1f1b", "sequence_parallel")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in REAL]
 )
-def test_on_gloo_processes_the_weights_are_those_of_the_simulation_bit_for_bit(name):
+def test_on_real_gloo_the_weights_equal_the_simulated_ones_bit_for_bit(name):
     """At most two ranks add at a time, and the simulation's weights are PyTorch's (above)."""
     torch_of()
     from tests.support.real_runs import run

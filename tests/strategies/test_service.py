@@ -107,16 +107,14 @@ def refused(name: str, about: dict[str, Any], **fields: Any) -> str:
     st.integers(0, 7),
     st.sampled_from(["dropped", "doubled", "misdirected"]),
 )
-def test_a_call_that_is_dropped_doubled_or_misdirected_on_one_rank_is_noticed(
-    layout, number, rank, how
-):
+def test_a_call_dropped_doubled_or_misdirected_on_one_rank_is_detected(layout, number, rank, how):
     wrong = spoiled(made(*layout), number, rank, how)
 
     assert wrong is None or noticed(wrong, [], [])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout[0])
-def test_what_is_not_spoilt_completes(layout):
+def test_unaltered_programs_complete(layout):
     assert not noticed(made(*layout), [], [])
 
 
@@ -160,7 +158,7 @@ def test_diloco_ends_with_the_weight_of_plain_pytorch_on_every_rank():
         ({"every": 2, "per_parameter": True}, [1, 1, 3, 3, 5, 5]),
     ],
 )
-def test_an_average_stands_after_the_steps_that_torch_and_torchft_give_it(fields, steps):
+def test_an_average_occurs_after_the_same_steps_as_in_torch_and_torchft(fields, steps):
     """torch's averager counts from its warm-up on, and averages at once; torchft's after so many
     steps.
     """
@@ -174,14 +172,14 @@ def test_an_average_stands_after_the_steps_that_torch_and_torchft_give_it(fields
     ] == steps
 
 
-def test_an_average_holds_every_ranks_weights_once():
+def test_an_average_contains_the_weights_of_every_rank_once():
     done = simulated(made("local_sgd", {"world": 4}, {"layers": [LAYER]}).to_yaml())
 
     assert held_once(done, "local_sgd_weights_0", range(4), "local_sgd")
 
 
 # --- quorums ---
-def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
+def test_a_quorum_reduces_among_its_members_and_joining_ranks_receive_the_weights():
     scenario = made(
         "fault_tolerant",
         {"world": 3, "iterations": 3},
@@ -197,7 +195,7 @@ def test_a_quorum_reduces_among_its_members_and_who_joins_is_sent_the_weights():
     ] == [2, 0, 2]
 
 
-def test_ranks_that_join_get_the_weights_from_the_healthy_ranks_in_turn():
+def test_joining_ranks_get_the_weights_from_the_healthy_ranks_in_turn():
     scenario = made(
         "fault_tolerant",
         {"world": 5, "iterations": 2},
@@ -213,7 +211,7 @@ def test_ranks_that_join_get_the_weights_from_the_healthy_ranks_in_turn():
     assert sent == {0: [2] * weights + [4] * weights, 1: [3] * weights, 2: [], 3: [], 4: []}
 
 
-def test_a_replica_leaves_the_group_of_a_quorum_before_it_makes_the_next_one():
+def test_a_replica_destroys_the_group_of_a_quorum_before_it_creates_the_next():
     """The world and other groups stay when one group is destroyed."""
     scenario = made(
         "fault_tolerant",
@@ -235,7 +233,7 @@ def test_a_replica_leaves_the_group_of_a_quorum_before_it_makes_the_next_one():
 @pytest.mark.parametrize(
     ("iterations", "mean"), [(1, (1 + 2) / 2), (2, (1 + 2 + 0) / 2), (3, (1 + 2 + 3) / 3)]
 )
-def test_a_quorum_s_mean_is_of_those_who_have_been_there_before_the_step(iterations, mean):
+def test_the_mean_of_a_quorum_includes_only_ranks_present_before_the_step(iterations, mean):
     """Who has just joined gives zeros, and is not counted: torchft's num_participants."""
     layer = {
         **LAYER,
@@ -253,7 +251,7 @@ def test_a_quorum_s_mean_is_of_those_who_have_been_there_before_the_step(iterati
 
 
 # --- inference ---
-def test_ranks_without_requests_make_as_many_steps_as_those_with_some():
+def test_ranks_without_requests_make_as_many_steps_as_the_others():
     one = made(
         "inference",
         {"world": 2, "mesh": {"dp": 2}},
@@ -275,7 +273,7 @@ def test_ranks_without_requests_make_as_many_steps_as_those_with_some():
     assert each[0].count("all_reduce") == 5 + 2  # batches of each step, and two looks for requests
 
 
-def test_every_tensor_rank_s_part_of_an_activation_is_in_the_sum():
+def test_the_sum_contains_the_activation_part_of_every_tensor_parallel_rank():
     one = made(
         "inference",
         {"world": 2, "mesh": {"tp": 2}},
@@ -389,7 +387,7 @@ def test_weights_arrive_from_the_shards_of_all_trainers():
         ),
     ],
 )
-def test_a_layout_that_cannot_be_is_refused_with_its_reason(name, about, fields, said):
+def test_an_impossible_layout_is_refused_with_its_reason(name, about, fields, said):
     assert said in refused(
         name, about, **{key: value for key, value in fields.items() if value is not None}
     )

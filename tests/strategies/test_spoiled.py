@@ -74,7 +74,7 @@ def product() -> Scenario:
 
 @settings(max_examples=draws(30), deadline=None)
 @given(st.sampled_from(PIPELINES), st.integers(0, 200), st.integers(0, 3), HOW)
-def test_a_spoiled_message_of_a_pipeline_is_always_noticed(layout, number, rank, how):
+def test_an_altered_message_of_a_pipeline_is_always_detected(layout, number, rank, how):
     wrong = spoiled(pipeline(*layout), number, rank, how)
 
     assert wrong is None or noticed(wrong, [], range(layout[1]))
@@ -84,7 +84,7 @@ def test_a_spoiled_message_of_a_pipeline_is_always_noticed(layout, number, rank,
 @given(
     st.integers(0, 20), st.integers(0, 2), st.sampled_from(["dropped", "doubled"]), st.booleans()
 )
-def test_a_spoiled_call_of_tensor_parallel_ranks_is_always_noticed(
+def test_an_altered_call_of_tensor_parallel_ranks_is_always_detected(
     number, rank, how, sequence_parallel
 ):
     wrong = spoiled(tensor(3, sequence_parallel), number, rank, how)
@@ -95,7 +95,7 @@ def test_a_spoiled_call_of_tensor_parallel_ranks_is_always_noticed(
 
 @settings(max_examples=draws(40), deadline=None)
 @given(st.integers(0, 60), st.integers(0, 7), HOW)
-def test_a_spoiled_call_of_a_product_is_always_noticed(number, rank, how):
+def test_an_altered_call_of_combined_strategies_is_always_detected(number, rank, how):
     wrong = spoiled(product(), number, rank, how)
 
     assert wrong is None or noticed(wrong, [], range(8))
@@ -105,7 +105,7 @@ def test_a_spoiled_call_of_a_product_is_always_noticed(number, rank, how):
     "made",
     [*(pipeline(*layout) for layout in PIPELINES), tensor(3, False), tensor(3, True), product()],
 )
-def test_what_is_not_spoiled_is_not_noticed(made):
+def test_unaltered_programs_have_no_finding(made):
     assert not noticed(made, [], [])
 
 
@@ -120,7 +120,7 @@ def test_partial_sums_added_twice_by_all_ranks_break_the_lineage(again, held):
     assert held_once(done, "tensor_parallel_out", range(3)) == held
 
 
-def test_gradients_of_a_product_that_one_pair_of_replicas_leaves_apart_break_the_lineage():
+def test_gradients_not_reduced_by_one_pair_of_combined_replicas_break_the_lineage():
     """All ranks skip the all_reduce over the replicas."""
     good = product().to_yaml(flat=True)
     bare = "\n".join(

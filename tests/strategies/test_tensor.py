@@ -50,7 +50,7 @@ def scenario(size: int, data: int = 1, iterations: int = 1, **fields: Any) -> Sc
         ("sequence_loss_4", {}),
     ],
 )
-def test_a_transformers_step_makes_the_calls_of_a_recorded_one(
+def test_a_transformer_step_makes_the_recorded_calls(
     recording: str, fields: dict[str, Any]
 ) -> None:
     """Embedding, two blocks, logits and loss, forward and backward, twice: every call of every
@@ -75,7 +75,7 @@ def counted(**fields: Any) -> Counter[str]:
     )
 
 
-def test_fused_matrices_reduce_their_inputs_gradient_once() -> None:
+def test_fused_matrices_reduce_the_gradient_of_their_input_once() -> None:
     """Two blocks: forward 2 + 2, backward wq, wk, wv, w1, w3 each; fused 2 each; and embedding,
     logits' gradient, three of the loss.
     """
@@ -85,7 +85,7 @@ def test_fused_matrices_reduce_their_inputs_gradient_once() -> None:
     }
 
 
-def test_megatron_gathers_a_blocks_input_again_and_dtensor_keeps_it() -> None:
+def test_megatron_gathers_the_input_of_a_block_again_and_dtensor_keeps_it() -> None:
     """Kept, it is held from the forward pass on: two whole inputs a layer instead of their parts.
     Megatron's loss works in place, where PyTorch's has two float32 gradients more; its fused gate
     keeps no non-linearity."""
@@ -100,7 +100,7 @@ def test_megatron_gathers_a_blocks_input_again_and_dtensor_keeps_it() -> None:
     assert kept["activations"] - again["activations"] == 2 * 2 * part + part + 2 * gate + 3 * logits
 
 
-def test_images_have_no_words_to_cut() -> None:
+def test_image_models_reduce_neither_embedding_nor_logits() -> None:
     """A ViT's head is no vocabulary: neither its embedding nor its logits are reduced."""
     found = simulate(
         Scenario(
@@ -127,7 +127,7 @@ def test_images_have_no_words_to_cut() -> None:
 
 @pytest.mark.parametrize("style", ["dtensor", "megatron"])
 @pytest.mark.parametrize("pipeline", [1, 2])
-def test_both_styles_complete_on_every_back_end(style: str, pipeline: int) -> None:
+def test_both_styles_complete_on_every_backend(style: str, pipeline: int) -> None:
     for backend in ("gloo", "nccl"):
         found = simulate(
             Scenario(

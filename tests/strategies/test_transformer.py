@@ -82,19 +82,19 @@ ACTIVE = {
 
 
 @pytest.mark.parametrize("name", ACTIVE)
-def test_active_parameters_are_the_published_ones_in_their_digits(name: str) -> None:
+def test_active_parameters_are_the_published_ones_to_all_published_digits(name: str) -> None:
     assert isclose(PRESETS[name].active_parameters, ACTIVE[name] * 1e9, rel_tol=0.02)
 
 
 @pytest.mark.parametrize(("name", "active"), [("gpt-oss-20b", 3.61), ("gpt-oss-120b", 5.13)])
-def test_active_parameters_of_gpt_oss_are_those_of_its_card(name: str, active: float) -> None:
+def test_active_parameters_of_gpt_oss_are_those_of_its_model_card(name: str, active: float) -> None:
     model = PRESETS[name]
     assert isclose(
         model.active_parameters - model.embedding_parameters, active * 1e9, rel_tol=0.005
     )
 
 
-def test_a_deepseek_stage_without_experts_weighs_what_its_layers_do() -> None:
+def test_a_deepseek_stage_without_experts_has_the_parameters_of_its_layers() -> None:
     """All stages together hold the model: the first three layers are dense."""
     model = PRESETS["deepseek-v3"]
     dense = 3 * (model.dense_parameters - model.layer_parameters)
@@ -114,7 +114,7 @@ def test_parameter_counts_are_those_of_the_checkpoints(name: str) -> None:
     assert PRESETS[name].parameters == EXACT[name]
 
 
-def test_a_token_of_mixtral_meets_12_9_billion_parameters() -> None:
+def test_a_token_of_mixtral_uses_12_9_billion_parameters() -> None:
     """Mixtral of Experts, section 1: 47B parameters, 13B active."""
     assert isclose(PRESETS["mixtral-8x7b"].active_parameters, 12.9e9, rel_tol=0.01)
 
@@ -150,7 +150,7 @@ def test_activations_of_a_layer_follow_korthikanti(one: MicroBatchCost, expected
     assert one.activation_bytes == expected
 
 
-def test_every_second_product_is_computed_again_and_the_others_kept() -> None:
+def test_selective_recomputation_repeats_every_second_product() -> None:
     """torchtitan's policy on Llama 3 8B: of wq, wk, wv, wo, w1, w3, w2 the first, third …,
     attention, the layer's input. Tensor ranks keep w2's sums whole and what is scattered of wo and
     w2. Biases make it addmm, which is kept; experts' products are all computed again."""
@@ -185,7 +185,7 @@ def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
     assert isclose(step_flops(one, batch), expected, rel_tol=1e-12)
 
 
-def test_flops_per_token_of_llama_are_6n_and_attention() -> None:
+def test_flops_per_token_of_llama_are_6n_plus_attention() -> None:
     """6 N + 6 L h s per token with causal attention (12 L h s where all scores are counted), N
     without the embeddings.
     """
@@ -206,7 +206,7 @@ def test_tensor_and_context_parallel_ranks_share_the_work() -> None:
     assert one._replace(tensor=8, sequence_parallel=True).boundary_numel * 8 == one.boundary_numel
 
 
-def test_model_states_are_those_of_the_zero_papers_table() -> None:
+def test_model_states_are_those_of_the_table_in_the_zero_paper() -> None:
     """ZeRO paper, table 1: GB per device of a 7.5B model on 1, 4, 16, 64, 256, 1024 devices, stages
     1 to 3.
     """
@@ -237,7 +237,7 @@ def test_footprints_add_up() -> None:
 
 
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 32), (4, 2)])
-def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(p: int, m: int) -> None:
+def test_a_stage_holds_as_many_micro_batches_as_its_schedule_needs(p: int, m: int) -> None:
     """GPipe all of them; 1F1B and ZB1P at most as many as there are stages from here on (Narayanan,
     section 2.2.1).
     """
@@ -251,7 +251,7 @@ def test_a_stage_holds_as_many_micro_batches_as_its_schedule_says(p: int, m: int
 
 
 @pytest.mark.parametrize(("p", "v"), [(4, 2), (8, 3)])
-def test_interleaving_costs_activations_on_the_first_stage(p: int, v: int) -> None:
+def test_interleaving_increases_activations_on_the_first_stage(p: int, v: int) -> None:
     """L (1 + (p - 1) / (p v)) layers on the first stage (Korthikanti, section 4.2.3): p v + p - 1
     chunks of L / (p v) layers.
     """
@@ -261,5 +261,5 @@ def test_interleaving_costs_activations_on_the_first_stage(p: int, v: int) -> No
     )
 
 
-def test_the_backward_pass_may_need_more_than_was_kept() -> None:
+def test_the_backward_pass_may_need_more_memory_than_was_kept() -> None:
     assert peak_activation_bytes(one_f_one_b(2, 4).rows[1], lambda stage: 3, lambda stage: 10) == 13

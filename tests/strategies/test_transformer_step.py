@@ -107,7 +107,7 @@ def test_a_tensor_parallel_layer_reduces_four_times() -> None:
     assert found["all_reduce"] == (4 * 4 + 2) * 32 * 64 * 2 + 3 * 32 * 4
 
 
-def test_sequence_parallelism_gathers_and_scatters_in_place_of_reducing() -> None:
+def test_sequence_parallelism_gathers_and_scatters_instead_of_reducing() -> None:
     """As many bytes as all_reduce forward and backward; and the blocks' inputs once more
     (Korthikanti, section 4.2.2).
     """
@@ -124,7 +124,7 @@ def test_gradients_of_all_parameters_are_reduced_once() -> None:
         assert moved({"dp": 4}, fields)["all_reduce"] == 4 * model
 
 
-def test_under_autocast_gradients_are_reduced_and_parameters_come_back_in_float32() -> None:
+def test_under_autocast_gradients_and_parameters_are_communicated_in_float32() -> None:
     """DDP reduces all of them under ZeroRedundancyOptimizer too; without autocast ZeRO 1 scatters
     them, and gathers 16 bits.
     """
@@ -136,7 +136,7 @@ def test_under_autocast_gradients_are_reduced_and_parameters_come_back_in_float3
     assert "reduce_scatter_tensor" not in cast
 
 
-def test_autocast_costs_what_its_casts_move() -> None:
+def test_autocast_costs_the_bytes_moved_by_its_casts() -> None:
     """Norms and sums in float32, an input cast for each matrix that reads it: 60 bytes of an
     element of GPT's layers in place of 20, three times; weights are cast and their gradients cast
     back, 12 bytes, and none written in 16 bits by the update, 2 less."""
@@ -155,7 +155,7 @@ def test_autocast_costs_what_its_casts_move() -> None:
     assert 2 * more(32) - more(64) == pytest.approx(12 * layers - 2 * (layers + others), rel=0.03)
 
 
-def test_experts_are_reduced_among_those_that_have_them() -> None:
+def test_expert_gradients_are_reduced_among_the_ranks_that_hold_them() -> None:
     """Gradients of shared parameters over dp and ep, of experts over dp alone."""
     program = lower(scenario({"dp": 2, "ep": 2}, {"model": MOE, "zero": 0}))
     sizes = {
@@ -201,7 +201,7 @@ def test_experts_are_reduced_among_those_that_have_them() -> None:
         ({"dp": 2}, {"model": {"layers": 2}}, "expected hidden"),
     ],
 )
-def test_a_layout_that_can_not_be_is_refused_before_anything_runs(
+def test_an_impossible_layout_is_refused_before_anything_runs(
     mesh: dict[str, int], fields: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ScenarioErrors) as raised:
@@ -210,7 +210,7 @@ def test_a_layout_that_can_not_be_is_refused_before_anything_runs(
     assert "program[0].transformer" in str(raised.value)
 
 
-def test_a_model_that_does_not_fit_is_a_finding_with_its_parts() -> None:
+def test_a_model_that_does_not_fit_is_a_finding_with_its_memory_parts() -> None:
     """70 billion parameters, 16 bytes each with ZeRO 0: over a terabyte on 80 GB."""
     found = run({"dp": 8}, {"model": "llama3-70b", "zero": 0, "sequence": 2048}, cluster="dgx-h100")
     (finding,) = [f for f in found.findings if f.code == "DS806"]
@@ -231,7 +231,7 @@ def test_sharding_makes_a_model_fit() -> None:
     assert "DS806" not in codes[1]
 
 
-def test_each_stage_of_zero_holds_less() -> None:
+def test_each_stage_of_zero_holds_less_memory() -> None:
     held = [
         sum(scenario({"dp": 4}, {"zero": zero}).memory["transformer_rank"].parts.values())
         for zero in (0, 1, 2)
@@ -246,7 +246,7 @@ def test_llama_3_405b_is_described_in_under_forty_lines() -> None:
     assert "world: {nodes: 2048, ranks_per_node: 8}" in text
 
 
-def test_one_pipeline_of_llama_3_405b_is_laid_out_as_the_paper_says() -> None:
+def test_one_pipeline_of_llama_3_405b_has_the_layout_of_the_paper() -> None:
     """128 stages of one layer, but the first and the last of none; 80 GB suffice without
     recomputation (section 3.3.2).
     """
@@ -257,7 +257,7 @@ def test_one_pipeline_of_llama_3_405b_is_laid_out_as_the_paper_says() -> None:
 
 
 @pytest.mark.slow
-def test_one_pipeline_of_llama_3_405b_completes_near_the_published_rate() -> None:
+def test_one_pipeline_of_llama_3_405b_reaches_nearly_the_published_rate() -> None:
     """The paper's table 4: 400 TFLOP/s per GPU on 16 384 GPUs, its convention unknown to 5 %. The
     preset's band is far wider: a third.
     """
@@ -316,7 +316,7 @@ def test_tied_embeddings_are_summed_over_the_first_and_the_last_stage() -> None:
     assert not any(calls({"dp": 4}, {**tied, "micro_batches": 1}, "all_reduce").values())
 
 
-def test_the_gradients_norm_is_reduced_over_those_who_hold_parts_of_it() -> None:
+def test_the_gradient_norm_is_reduced_over_the_ranks_that_hold_parts_of_it() -> None:
     """One float32: with sharded states over all ranks, else over those that share a copy of the
     model.
     """
@@ -330,7 +330,9 @@ def test_the_gradients_norm_is_reduced_over_those_who_hold_parts_of_it() -> None
 @pytest.mark.parametrize(
     "schedule", [{"schedule": "1f1b"}, {"schedule": "interleaved_1f1b", "chunks": 2}]
 )
-def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str, Any]) -> None:
+def test_gradients_of_a_stage_are_reduced_during_its_last_backward(
+    schedule: dict[str, Any],
+) -> None:
     """The same calls early or late, and early no rank ends later; of each stage they begin before
     its last backward ends.
     """
@@ -358,7 +360,7 @@ def test_gradients_of_a_stage_travel_beside_its_last_backward(schedule: dict[str
 
 @pytest.mark.parametrize("calls", ["dtensor", "megatron"])
 @pytest.mark.parametrize("recompute", ["none", "full"])
-def test_messages_in_pieces_move_the_same_bytes_and_hide_behind_the_same_products(
+def test_split_messages_move_the_same_bytes_and_overlap_with_the_same_products(
     calls: str, recompute: str
 ) -> None:
     """All of a block's gathers and 7/8 of its scatters overlap with products. The FLOPs are the same,
@@ -401,7 +403,7 @@ def test_a_layer_lasts_at_least_as_long_as_the_host_launches_it() -> None:
     assert hidden[0] < 1.01 * hidden[1]
 
 
-def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
+def test_attention_slower_than_a_matrix_product_adds_the_time_of_its_scores() -> None:
     """Its scores, and what idle multiprocessors could compute while its last tiles end, of 32 rows
     here.
     """
@@ -413,7 +415,7 @@ def test_attention_below_a_matrix_products_rate_adds_its_scores_again() -> None:
     assert flops[0] - flops[1] == pytest.approx(4 * 3.5 * (scores + idle))
 
 
-def test_heads_that_miss_the_tensor_cores_have_their_scores_priced_at_float32s_rate() -> None:
+def test_head_sizes_without_tensor_core_support_compute_scores_at_the_float32_rate() -> None:
     """Head sizes whose rows are no multiple of 16 bytes, unfused; the operations stay the same in
     number.
     """
@@ -427,7 +429,7 @@ def test_heads_that_miss_the_tensor_cores_have_their_scores_priced_at_float32s_r
     assert all(c.name != "scores" for _, c in fused.calls_of(0))
 
 
-def test_memory_is_within_a_twentieth_of_torchtitans_readings_of_llama_3_8b() -> None:
+def test_memory_is_within_five_percent_of_torchtitan_measurements_of_llama_3_8b() -> None:
     """pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table 2."""
     from benchmarks.memory import READINGS, counted_gib
 

@@ -18,21 +18,19 @@ RECORDED = {family: wrapped.recordings(family) for family in wrapped.FAMILIES}
 
 
 @pytest.mark.parametrize(("family", "name"), ALL, ids=lambda word: word)
-def test_an_expansion_makes_the_calls_that_pytorch_was_recorded_to_make(
-    family: str, name: str
-) -> None:
+def test_an_expansion_makes_the_calls_recorded_from_pytorch(family: str, name: str) -> None:
     case, real = wrapped.cases(family)[name], wrapped.unpacked(RECORDED[family][name])
 
     assert wrapped.first_difference(case, real, wrapped.expanded(case)) == ""
 
 
-def test_every_recording_has_its_configuration_and_says_how_it_was_made() -> None:
+def test_every_recording_has_its_configuration_and_origin() -> None:
     for family in wrapped.FAMILIES:
         assert set(RECORDED[family]) == set(wrapped.cases(family))
         assert "torch 2.13" in (wrapped.DATA / f"wrapped_{family}.json").read_text()[:200]
 
 
-def test_a_call_that_is_dropped_doubled_or_changed_is_told() -> None:
+def test_a_dropped_doubled_or_changed_call_is_reported() -> None:
     """The comparison itself: any single spoilt call of a recording makes a difference."""
     case = wrapped.cases("fsdp")["auto"]
     real, made = wrapped.unpacked(RECORDED["fsdp"]["auto"]), wrapped.expanded(case)
@@ -47,13 +45,13 @@ def test_a_call_that_is_dropped_doubled_or_changed_is_told() -> None:
             assert wrapped.first_difference(case, real, spoilt) != ""
 
 
-def test_the_table_in_the_docs_is_what_the_recordings_and_expansions_say() -> None:
+def test_the_table_in_the_docs_matches_recordings_and_expansions() -> None:
     assert wrapped.DOC.read_text(encoding="utf-8") == wrapped.table()
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_the_recordings_are_what_pytorch_does_today() -> None:
+def test_the_recordings_match_the_installed_pytorch() -> None:
     """Every configuration is run again on Gloo processes of this machine; the recordings stay as
     they are.
     """

@@ -48,6 +48,7 @@ BANNED: tuple[tuple[str, str], ...] = (
 )
 #: (file, first words of the phrase): why it may stay.
 ALLOWED: dict[tuple[str, str], str] = {
+    ("distsim/hang_doctor/readers/tool_lines.py", "Culprit"): "a word in torch's own output",
     ("distsim/planning/ranking.py", "left out"): "a value of the JSON key `status`",
     ("distsim/real/launch/monitor.py", "standstill"): "a value of the JSON key `reason`",
     ("distsim/real/results/real_run.py", "standstill"): "a value of the JSON key `reason`",

@@ -94,15 +94,22 @@ def header(**changed: Any) -> list[str]:
         ("groups", [["world", [0, [1]]]]),
     ],
 )
-def test_a_header_that_makes_no_sense_is_refused_by_name(key: str, value: Any) -> None:
+def test_an_inconsistent_header_is_refused_by_field(key: str, value: Any) -> None:
     with pytest.raises(UsageError, match=r"<trace>:1: .*" + ("ranks" if value == 10**9 else key)):
         parse_trace(header(**{key: value}))
+
+
+def test_a_call_of_a_group_that_the_header_lacks_is_refused_with_its_line() -> None:
+    lacking = {key: value for key, value in json.loads(LINES[0]).items() if key != "groups"}
+
+    with pytest.raises(UsageError, match=r"<trace>:2: the header has no such `group`, found"):
+        parse_trace([json.dumps(lacking) + "\n", *LINES[1:]])
 
 
 @pytest.mark.parametrize(
     "changed", [{"ends": [[9, "killed", 5]]}, {"groups": [["world", [0, 1, 2, 7]]]}], ids=str
 )
-def test_a_header_that_names_a_rank_outside_the_world_tells_of_no_program(
+def test_a_header_that_names_a_rank_outside_the_world_describes_no_program(
     changed: dict[str, Any],
 ) -> None:
     with pytest.raises(UsageError, match=r"<trace>:1: .*outside its world of 4"):
@@ -128,7 +135,9 @@ def damaged(lines: list[str], rnd: random.Random) -> list[str]:
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("lines", [LINES, COLLECTIVES], ids=["hybrid", "collectives"])
-def test_whatever_is_changed_in_a_trace_is_read_or_refused(lines: list[str], seed: int) -> None:
+def test_an_altered_trace_is_read_or_refused_without_a_traceback(
+    lines: list[str], seed: int
+) -> None:
     rnd, whole = random.Random(seed), parse_trace(lines)
     for _ in range(15):
         try:
@@ -146,14 +155,14 @@ def test_whatever_is_changed_in_a_trace_is_read_or_refused(lines: list[str], see
             continue
 
 
-def test_a_typo_in_the_path_gets_the_name_that_was_meant(cli: Any) -> None:
+def test_a_typo_in_the_path_gets_a_suggestion(cli: Any) -> None:
     done = cli("compare", "traces/hybird_gloo_4.jsonl", "traces/ring_gloo_4.jsonl")
 
     assert done.returncode == 2
     assert "did you mean traces/hybrid_gloo_4.jsonl?" in done.stderr
 
 
-def test_a_file_that_was_cut_is_replayed_as_partial_and_not_run_for_real(
+def test_a_truncated_file_is_replayed_as_partial_and_not_run_for_real(
     cli: Any, tmp_path: Path
 ) -> None:
     """It is read without any option; only `--real` wants --force."""
@@ -169,7 +178,7 @@ def test_a_file_that_was_cut_is_replayed_as_partial_and_not_run_for_real(
     assert "--force" in real.stderr
 
 
-def test_a_scenario_in_place_of_a_trace_is_told_what_runs_it(cli: Any) -> None:
+def test_a_scenario_given_as_a_trace_is_answered_with_the_right_command(cli: Any) -> None:
     done = cli("replay", "scenarios/hybrid.yaml", "--real")
 
     assert done.returncode == 2
@@ -177,7 +186,7 @@ def test_a_scenario_in_place_of_a_trace_is_told_what_runs_it(cli: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["check", "simulate"])
-def test_of_a_trace_that_was_cut_before_its_first_call_nothing_is_judged(
+def test_a_trace_truncated_before_its_first_call_gets_no_verdict(
     cli: Any, tmp_path: Path, command: str
 ) -> None:
     cut = tmp_path / "cut.jsonl"

@@ -132,7 +132,7 @@ calls = st.fixed_dictionaries(
 
 @given(st.lists(calls, max_size=8), texts, texts)
 @settings(max_examples=draws(60), deadline=None)
-def test_what_is_written_is_read_back(rows: list[dict[str, Any]], one: str, other: str) -> None:
+def test_a_written_trace_is_read_back(rows: list[dict[str, Any]], one: str, other: str) -> None:
     """Calls stand rank by rank, and in a rank by position and part."""
     ordered = {(row["rank"], row["position"], row["part"]): row for row in rows}
     rows = [ordered[key] for key in sorted(ordered)]
@@ -156,7 +156,7 @@ def test_what_is_written_is_read_back(rows: list[dict[str, Any]], one: str, othe
     assert "".join(trace_lines(back)) == text
 
 
-def test_groups_of_one_name_keep_apart() -> None:
+def test_groups_with_the_same_name_are_kept_apart() -> None:
     """A group declared with `by` has one name and several ids; a member tells which."""
     trace = make(
         [{"rank": 0, "group": 0}, {"rank": 1, "group": 1}, {"rank": 1, "group": 2, "position": 1}],
@@ -168,7 +168,7 @@ def test_groups_of_one_name_keep_apart() -> None:
     assert back["group"].tolist() == [0, 1, 2]
 
 
-def test_no_text_is_written_as_nothing() -> None:
+def test_absent_text_is_written_as_null() -> None:
     trace = make([{}])
     for name in ("place", "name", "op"):
         trace[name][0] = -1
@@ -178,7 +178,7 @@ def test_no_text_is_written_as_nothing() -> None:
     assert (call.place, call.name, call.op) == (NO_LOCATION, "", "")
 
 
-def test_traces_that_differ_are_not_the_same() -> None:
+def test_different_traces_are_not_equal() -> None:
     trace = make([{}, {"rank": 1}])
 
     assert same_trace(trace, make([{}, {"rank": 1}]))
@@ -188,7 +188,7 @@ def test_traces_that_differ_are_not_the_same() -> None:
     assert not same_trace(trace, make([{}, {"rank": 1}], backend="mpi"))
 
 
-def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) -> None:
+def test_a_file_is_replaced_atomically_without_leftovers(tmp_path: Path) -> None:
     target = tmp_path / "run.jsonl"
     target.write_text("old")
 
@@ -198,7 +198,7 @@ def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path) 
     assert os.listdir(tmp_path) == ["run.jsonl"]
 
 
-def test_a_folder_that_is_not_there_is_the_surroundings_fault(tmp_path: Path) -> None:
+def test_a_missing_directory_is_an_environment_error(tmp_path: Path) -> None:
     with pytest.raises(EnvironmentFault, match="cannot be written"):
         write_trace(MESSAGE, tmp_path / "absent" / "run.jsonl")
 
@@ -281,9 +281,7 @@ def test_a_damaged_file_is_refused_with_the_line(lines: list[str], message: str)
 
 
 @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
-def test_a_file_cut_anywhere_behind_its_header_is_read_up_to_its_last_whole_line(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_truncated_file_is_read_up_to_its_last_complete_line(tmp_path: Path, name: str) -> None:
     """And says that it is partial, even when what was read is written again."""
     whole, cut = tmp_path / name, tmp_path / f"cut_{name}"
     write_trace(make([{"position": i, "name": "ä€" * i} for i in range(12)]), whole)
@@ -312,7 +310,7 @@ def test_a_file_cut_anywhere_behind_its_header_is_read_up_to_its_last_whole_line
     assert len(found) > 1 or name.endswith(".gz")
 
 
-def test_a_file_through_gzip_holds_the_same_and_the_same_bytes_each_time(tmp_path: Path) -> None:
+def test_a_gzip_file_has_the_same_content_and_reproducible_bytes(tmp_path: Path) -> None:
     plain, small = tmp_path / "run.jsonl", tmp_path / "run.jsonl.gz"
     write_trace(MESSAGE, plain)
     write_trace(MESSAGE, small)
@@ -397,7 +395,7 @@ OVERLAP = make(
 )
 
 
-def test_each_machine_is_a_process_and_each_rank_has_threads_of_its_own_in_it() -> None:
+def test_each_node_is_a_process_and_each_rank_has_its_own_threads() -> None:
     names = {
         e["pid"]: e["args"]["name"] for e in _events(COLLECTIVE) if e["name"] == "process_name"
     }
@@ -412,7 +410,7 @@ def test_each_machine_is_a_process_and_each_rank_has_threads_of_its_own_in_it() 
     assert len({tid for _, tid in threads.values()}) == len(threads)
 
 
-def test_a_counter_tells_the_bytes_that_each_machine_has_under_way() -> None:
+def test_a_counter_shows_the_bytes_in_flight_of_each_node() -> None:
     """From 300 to 900 ns two ranks of each machine hold their buffer in the all_reduce; then
     nothing is under way.
     """
@@ -444,7 +442,7 @@ def test_an_arrow_runs_from_send_to_receive() -> None:
 
 
 @pytest.mark.parametrize("trace", [MESSAGE, COLLECTIVE, OVERLAP])
-def test_arrows_pair_up_and_begin_inside_a_slice(trace: Trace) -> None:
+def test_arrows_are_paired_and_start_inside_a_slice(trace: Trace) -> None:
     events = _events(trace)
     chains = defaultdict(list)
     for e in events:
@@ -462,7 +460,7 @@ def test_arrows_pair_up_and_begin_inside_a_slice(trace: Trace) -> None:
 
 
 @pytest.mark.parametrize("trace", [MESSAGE, COLLECTIVE, OVERLAP])
-def test_slices_of_a_thread_nest_and_times_run_forward(trace: Trace) -> None:
+def test_slices_of_a_thread_are_nested_and_times_increase(trace: Trace) -> None:
     events = [e for e in _events(trace) if e["ph"] != "M"]
     threads = defaultdict(list)
     for e in events:
@@ -477,7 +475,7 @@ def test_slices_of_a_thread_nest_and_times_run_forward(trace: Trace) -> None:
             )
 
 
-def test_waiting_is_a_slice_of_its_own_and_a_call_that_never_returns_stays_open_and_red() -> None:
+def test_waiting_is_its_own_slice_and_a_call_that_never_returns_stays_open_and_red() -> None:
     """It is begun and never ended; where the recording ends, an event across all ranks tells
     how.
     """
@@ -529,9 +527,7 @@ def test_a_trace_without_calls_is_an_empty_picture() -> None:
     st.lists(st.sampled_from(("send", "recv", "compute", "barrier")), max_size=12),
     st.sets(st.sampled_from(("send", "wait", "barrier"))),
 )
-def test_the_rows_of_some_operations_are_those_that_name_one_of_them(
-    made: list[str], asked: set[str]
-) -> None:
+def test_selecting_operations_keeps_exactly_their_rows(made: list[str], asked: set[str]) -> None:
     trace = make([{"op": op} for op in made])
     assert trace.ops(*asked).tolist() == [op in asked for op in made]
     assert trace.rows_with_text("op", frozenset(asked)).tolist() == [op in asked for op in made]

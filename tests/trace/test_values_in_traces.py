@@ -50,14 +50,14 @@ COUNT = np.arange(5000, dtype=np.float32).reshape(50, 100)
     ],
     ids=str,
 )
-def test_small_and_uniform_tensors_are_written_out_and_larger_ones_by_their_stretches(
+def test_small_and_uniform_tensors_are_written_in_full_and_larger_ones_by_ranges(
     array: Any, form: Any
 ) -> None:
     assert pack_tensor(array) == form
     assert json.loads(json.dumps(form)) == form
 
 
-def test_of_a_large_tensor_a_header_has_a_number_and_a_digest_of_each_part() -> None:
+def test_a_large_tensor_is_recorded_by_one_number_and_a_digest_per_part() -> None:
     found = pack_tensor(COUNT)
 
     assert (found["shape"], len(found["first"]), len(found["digests"])) == (
@@ -69,7 +69,7 @@ def test_of_a_large_tensor_a_header_has_a_number_and_a_digest_of_each_part() -> 
     assert len(json.dumps(pack_tensor(np.arange(1 << 20)))) < 1000
 
 
-def test_a_header_is_bounded_and_counts_what_it_leaves_out() -> None:
+def test_a_header_is_bounded_and_counts_its_omissions() -> None:
     found = header_values(
         RankTensorValue(rank, "x", "int32", rank) for rank in range(MAX_VALUES + 3)
     )
@@ -77,7 +77,7 @@ def test_a_header_is_bounded_and_counts_what_it_leaves_out() -> None:
     assert (len(found["values"]["x"]), found["values_left_out"]) == (MAX_VALUES, 3)
 
 
-def test_tensors_without_known_numbers_are_left_out_and_the_others_sorted() -> None:
+def test_tensors_with_unknown_values_are_omitted_and_the_others_sorted() -> None:
     kept = [
         RankTensorValue(1, "x@10", "int8", 1),
         RankTensorValue(0, "y", "bool", None),
@@ -108,7 +108,7 @@ def arrays() -> Any:
 
 @given(arrays(), st.data())
 @settings(max_examples=draws(150), deadline=None)
-def test_tensors_compare_as_their_numbers_do_and_the_first_difference_is_named(
+def test_tensors_compare_like_their_numbers_and_the_first_difference_is_named(
     numbers: list[int], data: Any
 ) -> None:
     """Whatever forms the two have; where only digests tell, the part that differs is the one that
@@ -129,7 +129,7 @@ def test_tensors_compare_as_their_numbers_do_and_the_first_difference_is_named(
         assert where.element == first if exact else where.element >= first
 
 
-def test_a_difference_that_only_a_digest_shows_is_told_by_its_part() -> None:
+def test_a_difference_visible_only_in_a_digest_is_reported_by_part() -> None:
     other = COUNT.copy()
     other[3, 14] = 7  # element 314, in the second part, not its first
 
@@ -154,14 +154,14 @@ def test_a_difference_that_only_a_digest_shows_is_told_by_its_part() -> None:
         (0.0, -0.0, 0.0, "equal"),
     ],
 )
-def test_numbers_may_lie_apart_by_the_tolerance_and_no_more(
+def test_numbers_may_differ_by_at_most_the_tolerance(
     a: Any, b: Any, tolerance: float, state: str
 ) -> None:
     assert compare_packed(a, b, tolerance)[0] == state
     assert compare_packed(b, a, tolerance)[0] == state
 
 
-def test_large_floats_whose_digests_differ_are_close_where_their_recorded_numbers_are() -> None:
+def test_large_floats_with_different_digests_are_close_if_their_recorded_numbers_are() -> None:
     nudged = COUNT * np.float32(1 + 2**-22)
 
     assert (
@@ -220,7 +220,7 @@ def test_a_comparison_names_tensor_rank_element_and_both_numbers() -> None:
         (2, "recorded", "float32", "differ"),
     ],
 )
-def test_only_floats_of_a_recording_that_more_than_two_added_may_differ_by_rounding(
+def test_only_recorded_floats_summed_from_more_than_two_ranks_may_differ_by_rounding(
     ranks: int, source: str, dtype: str, state: str
 ) -> None:
     one = trace({rank: step() for rank in range(ranks)})
@@ -239,7 +239,7 @@ def test_only_floats_of_a_recording_that_more_than_two_added_may_differ_by_round
     ("which", "text"),
     [("A", "A did not record"), ("B", "B did not record"), ("AB", "neither run recorded")],
 )
-def test_a_run_without_values_is_said_to_have_none(which: str, text: str) -> None:
+def test_a_run_without_values_is_reported_as_such(which: str, text: str) -> None:
     one = trace({0: step(), 1: step()})
     sides = [one if side in which else with_values(one, {"0": 1}) for side in "AB"]
 
@@ -261,7 +261,7 @@ def test_a_run_without_values_is_said_to_have_none(which: str, text: str) -> Non
     ],
     ids=str,
 )
-def test_values_that_distsim_did_not_write_are_refused(values: Any) -> None:
+def test_values_not_written_by_distsim_are_refused(values: Any) -> None:
     lines = list(trace_lines(trace({0: step(), 1: step()})))
     header = {**json.loads(lines[0]), "values": values}
 
@@ -269,7 +269,7 @@ def test_values_that_distsim_did_not_write_are_refused(values: Any) -> None:
         parse_trace([json.dumps(header) + "\n", *"".join(lines[1:]).splitlines(True)])
 
 
-def test_values_come_back_from_a_file_as_they_went_in() -> None:
+def test_values_survive_writing_and_reading() -> None:
     kept = [
         RankTensorValue(0, "x", "int32", pack_tensor(STEPS)),
         RankTensorValue(1, "x", "int32", pack_tensor(np.arange(MAX_ELEMENTS))),
@@ -285,7 +285,7 @@ def test_values_come_back_from_a_file_as_they_went_in() -> None:
     assert MAX_RUNS < MAX_ELEMENTS
 
 
-def test_numbers_that_only_digests_know_are_no_numbers_in_the_json() -> None:
+def test_json_omits_numbers_known_only_by_digest() -> None:
     other = COUNT.copy()
     other[3, 14] = 7
     one = trace({0: step(), 1: step()})

@@ -109,7 +109,7 @@ def of_files(files: list[Path], most: int) -> dict[str, list[str]]:
     return {name: found for name, found in wrong.items() if found}
 
 
-def test_traces_of_the_scenarios_come_back_with_their_calls_verdicts_and_times() -> None:
+def test_traces_of_scenarios_are_reconstructed_with_calls_verdict_and_times() -> None:
     """Those that complete as well as those that hang, raise or are killed."""
     assert of_files([file for file in SCENARIOS if file.parent.name == "scenarios"], 16) == {}
 
@@ -118,20 +118,20 @@ def test_traces_of_the_scenarios_come_back_with_their_calls_verdicts_and_times()
 @pytest.mark.parametrize(
     "folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name
 )
-def test_traces_of_every_scenario_come_back(folder: Path) -> None:
+def test_traces_of_every_scenario_are_reconstructed(folder: Path) -> None:
     assert of_files(sorted(folder.glob("*.yaml")), 64) == {}
 
 
 @given(any_programs(), st.sampled_from(("gloo", "nccl", "mpi")))
 @settings(max_examples=draws(40), deadline=None)
-def test_any_program_comes_back_whether_it_completes_or_not(plain: Any, backend: str) -> None:
+def test_any_program_is_reconstructed_whether_it_completes_or_not(plain: Any, backend: str) -> None:
     done = built(plain.programs, backend, groups=plain.groups)
 
     if len(done.trace):
         assert unlike(done.trace) == []
 
 
-def test_equal_ranks_are_one_program_and_rounds_are_loops() -> None:
+def test_equal_ranks_share_a_program_and_rounds_become_loops() -> None:
     """Eight ranks, a ring of twenty rounds: its file has a repeat of four steps and names peers by
     expressions.
     """
@@ -159,7 +159,7 @@ def test_equal_ranks_are_one_program_and_rounds_are_loops() -> None:
 @pytest.mark.parametrize(
     "name", ["hybrid", "ddp_by_hand", "pipeline_1f1b", "two_groups", "any_source_ring"]
 )
-def test_files_are_no_longer_than_those_that_people_wrote(name: str) -> None:
+def test_reconstructed_files_are_no_longer_than_hand_written_ones(name: str) -> None:
     file = ROOT / "scenarios" / f"{name}.yaml"
     trace = simulate(load(file), with_verdict=False, with_values=False).run.trace
 
@@ -168,7 +168,7 @@ def test_files_are_no_longer_than_those_that_people_wrote(name: str) -> None:
     )
 
 
-def test_durations_of_a_recording_are_means_and_the_file_says_so() -> None:
+def test_durations_of_a_recording_are_means_and_the_file_states_it() -> None:
     calls = [{"op": "compute", "time_ns": t} for t in (1_000_000, 1_000_400, 999_600)]
     trace = built({0: calls, 1: calls}).trace
     recorded = Trace({**trace.header, "source": "recorded"}, trace.tables, trace.columns)
@@ -181,7 +181,7 @@ def test_durations_of_a_recording_are_means_and_the_file_says_so() -> None:
     assert compact_trace(recorded, exact=True).steps == 3
 
 
-def test_a_receive_from_any_source_stays_open_unless_the_trace_is_to_be_followed() -> None:
+def test_a_wildcard_receive_stays_open_unless_the_trace_is_to_be_followed() -> None:
     done = built({0: [{"op": "recv", "peer": None}], 1: [{"op": "send", "peer": 0}]})
 
     assert "src" not in compact_trace(done.trace).text
@@ -200,9 +200,7 @@ def test_loops_nest() -> None:
 
 @given(st.integers(2, 12), st.data())
 @settings(max_examples=draws(150), deadline=None)
-def test_an_expression_is_taken_only_where_it_gives_every_value(
-    size: int, data: st.DataObject
-) -> None:
+def test_an_expression_is_used_only_if_it_gives_every_value(size: int, data: st.DataObject) -> None:
     """Random numbers and selections, on a mesh where the size has a divisor."""
     split = data.draw(st.sampled_from([k for k in range(1, size + 1) if size % k == 0]))
     names = RankVariables.of(size, {"a": split, "b": size // split})

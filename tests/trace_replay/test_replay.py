@@ -74,7 +74,7 @@ def assert_the_same_again(source: Trace, again: ReplayResult) -> None:
 @pytest.mark.parametrize(
     "folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name
 )
-def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(
+def test_a_trace_of_every_completing_scenario_is_replayed_exactly(
     folder: Path,
 ) -> None:
     """Under its own cluster, by way of a file; those of at most 4 ranks under every back end, of at
@@ -99,13 +99,13 @@ def test_a_simulated_trace_of_every_scenario_that_completes_comes_again_exactly(
 
 @given(valid_programs(), st.sampled_from(BACKENDS))
 @settings(max_examples=draws(60), deadline=None)
-def test_any_valid_program_comes_again_exactly(plain: Any, backend: str) -> None:
+def test_any_valid_program_is_replayed_exactly(plain: Any, backend: str) -> None:
     done = built(plain.programs, backend, groups=plain.groups)
 
     assert_the_same_again(done.trace, replay_trace(through_a_file(done.trace)))
 
 
-def test_the_trace_carries_its_prices_so_that_a_replay_needs_no_cluster() -> None:
+def test_the_trace_contains_its_costs_so_a_replay_needs_no_cluster() -> None:
     slow = {"preset": "cpu-10gbe", "name": "slow", "call_overhead": "1 ms"}
     done = built(
         {0: [{"op": "all_reduce", "numel": 4}], 1: [{"op": "all_reduce", "numel": 4}]}, cluster=slow
@@ -129,7 +129,7 @@ def test_compute_is_scaled_and_communication_is_not() -> None:
     assert done.makespan_ns - half.makespan_ns == 500_000
 
 
-def test_another_cluster_prices_communication_anew() -> None:
+def test_replay_on_another_cluster_recomputes_communication_costs() -> None:
     calls = [{"op": "compute", "time_ns": 1_000_000}, {"op": "all_reduce", "numel": 1 << 20}]
     done = built({0: calls, 1: calls}, "nccl", "dgx-a100")
 
@@ -142,7 +142,7 @@ def test_another_cluster_prices_communication_anew() -> None:
     assert there.makespan_ns - 1_000_000 < 2 * price.p2p_ns(0, 1, 4 << 20) + 1_000_000
 
 
-def test_another_back_end_has_its_own_rules() -> None:
+def test_replay_on_another_backend_follows_its_rules() -> None:
     """Both send first: gloo's rendezvous hangs where mpi's small messages go ahead."""
     done = built(
         {
@@ -173,7 +173,7 @@ def test_pauses_between_the_calls_of_a_recording_are_kept() -> None:
     assert without.trace["posted_ns"][1] == without.trace["returned_ns"][0]
 
 
-def test_issuing_a_request_takes_the_time_that_it_took() -> None:
+def test_issuing_a_request_takes_its_recorded_time() -> None:
     calls = [{"op": "all_reduce", "async": True, "handle": "h"}, {"op": "wait", "handles": ["h"]}]
     done = built({0: calls, 1: calls})
     columns = {name: done.trace[name].copy() for name in ("returned_ns", "posted_ns")}
@@ -185,9 +185,7 @@ def test_issuing_a_request_takes_the_time_that_it_took() -> None:
     assert again.trace["posted_ns"].tolist() == [0, 4_000, 0, 4_000]
 
 
-def test_a_receive_from_any_source_takes_what_it_took_even_when_another_message_would_come_first() -> (
-    None
-):
+def test_a_wildcard_receive_takes_its_recorded_message_even_if_another_arrives_first() -> None:
     """Rank 2 was first; with its compute stretched, rank 1's message would be."""
     programs = {
         0: [{"op": "recv", "peer": None}, {"op": "recv", "peer": None}],
@@ -204,7 +202,7 @@ def test_a_receive_from_any_source_takes_what_it_took_even_when_another_message_
     assert again.trace["match"][0] == again.trace["match"][4]
 
 
-def test_the_order_in_which_a_wait_takes_its_requests_is_kept() -> None:
+def test_the_order_in_which_a_wait_completes_its_requests_is_kept() -> None:
     programs = {
         0: [
             {"op": "isend", "peer": 1, "handle": "a"},
@@ -239,7 +237,7 @@ def test_uneven_parts_are_kept() -> None:
     assert again.run.outcome == "completes"
 
 
-def test_a_trace_without_the_later_columns_is_read_and_its_waits_are_found_by_their_times() -> None:
+def test_an_old_trace_without_later_columns_is_read_and_its_waits_are_found_by_times() -> None:
     programs = {
         0: [
             {"op": "isend", "peer": 1, "handle": "a"},
@@ -265,7 +263,7 @@ def test_a_trace_without_the_later_columns_is_read_and_its_waits_are_found_by_th
     assert_the_same_again(old, replay_trace(old))
 
 
-def test_groups_of_one_name_stay_apart() -> None:
+def test_groups_with_the_same_name_are_kept_apart() -> None:
     done = simulate(
         load(ROOT / "scenarios" / "two_groups.yaml"),
         backend="gloo",
@@ -278,7 +276,7 @@ def test_groups_of_one_name_stay_apart() -> None:
     assert [g.ranks for g in again.program.groups] == [g.ranks for g in done.program.groups]
 
 
-def test_a_killed_rank_is_killed_again() -> None:
+def test_a_killed_rank_is_killed_in_the_replay() -> None:
     done = simulate(
         load(ROOT / "scenarios" / "killed_at_iteration_3.yaml"),
         with_verdict=False,
@@ -295,7 +293,7 @@ def test_a_killed_rank_is_killed_again() -> None:
     ("old", "new", "message"),
     [('"op": "barrier"', '"op": "bow"', "operation `bow`"), ('"gloo"', '"ucc"', "backend `ucc`")],
 )
-def test_what_is_not_known_is_said(old: str, new: str, message: str) -> None:
+def test_unknown_facts_are_reported(old: str, new: str, message: str) -> None:
     done = built({0: [{"op": "barrier"}], 1: [{"op": "barrier"}]})
     trace = parse_trace(
         [line.replace(old, new) for line in "".join(trace_lines(done.trace)).splitlines(True)]
@@ -305,9 +303,7 @@ def test_what_is_not_known_is_said(old: str, new: str, message: str) -> None:
         replay_trace(trace)
 
 
-def test_the_command_replays_and_writes_a_trace_that_compares_equal(
-    cli: Any, tmp_path: Path
-) -> None:
+def test_the_command_replays_and_writes_an_equal_trace(cli: Any, tmp_path: Path) -> None:
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
 
     made = cli("simulate", "scenarios/hybrid.yaml", "--trace", first)

@@ -144,7 +144,7 @@ PLAYED = [
 ]
 
 
-def test_every_operation_recorded_for_real_runs_again_for_real_with_the_same_calls() -> None:
+def test_every_recorded_operation_is_replayed_for_real_with_the_same_calls() -> None:
     """One program with all rows of the table: what `build_program` and a replay make of it is what
     torch takes.
     """
@@ -201,7 +201,7 @@ program:
 """
 
 
-def test_computes_last_as_recorded_times_the_scale() -> None:
+def test_compute_lasts_its_recorded_time_times_the_scale() -> None:
     plain, half = ready_of(STEPS), ready_of(STEPS, scale=ReplayScale(compute=0.5))
 
     for ready, lasts in ((plain, 30_000_000), (half, 15_000_000)):
@@ -209,7 +209,7 @@ def test_computes_last_as_recorded_times_the_scale() -> None:
         assert times == [("compute", lasts), ("sleep", 3_000_000)]
 
 
-def test_pauses_of_a_recording_come_again_but_not_those_that_every_process_makes() -> None:
+def test_pauses_of_a_recording_are_replayed_except_those_of_every_process() -> None:
     trace = simulate(loads(STEPS), with_values=False).run.trace
     columns = {name: column.copy() for name, column in trace.columns.items()}
     for name in TIME_COLUMNS:
@@ -231,7 +231,7 @@ def test_pauses_of_a_recording_come_again_but_not_those_that_every_process_makes
     assert pauses(ReplayScale(), False) == [5_000_000, 15_000]
 
 
-def test_requests_under_way_at_once_never_share_memory_and_ended_ones_lend_theirs() -> None:
+def test_concurrent_requests_never_share_memory_and_completed_ones_release_theirs() -> None:
     sends = [{"op": "isend", "peer": 1, "numel": 8, "tag": k, "handle": f"h{k}"} for k in range(3)]
     receives = [{**call, "op": "irecv", "peer": 0} for call in sends]
     waits = [{"op": "wait", "handles": ["h0", "h1", "h2"]}]
@@ -245,7 +245,7 @@ def test_requests_under_way_at_once_never_share_memory_and_ended_ones_lend_their
     assert len(set(names)) == 3
 
 
-def test_a_groups_own_timeout_is_in_the_trace_so_that_a_late_rank_is_late_again() -> None:
+def test_the_timeout_of_a_group_is_in_the_trace_so_a_late_rank_times_out_again() -> None:
     """The group gives up after 5 ms, in a simulated run, in its replay and in the program of a real
     one.
     """
@@ -275,7 +275,7 @@ def test_a_groups_own_timeout_is_in_the_trace_so_that_a_late_rank_is_late_again(
         )
 
 
-def test_a_trace_of_before_groups_had_options_is_read() -> None:
+def test_a_trace_from_before_group_options_is_read() -> None:
     trace = simulate(loads(STEPS), with_values=False).run.trace
     header = {name: value for name, value in trace.header.items() if name != "group_options"}
 
@@ -288,9 +288,7 @@ def test_a_trace_of_before_groups_had_options_is_read() -> None:
 # --- traces of runs that went wrong ---
 
 
-def test_the_trace_of_a_hung_run_is_refused_and_forced_it_hangs_again(
-    cli: Any, tmp_path: Path
-) -> None:
+def test_the_trace_of_a_hang_is_refused_and_hangs_again_if_forced(cli: Any, tmp_path: Path) -> None:
     hung, again = tmp_path / "hung.jsonl", tmp_path / "again.jsonl"
     ring = "scenarios/head_to_head_sends.yaml"
     first = cli(
@@ -341,7 +339,7 @@ def test_a_killed_rank_of_a_trace_is_killed_for_real() -> None:
     assert [2, "killed"] in [end[:2] for end in ready.rows_of(run.trace).header["ends"]]
 
 
-def test_computes_that_never_ended_are_counted() -> None:
+def test_unfinished_compute_calls_are_counted() -> None:
     trace = simulate(loads(STEPS), with_values=False).run.trace
     columns = {name: column.copy() for name, column in trace.columns.items()}
     columns["finished_ns"][0] = columns["returned_ns"][0] = -1
@@ -356,7 +354,7 @@ def test_computes_that_never_ended_are_counted() -> None:
 # --- the command ---
 
 
-def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path) -> None:
+def test_the_command_replays_for_real_and_names_the_trace(cli: Any, tmp_path: Path) -> None:
     again = tmp_path / "again.jsonl"
 
     done = cli(
@@ -390,9 +388,7 @@ def test_the_command_replays_for_real_and_says_of_what(cli: Any, tmp_path: Path)
         (("--real", "--trace", "x.txt"), "unknown file type for a trace"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(
-    cli: Any, words: tuple[str, ...], said: str
-) -> None:
+def test_inconsistent_options_are_refused(cli: Any, words: tuple[str, ...], said: str) -> None:
     done = cli("replay", "traces/ring_gloo_4.jsonl", *words)
 
     assert (done.returncode, done.stdout) == (2, "")
@@ -413,7 +409,7 @@ def test_a_trace_without_calls_is_refused(cli: Any, tmp_path: Path) -> None:
     assert "has no calls" in done.stderr
 
 
-def test_a_real_replay_makes_the_calls_that_were_simulated() -> None:
+def test_a_real_replay_makes_the_simulated_calls() -> None:
     ready = ready_of(STEPS)
 
     ops = [c.op for _, c in ready.program.calls_of(0)]

@@ -54,7 +54,7 @@ def plain(numbers: Any) -> Any:
 @pytest.mark.parametrize(
     ("numel", "limit", "expected"), [(3, 3, [0.0, 1.0, 2.0]), (4, 3, None), (0, 3, [])]
 )
-def test_numbers_by_index_are_written_out_up_to_the_limit(
+def test_values_by_index_are_written_in_full_up_to_the_limit(
     numel: int, limit: int, expected: list[float] | None
 ) -> None:
     assert plain(fill_numbers(parse_expression("index"), {}, numel, F32, limit)) == expected
@@ -96,7 +96,7 @@ def test_an_expression_over_an_empty_tensor_is_empty() -> None:
     assert plain(fill_numbers(parse_expression("x + 1"), {"x": np.zeros(0)}, 0, F32)) == []
 
 
-def test_per_rank_values_are_those_of_the_rank_and_none_where_there_is_none() -> None:
+def test_per_rank_values_apply_to_their_rank_and_to_no_other() -> None:
     by_rank = PerRank(((0, 4),), None)
 
     assert plain(fill_numbers(by_rank, {"rank": 0}, 5, "int64")) == [4]
@@ -108,7 +108,7 @@ def test_per_rank_values_are_those_of_the_rank_and_none_where_there_is_none() ->
     ("dtype", "wider"),
     [("int8", int), ("uint8", int), ("bool", bool), ("float16", float), ("bfloat16", float)],
 )
-def test_expressions_compute_in_the_widest_of_a_kind(dtype: str, wider: type) -> None:
+def test_expressions_compute_in_the_widest_type_of_a_kind(dtype: str, wider: type) -> None:
     """A single number is Python's own."""
     one = widen_numbers(np.array([1]).astype(numpy_dtype(dtype)))
     two = widen_numbers(np.array([1, 0]).astype(numpy_dtype(dtype)))
@@ -120,7 +120,7 @@ def test_expressions_compute_in_the_widest_of_a_kind(dtype: str, wider: type) ->
 # --- contents as one array ---
 
 
-def test_a_content_is_uniform_where_all_its_pieces_are_and_unknown_where_one_is() -> None:
+def test_a_content_is_uniform_if_all_its_pieces_are_and_unknown_if_one_is() -> None:
     assert plain(numbers_of_content((piece(3, 2), piece(9000, 2)), F32)) == [2.0]
     assert plain(numbers_of_content((piece(2, 2), piece(1, 3)), F32)) == [2.0, 2.0, 3.0]
     assert plain(numbers_of_content((piece(2, 1, 2), piece(2, 3)), F32)) == [1.0, 2.0, 3.0, 3.0]
@@ -129,21 +129,21 @@ def test_a_content_is_uniform_where_all_its_pieces_are_and_unknown_where_one_is(
     assert numbers_of_content((), "int64").dtype == np.int64  # type: ignore[union-attr]
 
 
-def test_a_uniform_piece_beside_others_that_begin_alike_is_not_all() -> None:
+def test_a_uniform_piece_next_to_similar_ones_does_not_make_the_whole_uniform() -> None:
     assert plain(numbers_of_content((piece(2, 1), piece(2, 1, 2)), F32)) == [1.0, 1.0, 1.0, 2.0]
 
 
-def test_4096_elements_are_written_out_and_no_more() -> None:
+def test_at_most_4096_elements_are_written_in_full() -> None:
     assert fill_numbers(parse_expression("index"), {}, 4096, F32) is not None
     assert fill_numbers(parse_expression("index"), {}, 4097, F32) is None
 
 
 @pytest.mark.parametrize(("limit", "known"), [(4, True), (3, False)])
-def test_a_content_of_differing_elements_is_known_up_to_the_limit(limit: int, known: bool) -> None:
+def test_a_content_of_different_elements_is_known_up_to_the_limit(limit: int, known: bool) -> None:
     assert (numbers_of_content((piece(2, 1, 2), piece(2, 3, 4)), F32, limit) is not None) == known
 
 
-def test_bits_are_read_as_another_dtype_where_they_make_whole_elements() -> None:
+def test_bits_are_reinterpreted_in_another_dtype_if_they_make_whole_elements() -> None:
     one = np.array([1.0], np.float32)
 
     assert reinterpret(one, 3, F32) is one
@@ -188,7 +188,7 @@ def test_bits_are_read_as_another_dtype_where_they_make_whole_elements() -> None
         ((piece(1, -2, dtype=numpy_dtype("bfloat16")),), (1,), "[-2.0]"),
     ],
 )
-def test_a_content_is_shown_short_and_as_it_lies(
+def test_a_content_is_shown_briefly_in_memory_order(
     content: Any, shape: tuple[int, ...], text: str
 ) -> None:
     assert format_content(content, shape, F32) == text
@@ -208,7 +208,7 @@ def test_a_content_is_shown_short_and_as_it_lies(
         ("float8_e5m2", 0.5),
     ],
 )
-def test_an_expected_number_may_be_two_units_off_and_no_more(dtype: str, off: float) -> None:
+def test_an_expected_number_may_differ_by_at_most_two_units(dtype: str, off: float) -> None:
     """Relative, so that zero is exact. The number held is 1 in the dtype; what is expected
     moves.
     """
@@ -230,21 +230,21 @@ def test_an_expected_number_may_be_two_units_off_and_no_more(dtype: str, off: fl
         ("complex128", 9e-13, True),
     ],
 )
-def test_complex_numbers_agree_in_both_parts(dtype: str, off: float, there: bool) -> None:
+def test_complex_numbers_are_compared_in_both_parts(dtype: str, off: float, there: bool) -> None:
     held = (ContentPiece(1, 0, 0, np.array([3j], dtype)),)
 
     assert matches_expected(held, dtype, 3j * (1 + off)) == there
     assert not matches_expected(held, dtype, 3)
 
 
-def test_integers_and_booleans_are_exact() -> None:
+def test_integers_and_booleans_are_compared_exactly() -> None:
     assert matches_expected((piece(2, 7, dtype=np.int64),), "int64", 7)
     assert not matches_expected((piece(2, 7, 8, dtype=np.int64),), "int64", 7)
     assert not matches_expected((piece(1, 10**15, dtype=np.int64),), "int64", 10**15 + 1)
     assert matches_expected((piece(1, 1, dtype=np.bool_),), "bool", True)
 
 
-def test_what_is_unknown_agrees_with_a_question_mark_alone() -> None:
+def test_unknown_values_match_only_a_question_mark() -> None:
     known, unknown = (piece(2, 7),), (piece(2),)
 
     assert matches_expected(unknown, F32, "?")
@@ -287,7 +287,7 @@ def test_reductions_of_integers_combine_all_ranks(op: str, expected: int) -> Non
 @pytest.mark.parametrize(
     ("terms", "average"), [((-7, 0), [-3]), ((7, 0), [3]), ((-8, 0), [-4]), ((-7, 0, 0), [-2])]
 )
-def test_the_average_of_integers_is_cut_off_towards_zero(
+def test_the_average_of_integers_is_truncated_towards_zero(
     terms: tuple[int, ...], average: list[int]
 ) -> None:
     found = reduce_arrays("avg", [np.array([n], np.int8) for n in terms])
@@ -301,7 +301,7 @@ def test_averages_and_sums_stay_in_the_dtype() -> None:
     assert reduce_arrays("sum", [np.array([200], np.uint8)] * 2).tolist() == [144]
 
 
-def test_an_effect_leaves_alone_who_gets_nothing_and_sums_where_no_operation_is_named() -> None:
+def test_an_effect_keeps_ranks_that_receive_nothing_and_sums_by_default() -> None:
     given = [[np.array([n])] for n in (1, 2, 4)]
 
     reduced = apply_effect(OPERATIONS["reduce"], 3, 1, None, given)
@@ -315,7 +315,7 @@ def test_an_effect_leaves_alone_who_gets_nothing_and_sums_where_no_operation_is_
 # --- pieces ---
 
 
-def test_a_cut_keeps_the_history_and_the_numbers_of_its_stretch() -> None:
+def test_a_slice_keeps_the_history_and_numbers_of_its_range() -> None:
     content = (piece(3, 1, 2, 3, node=5, start=10), piece(4, 9, node=6))
 
     assert [(p.numel, p.node, p.start, plain(p.numbers)) for p in slice_content(content, 2, 5)] == [
@@ -334,7 +334,7 @@ def joined(*pieces: ContentPiece) -> list[tuple[int, int, int]]:
     return [(p.numel, p.node, p.start) for p in concatenate_contents([pieces[:1], pieces[1:]])]
 
 
-def test_neighbours_of_one_history_and_one_number_become_one_piece() -> None:
+def test_adjacent_pieces_with_equal_history_and_number_are_merged() -> None:
     assert joined(piece(2, 1), piece(3, 1, start=2)) == [(5, 0, 0)]
     assert joined(piece(2), piece(3, start=2)) == [(5, 0, 0)]
     assert joined(piece(2), piece(3, start=2), piece(2, start=5)) == [(7, 0, 0)]
@@ -352,11 +352,11 @@ def test_neighbours_of_one_history_and_one_number_become_one_piece() -> None:
     ],
     ids=["a gap", "another write", "another number", "unknown", "written out", "a single element"],
 )
-def test_others_stay_apart(second: ContentPiece) -> None:
+def test_different_pieces_stay_separate(second: ContentPiece) -> None:
     assert len(joined(piece(2, 1), second)) == 2
 
 
-def test_contents_are_cut_at_each_others_borders_as_far_as_the_shortest_goes() -> None:
+def test_contents_are_split_at_each_others_borders_up_to_the_shortest() -> None:
     one, two = (piece(2, 1), piece(4, 2)), (piece(3, 3), piece(9, 4))
 
     assert [tuple(p.numel for p in column) for column in align_contents([one, two])] == [
@@ -379,7 +379,7 @@ def test_contents_are_cut_at_each_others_borders_as_far_as_the_shortest_goes() -
     ] == [(2, 2)]
 
 
-def test_equal_combinations_are_one_node_and_contributions_add_up_over_all_ways() -> None:
+def test_equal_combinations_share_a_node_and_contributions_add_up_over_all_paths() -> None:
     graph, a, b = LineageGraph(), TensorContribution(0, "x", 0), TensorContribution(1, "x", 0)
     one, two = graph.leaf("start", a, -1), graph.leaf("start", b, -1)
     both = graph.combine("sum", ((one, 0), (two, 0)), 3)
@@ -407,7 +407,7 @@ def values_of(text: str) -> BufferValues:
     return found
 
 
-def test_each_element_has_its_own_origin_up_to_the_last() -> None:
+def test_each_element_up_to_the_last_has_its_own_origin() -> None:
     """Two halves from two ranks; beyond the end there is nothing to ask for."""
     values = values_of(
         "world: 2\ntensors: {x: {shape: [2], value: rank}, y: {shape: [2, 2]}}\nprogram: [all_gather: {input: x, output: y}]\n"
@@ -420,9 +420,7 @@ def test_each_element_has_its_own_origin_up_to_the_last() -> None:
         values.origins(0, "y", 4)
 
 
-def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_many_with_the_call_that_made_it() -> (
-    None
-):
+def test_a_missing_contribution_names_the_last_write_and_a_surplus_one_its_call() -> None:
     values = values_of(HEAD + "  - all_reduce: {tensor: x}\n  - all_reduce: {tensor: x}\n")
     (twice,) = values.breaches(0, "x", [TensorContribution(0, "x", 0)])
     (missing,) = values.breaches(0, "x", [TensorContribution(0, "y", 0)])
@@ -443,7 +441,7 @@ def test_a_contribution_that_is_missing_is_told_with_the_last_write_and_one_too_
         ("{shape: [2], dtype: int32, value: index}", "{shape: [4], dtype: int16}", "[0, 0, 1, 0]"),
     ],
 )
-def test_bits_that_arrive_in_another_dtype_fill_as_many_elements_as_they_have_bytes_for(
+def test_bits_received_in_another_dtype_fill_as_many_elements_as_their_bytes_allow(
     source: str, target: str, text: str
 ) -> None:
     values = values_of(
@@ -454,7 +452,7 @@ def test_bits_that_arrive_in_another_dtype_fill_as_many_elements_as_they_have_by
     assert values.text(1, "b") == text
 
 
-def test_a_value_that_cannot_be_computed_is_refused_with_the_way_on() -> None:
+def test_a_value_that_cannot_be_computed_is_refused_with_a_remedy() -> None:
     with pytest.raises(UsageError, match="--no-values"):
         values_of(
             "world: 2\ntensors: {x: {shape: [1], value: 1 // rank}}\nprogram: [all_reduce: {tensor: x}]\n"
@@ -473,7 +471,7 @@ def test_the_first_part_of_a_batch_is_kept_like_the_others() -> None:
     assert values.at_part[0, 0, 1, "out"] == "[10.0, 11.0, 12.0, 13.0]"
 
 
-def test_zeros_of_either_sign_are_no_uniform_tensor() -> None:
+def test_zeros_of_both_signs_are_no_uniform_tensor() -> None:
     """0.0 == -0.0, and still their bits differ: three ranks' zeros stay as each sent them (run on
     gloo).
     """

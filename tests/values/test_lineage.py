@@ -31,7 +31,7 @@ def met(*positions: int, ranks: int) -> list[list[tuple[int, int]]]:
     return [[(r, p) for r in range(ranks)] for p in positions]
 
 
-def test_after_an_all_reduce_every_replica_holds_each_gradient_exactly_once() -> None:
+def test_after_an_all_reduce_every_replica_has_each_gradient_exactly_once() -> None:
     case = ByHand([[COMPUTE, REDUCE]] * 4, GRAD)
     values = compute_values(case.program, case.trace(met(1, ranks=4)))
 
@@ -39,7 +39,7 @@ def test_after_an_all_reduce_every_replica_holds_each_gradient_exactly_once() ->
     assert values.lineage(2, "grad") == Counter(grads(4))
 
 
-def test_a_reduction_done_twice_is_seen_and_named() -> None:
+def test_a_reduction_done_twice_is_detected_and_named() -> None:
     case = ByHand([[COMPUTE, REDUCE, REDUCE]] * 2, GRAD)
     trace = case.trace(met(1, 2, ranks=2))
     values = compute_values(case.program, trace)
@@ -50,7 +50,7 @@ def test_a_reduction_done_twice_is_seen_and_named() -> None:
     assert trace["position"][breach.row] == 2
 
 
-def test_a_reduction_left_out_is_seen_as_missing() -> None:
+def test_a_skipped_reduction_is_reported_as_missing() -> None:
     case = ByHand(
         [[COMPUTE, {**REDUCE, "group": 1}], [COMPUTE, {**REDUCE, "group": 1}], [COMPUTE]],
         GRAD,
@@ -111,7 +111,7 @@ def test_a_stale_receive_buffer_shows_the_old_version() -> None:
     assert values.lineage(1, "out") == Counter([TensorContribution(0, "act", 1)])
 
 
-def test_accumulating_starts_from_nothing_and_counts_every_micro_batch() -> None:
+def test_accumulating_starts_from_zero_and_counts_every_micro_batch() -> None:
     case = ByHand([[{"op": "compute", "adds": "grad"}] * 3], GRAD)
     values = compute_values(case.program, case.trace())
 
@@ -127,7 +127,7 @@ def test_accumulating_onto_a_declared_value_keeps_it() -> None:
     )
 
 
-def test_sums_by_assign_count_what_they_name() -> None:
+def test_sums_by_assign_count_their_named_sources() -> None:
     case = ByHand(
         [[{"op": "assign", "tensor": "z", "value": "x + y"}]],
         dict.fromkeys("xyz", ((2,), "int64", 1)),
@@ -140,7 +140,7 @@ def test_sums_by_assign_count_what_they_name() -> None:
     assert values.text(0, "z") == "[2, 2]"
 
 
-def test_ranks_that_got_the_same_result_share_one_node() -> None:
+def test_ranks_with_the_same_result_share_one_node() -> None:
     case = ByHand([[COMPUTE, REDUCE]] * 16, GRAD)
     values = compute_values(case.program, case.trace(met(1, ranks=16)))
 
@@ -159,7 +159,7 @@ def test_counting_follows_long_histories_without_recursion() -> None:
     assert graph.origins(node, 7).total() == 5001
 
 
-def test_cutting_and_joining_a_content_gives_it_back() -> None:
+def test_splitting_and_joining_a_content_restores_it() -> None:
     content = (ContentPiece(3, 0, 0, None), ContentPiece(5, 1, 2, None))
 
     assert slice_content(content, 2, 5) == (
@@ -191,7 +191,7 @@ def test_a_pipeline_with_two_replicas_counts_every_micro_batch_of_both_exactly_o
         assert done.values.exactly_once("grad", (stage, stage + 4), sources)
 
 
-def test_a_collective_that_met_in_another_order_shows_whose_numbers_were_mixed() -> None:
+def test_a_collective_matched_in_another_order_shows_whose_numbers_were_mixed() -> None:
     done = simulate(load(str(SCENARIOS / "collectives_swapped_equal.yaml")))
 
     assert done.values.lineage(0, "weight") == Counter(

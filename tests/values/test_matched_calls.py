@@ -38,9 +38,7 @@ def test_each_part_of_a_coalesced_launch_takes_its_own_elements() -> None:
     assert [values.text(r, "two") for r in (0, 1)] == ["[10, 12]", "[14, 16]"]
 
 
-def test_members_that_coalesce_other_lists_leave_all_of_it_unknown_with_a_history_of_its_own() -> (
-    None
-):
+def test_members_that_coalesce_different_lists_get_unknown_values_with_their_own_history() -> None:
     ranks = [
         [{"op": "all_reduce_coalesced", "tensor": names, "reduce_op": "sum"}]
         for names in (["x", "w"], ["w", "x"])
@@ -54,9 +52,7 @@ def test_members_that_coalesce_other_lists_leave_all_of_it_unknown_with_a_histor
 
 
 # --- messages ---
-def test_of_a_match_with_many_messages_each_receive_takes_the_one_of_its_place_and_one_too_many_takes_none() -> (
-    None
-):
+def test_in_a_match_with_many_messages_each_receive_takes_the_one_at_its_position() -> None:
     send = [{"op": "isend", "tensor": name, "peer": 1} for name in ("x", "w")]
     back = {"op": "irecv", "tensor": "y", "peer": 1}
     other = [{"op": "isend", "tensor": "w", "peer": 0}] + [
@@ -81,7 +77,7 @@ def test_of_a_match_with_many_messages_each_receive_takes_the_one_of_its_place_a
     ("sent", "room", "expected"),
     [(1, 2, "[0, 16256]"), (1, 6, "[0, 16256, 9, 9, 9, 9]"), (2, 6, "[0, 16256, 0, 16256, 9, 9]")],
 )
-def test_bits_of_another_dtype_fill_what_they_have_bytes_for_and_no_more(
+def test_bits_of_another_dtype_fill_only_the_elements_they_have_bytes_for(
     sent: int, room: int, expected: str
 ) -> None:
     calls = [[{"op": "send", "tensor": "x", "peer": 1}], [{"op": "recv", "tensor": "y", "peer": 0}]]
@@ -91,7 +87,7 @@ def test_bits_of_another_dtype_fill_what_they_have_bytes_for_and_no_more(
 
 
 # --- parts of an input ---
-def test_lists_of_inputs_are_one_part_for_each_member() -> None:
+def test_lists_of_inputs_are_one_part_per_member() -> None:
     call = {
         "op": "reduce_scatter",
         "inputs": [("x", 0), ("x", 1)],
@@ -118,7 +114,7 @@ def test_an_element_of_a_sum_comes_from_that_element_of_every_member() -> None:
 
 
 # --- one-sided ---
-def test_a_put_writes_over_there_what_was_here_and_a_get_here_what_is_there() -> None:
+def test_a_put_writes_local_data_remotely_and_a_get_writes_remote_data_locally() -> None:
     for op, where, held in (
         ("put: {tensor: x, dst: 1}", 1, "[0, 1]"),
         ("get: {tensor: x, src: 1}", 0, "[10, 11]"),
@@ -128,7 +124,7 @@ def test_a_put_writes_over_there_what_was_here_and_a_get_here_what_is_there() ->
         assert (values.text(where, "x"), values.text(1 - where, "x")) == (held, held)
 
 
-def test_a_put_reads_here_and_writes_nothing_here() -> None:
+def test_a_put_reads_and_does_not_write_its_local_buffer() -> None:
     done = simulate(
         loads(
             TWO.format(backend="nccl")
@@ -143,7 +139,7 @@ def test_a_put_reads_here_and_writes_nothing_here() -> None:
 
 
 # --- order ---
-def test_an_assign_without_a_time_happens_when_it_was_posted_unless_a_device_makes_it() -> None:
+def test_an_assign_without_a_time_happens_when_posted_unless_a_device_runs_it() -> None:
     calls = [
         [{"op": "isend", "tensor": "x", "peer": 1}, {"op": "assign", "tensor": "x", "value": 9}],
         [{"op": "recv", "tensor": "x", "peer": 0}],
@@ -159,7 +155,7 @@ def test_an_assign_without_a_time_happens_when_it_was_posted_unless_a_device_mak
     assert found == [["[9]", "[9]"], ["[9]", "[9]"], ["[1]", "[1]"]]
 
 
-def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_held_then() -> None:
+def test_if_all_ranks_wait_a_sender_is_first_and_its_message_has_its_current_content() -> None:
     """Two sends head to head that were buffered, and one that receives what comes of them: were it
     let go first, it had nothing.
     """
@@ -197,7 +193,7 @@ def test_of_ranks_that_all_wait_a_sender_goes_first_and_its_message_is_what_it_h
     ]
 
 
-def test_what_follows_a_batch_without_a_handle_finds_what_came_with_it() -> None:
+def test_calls_after_a_batch_without_a_handle_see_its_received_data() -> None:
     """At the same ns: the batch is over, and the assignment after it takes no time."""
     parts = "{isend: {tensor: a, dst: 1 - rank}}, {irecv: {tensor: x, src: 1 - rank}}"
     values = ran(
@@ -207,7 +203,7 @@ def test_what_follows_a_batch_without_a_handle_finds_what_came_with_it() -> None
     assert [values.text(rank, "two") for rank in (0, 1)] == ["[110, 111]", "[100, 101]"]
 
 
-def test_what_met_nobody_has_no_number_and_numbers_of_what_met_rise() -> None:
+def test_unmatched_calls_have_no_number_and_match_numbers_increase() -> None:
     recv, send = {"op": "recv", "tensor": "x"}, {"op": "send", "tensor": "x"}
     case = ByHand(
         [[{**recv, "peer": 1}, {**recv, "peer": 1}], [{**send, "peer": 0}]],
@@ -222,7 +218,7 @@ def test_what_met_nobody_has_no_number_and_numbers_of_what_met_rise() -> None:
 
 
 # --- what is kept ---
-def test_a_buffer_counts_its_writes_from_none_and_names_the_last() -> None:
+def test_a_buffer_counts_its_writes_from_zero_and_names_the_last() -> None:
     values = ran("  - compute: {name: c, time: 1 us, writes: [y]}\n    ranks: 0\n  - barrier:\n")
 
     assert (values.state(1, "y").version, values.state(1, "y").row) == (0, -1)
@@ -231,7 +227,9 @@ def test_a_buffer_counts_its_writes_from_none_and_names_the_last() -> None:
     assert values.at_call == {}
 
 
-def test_breaches_tell_their_elements_and_the_last_write_where_a_contribution_is_missing() -> None:
+def test_lineage_errors_name_their_elements_and_the_last_write_if_a_contribution_is_missing() -> (
+    None
+):
     """Of a gathered tensor each half lacks the other rank's numbers; of one never written all is
     missing.
     """
@@ -248,7 +246,7 @@ def test_breaches_tell_their_elements_and_the_last_write_where_a_contribution_is
     )
 
 
-def test_a_sum_is_exact_only_where_all_ranks_and_all_elements_have_it() -> None:
+def test_a_sum_is_exact_only_if_all_ranks_and_elements_have_it() -> None:
     values = ran("  - all_reduce: {tensor: x}\n")
     both = [TensorContribution(r, "x", 0) for r in (0, 1)]
 
@@ -256,7 +254,7 @@ def test_a_sum_is_exact_only_where_all_ranks_and_all_elements_have_it() -> None:
     assert not values.exactly_once("a", (0, 1), [TensorContribution(0, "a", 0)])
 
 
-def test_buffers_are_told_by_name_copy_and_rank() -> None:
+def test_buffers_are_distinguished_by_name_copy_and_rank() -> None:
     calls = [{"op": "assign", "tensor": ("x", k), "value": k} for k in (10, 2, 0, 1)]
     case = ByHand([calls, calls[:3]], {"x": ((1,), "int64", None)})
 

@@ -48,7 +48,7 @@ def origin(rank: int, name: str, version: int, element: int) -> tuple[TensorCont
         ("u + a", {0: [5, 6, 15, 16], 1: [5, 6, 15, 16]}),
     ],
 )
-def test_an_assignment_computes_with_what_tensors_hold(
+def test_an_assignment_computes_with_current_tensor_contents(
     value: str, held: dict[int, list[int]]
 ) -> None:
     values = values_of(
@@ -64,7 +64,7 @@ def test_an_assignment_computes_with_what_tensors_hold(
         assert values.at_call[rank, 1, "out"] == str(numbers)
 
 
-def test_what_is_assigned_from_gathered_elements_is_one_number_for_each() -> None:
+def test_an_assignment_from_gathered_elements_has_one_number_for_each() -> None:
     text = "world: 2\ntensors: {s: {shape: [1], dtype: int64, value: 10 * rank}, a: {shape: [2], dtype: int64}, b: {like: a}}\nprogram:\n"
     values = values_of(
         text
@@ -74,7 +74,7 @@ def test_what_is_assigned_from_gathered_elements_is_one_number_for_each() -> Non
     assert values.text(1, "b") == "[1, 11]"
 
 
-def test_what_is_assigned_has_the_history_of_its_sources_at_each_element() -> None:
+def test_an_assignment_has_the_history_of_its_sources_at_each_element() -> None:
     values = values_of(f"{TWO}  - assign: {{tensor: c, value: a + b}}\n")
 
     assert values.origins(1, "c", 1) == Counter([origin(0, "s", 0, 1), origin(1, "b", 0, 1)])
@@ -85,14 +85,14 @@ def test_what_is_assigned_has_the_history_of_its_sources_at_each_element() -> No
 @pytest.mark.parametrize(
     ("value", "names"), [("{0: a, else: b}", "a"), ("[a, b, 1, 2]", "ab"), ("[[a], 1, 2, 3]", "a")]
 )
-def test_values_for_each_rank_and_lists_tell_their_sources(value: str, names: str) -> None:
+def test_per_rank_values_and_lists_name_their_sources(value: str, names: str) -> None:
     values = values_of(f"{TWO}  - assign: {{tensor: c, value: {value}}}\n")
     first = {"a": origin(0, "s", 0, 0), "b": origin(0, "b", 0, 0)}
 
     assert values.origins(0, "c", 0) == Counter(first[name] for name in names)
 
 
-def test_sources_of_another_size_make_a_history_of_its_own() -> None:
+def test_sources_of_another_size_start_a_new_history() -> None:
     """Which element went where is not known."""
     values = values_of(f"{TWO}  - assign: {{tensor: c, value: a + u}}\n")
 
@@ -100,7 +100,7 @@ def test_sources_of_another_size_make_a_history_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("unknown", ["a", "u", "b"])
-def test_what_is_computed_with_something_unknown_is_unknown(unknown: str) -> None:
+def test_results_computed_from_unknown_values_are_unknown(unknown: str) -> None:
     values = values_of(
         f"{TWO}  - compute: {{time: 1 ms, writes: [{unknown}]}}\n  - assign: {{tensor: c, value: a + b + u}}\n"
     )
@@ -108,7 +108,7 @@ def test_what_is_computed_with_something_unknown_is_unknown(unknown: str) -> Non
     assert [values.text(rank, "c") for rank in (0, 1)] == ["?", "?"]
 
 
-def test_local_work_reads_what_is_there_and_leaves_numbers_that_nobody_knows() -> None:
+def test_local_work_reads_its_inputs_and_leaves_unknown_numbers() -> None:
     values = values_of(f"{TWO}  - compute: {{time: 1 ms, reads: [a, u], writes: [b]}}\n")
 
     assert values.at_call[0, 1, "in"] == "[0, 1, 10, 11], [5]"
@@ -116,7 +116,7 @@ def test_local_work_reads_what_is_there_and_leaves_numbers_that_nobody_knows() -
     assert values.origins(1, "b", 3) == Counter([origin(1, "b", 1, 3)])
 
 
-def test_what_is_accumulated_adds_its_element_to_what_was_there() -> None:
+def test_accumulation_adds_each_element_to_its_previous_value() -> None:
     values = values_of(
         f"{TWO}  - compute: {{time: 1 ms, adds: [b, g]}}\n".replace(
             "tensors:", "tensors:\n  g: {shape: [3]}"
@@ -127,7 +127,7 @@ def test_what_is_accumulated_adds_its_element_to_what_was_there() -> None:
     assert values.origins(0, "g", 2) == Counter([origin(0, "g", 1, 2)])
 
 
-def test_buffers_that_calls_bring_along_work_as_declared_ones() -> None:
+def test_undeclared_buffers_of_calls_behave_like_declared_ones() -> None:
     values = values_of(
         f"{TWO}  - broadcast: {{tensor: {{shape: [2]}}, src: 0}}\n  - all_reduce: b\n"
     )
@@ -136,7 +136,7 @@ def test_buffers_that_calls_bring_along_work_as_declared_ones() -> None:
     assert set(values.buffers) == {(rank, name) for rank in (0, 1) for name in "sab"}
 
 
-def test_there_is_no_memory_beyond_the_last_rank_the_last_copy_and_the_last_element() -> None:
+def test_there_is_no_memory_beyond_the_last_rank_copy_and_element() -> None:
     values = values_of(TWO)
 
     assert values.text(1, "c@1") == "[0, 0, 0, 0]"
@@ -147,7 +147,7 @@ def test_there_is_no_memory_beyond_the_last_rank_the_last_copy_and_the_last_elem
         values.origins(0, "a", 4)
 
 
-def test_what_was_there_before_the_program_comes_from_no_call() -> None:
+def test_initial_contents_come_from_no_call() -> None:
     values = values_of(TWO)
     pieces = values.state(0, "b").content
 
@@ -168,13 +168,13 @@ def test_what_was_there_before_the_program_comes_from_no_call() -> None:
         ("tensors: {x: {shape: [1]}}\nprogram: [all_reduce: x]", False),
     ],
 )
-def test_one_value_or_one_assignment_of_one_rank_brings_numbers_in(
+def test_one_value_or_one_assignment_of_one_rank_introduces_numbers(
     program: str, there: bool
 ) -> None:
     assert ("numbers" in lower(loads(f"world: 2\n{program}\n")).features) == there
 
 
-def test_two_elements_that_are_cut_in_half_keep_their_own_number() -> None:
+def test_two_elements_split_in_half_keep_their_own_number() -> None:
     content = (ContentPiece(2, 0, 0, np.array([3, 4])),)
 
     assert [
@@ -190,7 +190,7 @@ def test_two_elements_that_are_cut_in_half_keep_their_own_number() -> None:
     ]
 
 
-def test_contents_of_several_pieces_are_laid_side_by_side_to_their_last() -> None:
+def test_contents_of_several_pieces_are_aligned_up_to_the_last() -> None:
     one = (ContentPiece(2, 0, 0, None), ContentPiece(3, 1, 0, None))
     other = (ContentPiece(2, 2, 0, None), ContentPiece(3, 3, 0, None))
 

@@ -34,7 +34,7 @@ def test_all_reduce_of_ranks_sums_up_to_six() -> None:
     assert {(r, "x"): "[6]" for r in WORLD4} == values.final
 
 
-def test_vectors_add_up_in_a_group_and_only_there() -> None:
+def test_vectors_are_summed_only_within_their_group() -> None:
     call = {"op": "all_reduce", "tensor": "x", "reduce_op": "sum", "group": 1}
     case = ByHand(
         [[call], [], [call]], {"x": ((3,), "int64", "3 * rank // 2 + 1 + index")}, groups=[[0, 2]]
@@ -58,7 +58,7 @@ def test_vectors_add_up_in_a_group_and_only_there() -> None:
         ("all_to_all_single", ((4,), (4,)), {}, {2: "[2, 12, 22, 32]"}),
     ],
 )
-def test_each_collective_moves_numbers_as_its_row_says(op, shapes, more, expected) -> None:
+def test_each_collective_moves_numbers_as_its_row_declares(op, shapes, more, expected) -> None:
     case = ByHand(
         [[collective(op, **more)]] * 4,
         {"x": (shapes[0], "int64", "10 * rank + index"), "y": (shapes[1], "int64", None)},
@@ -68,7 +68,7 @@ def test_each_collective_moves_numbers_as_its_row_says(op, shapes, more, expecte
     assert expected == {rank: values.text(rank, "y") for rank in expected}
 
 
-def test_broadcast_copies_the_root_and_reduce_leaves_the_others_alone() -> None:
+def test_broadcast_copies_the_root_and_reduce_does_not_change_other_ranks() -> None:
     calls = [
         {"op": "broadcast", "tensor": "x", "root": 2},
         {"op": "reduce", "tensor": "x", "root": 1, "reduce_op": "product"},
@@ -126,7 +126,7 @@ def test_ring_all_gather_by_hand_fills_every_rank() -> None:
         ]
 
 
-def test_a_send_buffer_written_after_the_start_does_not_change_the_message() -> None:
+def test_writing_a_send_buffer_after_the_start_does_not_change_the_message() -> None:
     sender = [
         {"op": "isend", "tensor": "x", "peer": 1},
         {"op": "assign", "tensor": "x", "value": 9},
@@ -141,14 +141,14 @@ def test_a_send_buffer_written_after_the_start_does_not_change_the_message() -> 
     assert compute_values(case.program, late).text(1, "x") == "[9]"
 
 
-def test_a_blocking_send_reads_before_the_next_call_writes_though_no_time_passes() -> None:
+def test_a_blocking_send_reads_before_the_next_call_writes_even_at_the_same_time() -> None:
     sender = [{"op": "send", "tensor": "x", "peer": 1}, {"op": "assign", "tensor": "x", "value": 9}]
     case = ByHand([sender, [{"op": "recv", "tensor": "x", "peer": 0}]], {"x": ((1,), "int64", 1)})
 
     assert compute_values(case.program, case.trace([[(0, 0), (1, 0)]])).text(1, "x") == "[1]"
 
 
-def test_buffered_head_to_head_sends_still_deliver() -> None:
+def test_buffered_sends_to_each_other_still_deliver() -> None:
     ranks = [
         [{"op": "send", "tensor": "x", "peer": 1 - r}, {"op": "recv", "tensor": "y", "peer": 1 - r}]
         for r in (0, 1)
@@ -181,7 +181,7 @@ def test_batches_exchange_part_by_part() -> None:
     assert values.at_part[0, 0, 1, "out"] == "[1]"
 
 
-def test_what_never_met_or_never_finished_changes_nothing() -> None:
+def test_unmatched_and_unfinished_calls_change_nothing() -> None:
     ranks = [[{"op": "recv", "tensor": "x", "peer": 1}], [{"op": "send", "tensor": "x", "peer": 0}]]
     case = ByHand(ranks, {"x": ((1,), "int64", "rank")})
 
@@ -190,7 +190,7 @@ def test_what_never_met_or_never_finished_changes_nothing() -> None:
     assert compute_values(case.program, unfinished).text(0, "x") == "[0]"
 
 
-def test_a_receive_longer_than_the_message_keeps_its_tail() -> None:
+def test_a_receive_longer_than_its_message_keeps_its_tail() -> None:
     case = ByHand(
         [[{"op": "send", "tensor": "x", "peer": 1}], [{"op": "recv", "tensor": "y", "peer": 0}]],
         {"x": ((2,), "int64", 7), "y": ((4,), "int64", "index")},
@@ -201,7 +201,7 @@ def test_a_receive_longer_than_the_message_keeps_its_tail() -> None:
     )
 
 
-def test_another_dtype_of_equal_bytes_reinterprets_the_bits() -> None:
+def test_another_dtype_with_equal_bytes_reinterprets_the_bits() -> None:
     case = ByHand(
         [[{"op": "send", "tensor": "x", "peer": 1}], [{"op": "recv", "tensor": "y", "peer": 0}]],
         {"x": ((2,), "float32", [1, -2]), "y": ((2,), "int32", 0)},
@@ -223,7 +223,7 @@ def test_a_uniform_tensor_of_a_gibibyte_costs_no_memory() -> None:
     assert values.array(3, "x").strides == (0,)
 
 
-def test_large_tensors_of_differing_elements_are_unknown() -> None:
+def test_large_tensors_with_different_elements_are_unknown() -> None:
     assert fill_numbers(parse_expression("index"), {"rank": 0}, 5000, "float32") is None
     assert fill_numbers(parse_expression("index"), {"rank": 0}, 5, "float32").tolist() == [
         0,
@@ -282,7 +282,7 @@ def test_reductions_follow_the_dtype(op, dtype, terms, expected) -> None:
     assert result.tolist() == [expected]
 
 
-def test_compute_makes_numbers_unknown_and_assign_gives_them() -> None:
+def test_compute_makes_numbers_unknown_and_assign_sets_them() -> None:
     calls = [
         {"op": "compute", "writes": "x"},
         {"op": "assign", "tensor": "y", "value": "2 * y + index"},
@@ -296,7 +296,7 @@ def test_compute_makes_numbers_unknown_and_assign_gives_them() -> None:
     assert [values.text(0, name) for name in "xyz"] == ["?", "[10, 11]", "?"]
 
 
-def test_different_collectives_that_met_leave_their_outputs_unknown() -> None:
+def test_different_collectives_that_match_leave_their_outputs_unknown() -> None:
     ranks = [
         [{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}],
         [{"op": "all_reduce", "tensor": "x", "reduce_op": "max"}],
@@ -308,7 +308,7 @@ def test_different_collectives_that_met_leave_their_outputs_unknown() -> None:
     )
 
 
-def test_texts_are_short_whatever_the_size() -> None:
+def test_texts_are_short_for_any_size() -> None:
     tensors = {
         "few": ((2, 2), "float32", "index"),
         "many": ((100,), "int64", "index"),
@@ -322,7 +322,7 @@ def test_texts_are_short_whatever_the_size() -> None:
     assert values.text(0, "bits") == "[true, false]"
 
 
-def test_untouched_tensors_are_known_and_unknown_names_refused() -> None:
+def test_untouched_tensors_are_known_and_unknown_names_are_refused() -> None:
     case = ByHand([[]], {"x": ((1,), "int64", "copy")})
     values = compute_values(case.program, case.trace())
 
@@ -331,7 +331,7 @@ def test_untouched_tensors_are_known_and_unknown_names_refused() -> None:
         values.text(0, "nothing")
 
 
-def test_what_calls_read_and_wrote_is_kept_when_asked_for() -> None:
+def test_reads_and_writes_of_calls_are_kept_on_request() -> None:
     case = ByHand(
         [[{"op": "all_reduce", "tensor": "x", "reduce_op": "sum"}]] * 4,
         {"x": ((1,), "int64", "rank")},
@@ -342,7 +342,7 @@ def test_what_calls_read_and_wrote_is_kept_when_asked_for() -> None:
     assert compute_values(case.program, case.trace(everybody(0))).at_call == {}
 
 
-def test_work_grows_in_proportion_to_the_calls() -> None:
+def test_work_is_proportional_to_the_number_of_calls() -> None:
     """Four times the calls take less than five times the work: no step looks at all others."""
 
     def work_of(rounds: int) -> int:
@@ -356,7 +356,7 @@ def test_work_grows_in_proportion_to_the_calls() -> None:
     assert work_of(800) < 5 * work_of(200)
 
 
-def test_expected_values_are_compared_in_the_tensors_dtype() -> None:
+def test_expected_values_are_compared_in_the_dtype_of_the_tensor() -> None:
     tensors = {
         "x": ((2,), "float32", 0.1),
         "y": ((2,), "int64", "index"),
@@ -373,7 +373,7 @@ def test_expected_values_are_compared_in_the_tensors_dtype() -> None:
     assert [values.agrees(0, name, expected) for name, expected in wrong] == [False] * 5
 
 
-def test_only_declared_values_and_assigns_bring_numbers_in() -> None:
+def test_only_declared_values_and_assigns_introduce_numbers() -> None:
     assert "numbers" in ByHand([[]], {"x": ((1,), "int64", 0)}).program.features
     assert (
         "numbers"

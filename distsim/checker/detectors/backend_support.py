@@ -2,6 +2,10 @@
 
 Only the text of the program is examined. These findings are about one backend; the verdict is about
 the contract.
+
+Key idea: ask the backend's own table (`call_refusal`) about one example of each distinct call. To
+learn which argument it objects to, change one argument at a time and ask again. So this module
+lists no dtypes or operations itself.
 """
 
 from __future__ import annotations
@@ -43,7 +47,9 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
     """
     ranks_by_refusal: dict[tuple[str, int, str], set[int]] = defaultdict(set)
     examples: dict[tuple[str, int, str], tuple[ResolvedCall, BackendProfile]] = {}
-    accepted: set[Hashable] = set()  # keys of calls that need not be examined again
+    # Resolving a call is the expensive part. Calls with equal keys have the same answer,
+    # so a large program asks only once for each.
+    accepted: set[Hashable] = set()
     for code in program.codes:
         for code_call in code.distinct_calls():
             ranks = _ranks_with_valid_call(code, code_call)
@@ -57,8 +63,10 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
             if not reason:
                 accepted.add(key)
                 continue
+            # A group may have its own backend, so the refusing one may differ from the program's.
             refusing = profile_for_call(profile, call)
             refusal = (_refusal_code(call, refusing), code_call.site, reason)
+            # In a folded program, a rank also speaks for the ranks that it represents.
             ranks_by_refusal[refusal].update(program.alike(ranks))
             examples.setdefault(refusal, (call, refusing))
     found = []
@@ -99,6 +107,8 @@ def _ranks_with_valid_call(code: SharedCode, call: CodeCall) -> Sequence[int]:
 
 def _refused_group_findings(program: Program, profile: BackendProfile) -> list[Finding]:
     """DS704 on groups that torch refuses to make, one per place."""
+    # Only use_local_synchronization can fail here: otherwise all ranks take part, and torch derives
+    # a name that cannot collide. The test avoids a walk over all calls of most programs.
     if not _has_local_groups(program):
         return []
     divergent = divergent_new_groups(program, profile)
@@ -142,6 +152,8 @@ _LOCAL_SYNC_ADVICE = (
 
 
 def _refusal_advice(number: str, refused: ResolvedCall, refusing: BackendProfile) -> str:
+    # Gloo raises for an empty receive from any source, a case of its own: the general remedy of
+    # DS704 (use another backend) would not help.
     if number == "DS704" and OPERATIONS[refused.op].direction == "recv" and refused.peer is None:
         return "name the source, or receive at least one element"
     if number == "DS702":
@@ -175,16 +187,24 @@ def _as_float32(buffers: tuple[TensorBuffer, ...]) -> tuple[TensorBuffer, ...]:
 
 
 def _ignored_tag_findings(program: Program, call_index: CallIndex) -> list[Finding]:
-    """Pairs of ranks whose messages are received in another order of tags than they are sent."""
+    """Pairs of ranks whose messages are received in another order of tags than they are sent.
+
+    A backend that ignores tags matches the messages of a pair in order. That is harmless as long as
+    the tags of the k-th send and the k-th receive agree. Only the first difference of a pair is
+    reported, because it shifts or swaps all later ones.
+    """
     layout = call_index.layout
     channels_of: dict[tuple[int, int, int], list[int]] = defaultdict(list)
     keys = zip(layout.chan_group, layout.chan_src, layout.chan_dst, strict=True)
     for channel, key in enumerate(keys):
+        # Signals of one-sided operations have channels of their own, encoded as large tags.
         if not is_signal(layout.chan_tag[channel]):
             channels_of[key].append(channel)
     ranks = range(program.world_size)
     found: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for (_, src, dst), channels in sorted(channels_of.items()):
+        # With one channel there is one tag, so nothing can be confused. A peer outside the world is
+        # an invalid call, which is reported elsewhere.
         if len(channels) < 2 or src not in ranks or dst not in ranks:
             continue
         sent = _tagged_messages(call_index, src, channels, sends=True)

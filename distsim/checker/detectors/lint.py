@@ -1,6 +1,11 @@
 """Warn about habits that work now and fail later (DS606 to DS608).
 
 Only the text of a program is examined; the verdict does not depend on these findings.
+
+All three are about programs that run correctly today: a group whose timeout is not the one that was
+set (DS606), a request that nothing can wait for (DS607), and a collective that a condition keeps
+from a member (DS608). Each hangs or breaks after a small change of the program or of its timing.
+False alarms would teach users to ignore findings, so each check stays silent in doubtful cases.
 """
 
 from __future__ import annotations
@@ -44,6 +49,8 @@ def _default_timeout_findings(program: Program, profile: BackendProfile) -> list
 
     A new group does not inherit the world's timeout (semantics G12).
     """
+    # Somebody who sets the world's timeout cares about timeouts, and expects it to apply to all
+    # groups. Without that there is no sign that the default is unwanted.
     world_ns = program.options.get("timeout_ns")
     if not isinstance(world_ns, int) or world_ns == profile.timeout_ns:
         return []
@@ -87,6 +94,7 @@ def _default_timeout_words(
 
 
 def _keeps_default_timeout(group: RankGroup) -> bool:
+    # A group of one rank never waits, so its timeout is irrelevant.
     is_world = group.id == 0
     return not is_world and group.timeout_ns is None and group.size > 1
 
@@ -122,6 +130,8 @@ def _dropped_request_findings(program: Program, profile: BackendProfile) -> list
     """Messages for whose request no call can wait, if the backend minds (semantics G4, 2.1)."""
     if profile.dropped == "nothing":
         return []
+    # Assume that every rank reaches its end: the habit is the same if a hang comes first, and the
+    # finding must not disappear with it.
     ends = tuple(RankEnd(r, "ended", len(program.code(r).calls)) for r in program.present)
     found = []
     for leak in request_leaks(program, FinalState(ends, ())):
@@ -150,6 +160,9 @@ def _excluded_member_findings(program: Program, layout: ChannelLayout) -> list[F
     Several groups with one name and the same members are one group whose ranks made it in another
     order; what members lack on each of them has no meaning.
     """
+    if program.is_partial:
+        # A member may have been stopped before it came to the call.
+        return []
     call_index = CallIndex(layout)
     group_counts = Counter((group.name, group.ranks) for group in program.groups)
     stopped = _ranks_that_stop_early(program)
@@ -212,6 +225,8 @@ def _excluded_members(
         of_op = {site: times for (name, site), times in count.items() if name == op}
         total[rank] = sum(of_op.values())
         sites.update(of_op)
+    # A member that makes the call as often as the others, but at another line, takes another branch
+    # to the same collective. Only a lower count shows that calls are missing.
     most = max(total.values())
     candidates = [rank for rank, times in total.items() if times < most and rank not in stopped]
     found: dict[int, Finding] = {}

@@ -5,6 +5,13 @@ ranks are over before it: those before a signal or message that it has waited fo
 a collective whose data it has. Two accesses to one memory, of which one writes and one comes from
 another rank, race if neither is known to be over before the other begins. The calls of one rank
 are ordered by its program.
+
+One order of events suffices. What a call knows follows from the matches, which the program fixes:
+nccl, the only backend with one-sided operations, has no receives from any source. So the walk
+may visit the ranks in any order that respects the waits.
+
+Limits: accesses are compared per tensor (name and copy), not per byte. Local races of one rank's
+requests are found by `buffer_races`.
 """
 
 from __future__ import annotations
@@ -88,10 +95,12 @@ class _HappensBefore:
             self.calls.append([(at, call) for at, call in made if at <= reached[rank]])
         self.clock: list[_VectorClock] = [np.zeros(size, dtype=np.int64) for _ in range(size)]
         self.clock_at_post: dict[int, _VectorClock] = {}  # row -> its rank's clock when posted
-        self.at = [0] * size
+        self.at = [0] * size  # by rank, the next call to visit
         self.uses: dict[tuple[int, BufferKey], list[_MemoryAccess]] = {}
         self._signals: dict[int, int] = {}  # channel -> the newest signal
-        self._after: dict[int, int] = {}  # signal -> the one before it on its channel
+        # Signal -> the one before it on its channel. A channel has room for one signal, so a signal
+        # also shows its sender that the previous one was taken.
+        self._after: dict[int, int] = {}
         self._walks: dict[int, BufferUseWalk] = {}
 
     def _calls_made(self, rank: int) -> Iterator[tuple[int, CodeCall]]:
@@ -104,12 +113,16 @@ class _HappensBefore:
 
     def races(self) -> Iterator[OneSidedRace]:
         """Advance rank by rank, each until it needs a call that is not posted yet."""
+        # A hanging program stops moving before its end. Calls behind the hang never run, so they
+        # cannot race.
         moved = True
         while moved:
             moved = False
             for rank in range(self.program.world_size):
                 while self.at[rank] < len(self.calls[rank]):
                     position, call = self.calls[rank][self.at[rank]]
+                    # Post before waiting: a rank blocked in a collective has arrived there, and the
+                    # other members must be able to see it.
                     self._post(rank, position, call)
                     needed = self._needed(rank, position, call)
                     if any(row not in self.clock_at_post for row in needed):
@@ -126,6 +139,7 @@ class _HappensBefore:
 
     def _post(self, rank: int, position: int, call: CodeCall) -> None:
         rows = self._rows(rank, position, call)
+        # A blocked rank is visited again; its call is posted once.
         if rows[0] not in self.clock_at_post:
             self.clock[rank][rank] += 1
             self.clock_at_post |= dict.fromkeys(rows, self.clock[rank].copy())
@@ -163,6 +177,8 @@ class _HappensBefore:
         rows = [int(r) for r in self.linked.rows_of[int(self.linked.instance[row])]]
         if OPERATIONS[call.op].kind != "collective":
             return rows
+        # A broadcast orders its members after the root only: they may return before each other has
+        # arrived. So a collective is no barrier unless every member gives data to every other.
         members = self.linked.whole[int(self.linked.instance[row])]
         takes = OPERATIONS[call.op].takes_from(
             len(members),
@@ -180,6 +196,8 @@ class _HappensBefore:
             access = _MemoryAccess(rank, position, number, writes, remote)
             earlier = self.uses.setdefault((owner, key), [])
             for use in earlier:
+                # `number` counts the calls of the earlier rank. If this rank's clock is behind it,
+                # nothing that this rank waited for implies that the use is over.
                 if _may_conflict(use, access) and use.number > self.clock[rank][use.rank]:
                     first = (use.rank, use.position)
                     yield OneSidedRace(buffer_label(key), owner, first, (rank, position), writes)

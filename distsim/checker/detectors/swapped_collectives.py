@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from distsim.checker.diagnosis.first_divergence import divergence_on
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
 from distsim.checker.wording import aligned_columns, call_words, location_text, rank_list
@@ -52,14 +53,19 @@ def _calls_by_sequence(
 ) -> dict[int, dict[int, list[int]]]:
     """Sequence -> rank -> positions of its calls there.
 
-    Sequences on which all members run one code with the same names are omitted.
+    Sequences on which all members run one code with the same names are omitted, and those with an
+    extra, a missing or a swapped call, which has a finding of its own.
     """
     sequences: dict[int, dict[int, list[int]]] = {}
     plain = [_rows_name_same_tensors(program, number) for number in range(len(program.codes))]
     for sequence in range(len(program.groups)):
         members = layout.sequence_ranks[sequence]
         codes = {program.code_of[rank] for rank in members}
-        if len(codes) > 1 or not all(plain[c] for c in codes):
+        if len(codes) == 1 and all(plain[c] for c in codes):
+            continue
+        divergence = divergence_on(call_index, sequence)
+        # Calls that an extra or a missing call has shifted are not swapped.
+        if divergence is None or not divergence.is_shift:
             sequences[sequence] = {rank: call_index.joins(rank, sequence) for rank in members}
     return sequences
 
@@ -75,11 +81,11 @@ def _rows_name_same_tensors(program: Program, number: int) -> bool:
     code = program.codes[number]
     if code.guards is not None:
         return False
-    return all(
-        isinstance(b.index, int)
-        for call in code.distinct_calls(parts=False)
-        for b in _tensor_buffers(call)
-    )
+    for call in code.distinct_calls(parts=False):
+        # An index that differs by row is a vector.
+        if not all(isinstance(buffer.index, int) for buffer in _tensor_buffers(call)):
+            return False
+    return True
 
 
 def _tensor_buffers(call: CodeCall) -> tuple[BufferVector, ...]:
@@ -155,10 +161,12 @@ def _swap_between(
 
 
 def _equal_signatures(program: Program, one: tuple[int, int], other: tuple[int, int]) -> bool:
-    a, b = (
-        at_row(program.code_call(*call).signature, program.row_of[call[0]]) for call in (one, other)
-    )
-    return bool(a == b)
+    return bool(_signature(program, one) == _signature(program, other))
+
+
+def _signature(program: Program, call: tuple[int, int]) -> object:
+    rank, position = call
+    return at_row(program.code_call(rank, position).signature, program.row_of[rank])
 
 
 def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:

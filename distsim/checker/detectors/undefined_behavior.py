@@ -2,6 +2,10 @@
 
 Only the text of the program is examined. Without a specific cause, the finding only says that the
 outcome is undefined.
+
+That an outcome is undefined is decided by the engine (`distsim.engine.backend_outcomes`), which
+also runs the program under unfavourable conditions. This module looks for the two causes that the
+program's text shows, so that the finding can name lines.
 """
 
 from __future__ import annotations
@@ -27,7 +31,8 @@ def undefined_findings(
     """
     where = CallIndex(layout)
     found = _connection_findings(program, profile)
-    for a, b in combinations(range(1, len(program.groups)), 2):
+    # The world is one of the groups: its communicator competes with the others, too.
+    for a, b in combinations(range(len(program.groups)), 2):
         shared = [
             rank for rank in layout.sequence_ranks[a] if rank in set(layout.sequence_ranks[b])
         ]
@@ -38,6 +43,7 @@ def undefined_findings(
 
 
 def _connection_findings(program: Program, profile: BackendProfile) -> list[Finding]:
+    # Only the first pair is shown in full: usually all pairs run the same line of the program.
     contacts = connection_mismatches(program, profile) if profile.device else ()
     if not contacts:
         return []
@@ -112,6 +118,7 @@ def _first_order_difference(
 
 
 def _call_and_later(calls: list[tuple[int, int]], k: int, rank: int) -> tuple[int, int, int]:
+    # The call on the other group that follows; the call itself if there is none.
     later = next((p for p, sequence in calls[k:] if sequence != calls[k][1]), calls[k][0])
     return rank, calls[k][0], later
 

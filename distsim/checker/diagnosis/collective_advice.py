@@ -1,8 +1,7 @@
 """What to change in the code if the members of a collective make calls that differ.
 
 Key idea: the same mismatch may come from a wrong argument, from another order of calls, or from a
-call that one rank skips or adds. The whole programs of the minority and of another member are
-compared to tell these cases apart.
+call that one rank skips or adds. The first divergence of the members distinguishes these cases.
 """
 
 from __future__ import annotations
@@ -10,10 +9,16 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from distsim.checker.diagnosis.first_divergence import CallDivergence, divergence_places
 from distsim.checker.diagnosis.hang_advice import SAME_MODEL_ADVICE
-from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.call_mismatch import CallMismatch
-from distsim.checker.wording import call_words, location_text, parenthesised, rank_list
+from distsim.checker.wording import (
+    call_words,
+    location_text,
+    object_collective,
+    parenthesised,
+    rank_list,
+)
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.registry import OPERATIONS
@@ -40,6 +45,9 @@ _COALESCED_ADVICE = (
     "coalesce the same tensors in the same order on all members, including tensors that a member "
     "does not need"
 )
+_OBJECT_LIST_ADVICE = (
+    "pass a list of the same length on all members: receivers pass [None] * n for n objects"
+)
 _EQUAL_SHAPES_ADVICE = (
     "use tensors of the same shape on all members: the same model, the same frozen layers, and "
     "batches of the same size"
@@ -56,14 +64,6 @@ class CollectiveAdvice(NamedTuple):
     places: tuple[SourceLocation, ...] = ()
 
 
-class _SequenceCall(NamedTuple):
-    """A call that a rank's program makes on a sequence."""
-
-    site: int
-    signature: int
-    position: int
-
-
 def models_differ(program: Program, mismatch: CallMismatch) -> bool:
     """Whether the calls compare the parameter shapes of models, and the models differ."""
     for rank, position, _ in mismatch.calls:
@@ -74,22 +74,29 @@ def models_differ(program: Program, mismatch: CallMismatch) -> bool:
 
 
 def collective_advice(
-    program: Program, call_index: CallIndex, mismatch: CallMismatch, aspect: str
+    program: Program,
+    mismatch: CallMismatch,
+    aspect: str,
+    divergence: CallDivergence | None,
 ) -> CollectiveAdvice:
-    """What to do about a mismatch whose gravest aspect is ``aspect``."""
+    """What to do about a mismatch whose gravest aspect is ``aspect``.
+
+    ``divergence``: the extra, missing or swapped calls that explain it.
+    """
     minority = mismatch.minority
+    operation = _operation_of(program, mismatch)
+    if aspect == "numel" and operation.coalesces is not None and not mismatch.order:
+        return CollectiveAdvice((_COALESCED_ADVICE,))
+    if models_differ(program, mismatch):
+        return CollectiveAdvice(SAME_MODEL_ADVICE)
+    if divergence is not None:
+        return divergence_advice(program, divergence)
     if mismatch.order:
         has = "has" if len(minority) == 1 else "have"
         other = f"; {rank_list(minority)} {has} a different order" if minority else ""
         return CollectiveAdvice((f"make the calls in the same order on all members{other}",))
-    operation = _operation_of(program, mismatch)
-    if aspect == "numel" and operation.coalesces is not None:
-        return CollectiveAdvice((_COALESCED_ADVICE,))
-    if models_differ(program, mismatch):
-        return CollectiveAdvice(SAME_MODEL_ADVICE)
-    shifted = _extra_or_missing_calls(call_index, mismatch)
-    if shifted is not None:
-        return shifted
+    if aspect == "numel" and _is_object_call(program, mismatch):
+        return CollectiveAdvice((_OBJECT_LIST_ADVICE,))
     # Padding helps only if the parts of several ranks are concatenated.
     reduces = operation.input_parts == "one" and operation.output_parts != "n"
     if aspect == "numel" and reduces:
@@ -104,58 +111,58 @@ def _operation_of(program: Program, mismatch: CallMismatch) -> type[Operation]:
     return OPERATIONS[program.call(rank, position).op]
 
 
-def _extra_or_missing_calls(
-    call_index: CallIndex, mismatch: CallMismatch
-) -> CollectiveAdvice | None:
-    """Calls that the minority skips or adds, if these alone explain the difference."""
-    if not mismatch.minority:
-        return None
-    outlier = mismatch.minority[0]
-    other = next(rank for rank in mismatch.ranks if rank not in mismatch.minority)
-    outlier_calls = _calls_on_sequence(call_index, outlier, mismatch.sequence)
-    other_calls = _calls_on_sequence(call_index, other, mismatch.sequence)
-    program = call_index.layout.program
-    missing = _surplus(other_calls, outlier_calls, mismatch.number)
-    if missing:
-        return _missing_calls_advice(program, outlier, other, missing)
-    extra = _surplus(outlier_calls, other_calls, mismatch.number)
-    if extra:
-        return _extra_calls_advice(program, outlier, extra)
-    return None
+def _is_object_call(program: Program, mismatch: CallMismatch) -> bool:
+    """Whether the calls are parts of an object collective."""
+    rank, position, _ = mismatch.calls[0]
+    return bool(object_collective(program.call(rank, position)))
 
 
-def _missing_calls_advice(
-    program: Program, outlier: int, other: int, missing: list[_SequenceCall]
-) -> CollectiveAdvice:
-    words = call_words(program.call(other, missing[0].position))
-    place = program.place(other, missing[0].position)
+# --- extra, missing and swapped calls ---
+def divergence_advice(program: Program, divergence: CallDivergence) -> CollectiveAdvice:
+    """What to do about calls that some members add, skip or swap."""
+    if divergence.kind == "swapped":
+        has = "has" if len(divergence.ranks) == 1 else "have"
+        order = f"; {rank_list(divergence.ranks)} {has} a different order"
+        words = f"make the calls in the same order on all members{order}"
+        return CollectiveAdvice((words,), divergence_places(program, divergence))
+    if divergence.kind == "extra":
+        return _extra_calls_advice(program, divergence)
+    return _missing_calls_advice(program, divergence)
+
+
+def _missing_calls_advice(program: Program, divergence: CallDivergence) -> CollectiveAdvice:
+    missing, who = divergence.calls, rank_list(divergence.ranks)
+    is_single = len(divergence.ranks) == 1
+    words = call_words(program.call(*missing[0]))
+    place = program.place(*missing[0])
     at_line = parenthesised(location_text(place))
+    skips, its = ("it skips", "its") if is_single else ("they skip", "their")
     if len(missing) == 1:
         line = (
-            f"call {words}{at_line} on rank {outlier} too: it skips the call, so its later calls "
+            f"call {words}{at_line} on {who} too: {skips} the call, so {its} later calls "
             "are shifted by one"
         )
-    elif len({call.site for call in missing}) > 1:
+    elif len({program.code_call(*call).site for call in missing}) > 1:
         line = (
-            f"rank {outlier} skips {len(missing)} calls that the other ranks make (first: "
-            f"{words}{_with_comma(place)}), for example a pass, an iteration or a branch: call "
-            f"them on rank {outlier} too, with empty input if it has no data"
+            f"{who} {'skips' if is_single else 'skip'} {len(missing)} calls that the other ranks "
+            f"make (first: {words}{_with_comma(place)}), for example a pass, an iteration or a "
+            f"branch: call them on {who} too, with empty input if there is no data"
         )
     else:
-        line = f"call {words}{at_line} on rank {outlier} too: it skips it {len(missing)} times"
+        line = f"call {words}{at_line} on {who} too: {skips} it {len(missing)} times"
     return CollectiveAdvice((line,), (place,))
 
 
-def _extra_calls_advice(
-    program: Program, outlier: int, extra: list[_SequenceCall]
-) -> CollectiveAdvice:
-    words = call_words(program.call(outlier, extra[0].position))
-    place = program.place(outlier, extra[0].position)
+def _extra_calls_advice(program: Program, divergence: CallDivergence) -> CollectiveAdvice:
+    extra, who = divergence.calls, rank_list(divergence.ranks)
+    words = call_words(program.call(*extra[0]))
+    place = program.place(*extra[0])
     call, it = f"the extra call {words}{parenthesised(location_text(place))}", "it"
     if len(extra) > 1:
         call, it = f"the {len(extra)} extra calls (first: {words}{_with_comma(place)})", "them"
+    takes = "takes" if len(divergence.ranks) == 1 else "take"
     line = (
-        f"move {call} out of the branch that only rank {outlier} takes, or remove {it}: all "
+        f"move {call} out of the branch that only {who} {takes}, or remove {it}: all "
         "members of the group must make the same calls"
     )
     return CollectiveAdvice((line,), (place,))
@@ -164,33 +171,3 @@ def _extra_calls_advice(
 def _with_comma(place: SourceLocation) -> str:
     location = location_text(place)
     return f", {location}" if location else ""
-
-
-def _calls_on_sequence(call_index: CallIndex, rank: int, sequence: int) -> list[_SequenceCall]:
-    program = call_index.layout.program
-    positions = call_index.joins(rank, sequence)
-    signatures = call_index.signatures(rank, sequence)
-    return [
-        _SequenceCall(program.code_call(rank, position).site, signature, position)
-        for position, signature in zip(positions, signatures, strict=True)
-    ]
-
-
-def _surplus(
-    longer: list[_SequenceCall], shorter: list[_SequenceCall], number: int
-) -> list[_SequenceCall]:
-    """The calls of one rank without which it would make the same calls as another rank.
-
-    These are the calls at places where the other rank makes none or, failing that, the calls from
-    the first difference (``number``) on. Empty if removing them does not make the rest equal.
-    """
-    if len(longer) <= len(shorter):
-        return []
-    wanted = [call.signature for call in shorter]
-    shared_sites = {call.site for call in shorter}
-    at_shared_sites = [call.signature for call in longer if call.site in shared_sites]
-    if at_shared_sites == wanted:
-        return [call for call in longer if call.site not in shared_sites]
-    end = number + len(longer) - len(shorter)
-    after_surplus = [call.signature for call in longer[end:]]
-    return longer[number:end] if after_surplus == wanted[number:] else []

@@ -19,6 +19,7 @@ from distsim.backends import BACKEND_PROFILES
 from distsim.checker.detectors.request_leaks import first_lost_message
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, AwaitedCallFinder, TakenMessages
 from distsim.checker.diagnosis.blocked_rows import BlockedRows
+from distsim.checker.diagnosis.collective_advice import divergence_advice
 from distsim.checker.diagnosis.exit_advice import (
     ExitAdvice,
     advise_exited_ranks,
@@ -26,6 +27,7 @@ from distsim.checker.diagnosis.exit_advice import (
     exit_words,
     incomplete_new_group,
 )
+from distsim.checker.diagnosis.first_divergence import divergence_head, divergence_on
 from distsim.checker.diagnosis.hang_advice import (
     EarlyDestroy,
     WrongGroupCall,
@@ -139,14 +141,38 @@ class _HangDiagnosis:
         self._all_ended: dict[int, bool] = {}
 
     def findings(self) -> tuple[Finding, ...]:
-        found = [self._cycle_finding(cycles) for cycles in self._cycles_by_calls()]
-        found += [self._exit_finding(code, ranks) for code, ranks in self._exit_groups()]
-        if self.graph.victims and found:
-            found[0] = self._with_victims(found[0])
+        exit_groups = self._exit_groups()
+        waiting = {rank for _, ranks in exit_groups for rank in ranks}
+        victims = set(self.graph.victims)
+        explained: set[int] = set()
+        found = []
+        for cycles in self._cycles_by_calls():
+            edges = [edge for each in cycles for edge in each.edges]
+            never_met = {edge.rank for edge in edges if self._waits_for_exited(edge, waiting)}
+            others = [edge for edge in edges if edge.rank not in never_met]
+            if never_met and not any(map(self._is_never_met, others)):
+                # The calls that also wait for exited ranks never complete, cycle or not.
+                victims.update(edge.rank for edge in others)
+                continue
+            found.append(self._cycle_finding(cycles))
+            explained |= never_met
+        for code, ranks in exit_groups:
+            if not explained.issuperset(ranks):
+                found.append(self._exit_finding(code, ranks))
+        if victims and found:
+            found[0] = self._with_victims(found[0], tuple(sorted(victims)))
         return tuple(found)
 
-    def _with_victims(self, finding: Finding) -> Finding:
-        victims = self.graph.victims
+    def _waits_for_exited(self, edge: WaitEdge, waiting: set[int]) -> bool:
+        """Whether the call of an edge also waits for a rank that has exited."""
+        return edge.rank in waiting and bool(self._exited_of(edge.rank, edge.need))
+
+    def _is_never_met(self, edge: WaitEdge) -> bool:
+        """Whether the awaited rank never makes the call, reached or not."""
+        awaited = None if edge.need.any else self.finder.of(*edge)
+        return awaited is not None and awaited.position is None
+
+    def _with_victims(self, finding: Finding, victims: tuple[int, ...]) -> Finding:
         are = "is" if len(victims) == 1 else "are"
         them = "it" if len(finding.core) == 1 else "them"
         line = f"  {rank_list(victims)} {are} blocked behind {them}"
@@ -222,7 +248,9 @@ class _HangDiagnosis:
         destroyed = self._early_destroy([part for part in awaited if part is not None])
         if destroyed is not None:
             return destroyed.with_cause_first(found)
-        return found if wrong_group is None else wrong_group.with_cause_first(found)
+        if wrong_group is not None:
+            return wrong_group.with_cause_first(found)
+        return self._with_divergence_first(found, awaited)
 
     def _cycle_head(self, cycle: WaitCycle, edges: list[WaitEdge]) -> str:
         if cycle.has_any_source:
@@ -447,7 +475,7 @@ class _HangDiagnosis:
             advice.lines,
             [(edge.rank, edge.need) for edge in edges],
         )
-        found = replace(found, slips=advice.slips)
+        found = replace(found, slips=advice.slips, awaited=tuple(exited))
         if wrong_group is not None:
             return wrong_group.with_cause_first(found)
         destroyed = self._early_destroy([] if first is None else [first])
@@ -457,7 +485,38 @@ class _HangDiagnosis:
         need = needs[0]._replace(ranks=tuple(exited))
         edge = WaitEdge(ranks[0], need, exited[0])
         new_group = incomplete_new_group(self.call_index, [edge], awaited)
-        return found if new_group is None else with_new_group_rule(found, *new_group)
+        if new_group is not None:
+            return with_new_group_rule(found, *new_group)
+        # A rank that failed would have made its other calls: they are not missing.
+        return self._with_divergence_first(found, awaited) if code == "DS302" else found
+
+    # --- divergent calls ---
+    def _with_divergence_first(
+        self, finding: Finding, awaited: Sequence[AwaitedCall | None]
+    ) -> Finding:
+        """Put the call first by which a rank departed from the others, if the wait follows from it.
+
+        The calls behind it are shifted by one; often they agree, until the calls of one rank end.
+        """
+        for part in awaited:
+            if part is None or part.is_message:
+                continue
+            divergence = divergence_on(self.call_index, part.sequence)
+            if divergence is None or not divergence.is_shift or divergence.met is None:
+                continue
+            if divergence.number > part.number:
+                continue
+            members = len(self.call_index.layout.sequence_ranks[part.sequence])
+            head = divergence_head(self.program, divergence, members)
+            advice = divergence_advice(self.program, divergence)
+            return replace(
+                finding,
+                message=f"{head}\n  as a result, {finding.message}",
+                help=advice.help_lines,
+                places=tuple(dict.fromkeys((*advice.places, *finding.places))),
+                slips=advice.places,
+            )
+        return finding
 
     def _exited_ranks(self, edges: list[WaitEdge]) -> list[int]:
         """The exited ranks that these ranks wait for; equal tuples are looked at once."""

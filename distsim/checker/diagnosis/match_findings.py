@@ -2,6 +2,11 @@
 
 Key idea: the ranks of a mismatch do nothing meaningful afterwards. Their later hangs are symptoms,
 so they become lines of the mismatch instead of findings of their own.
+
+A mismatch may differ in several aspects at once. Its code is that of the gravest aspect, because
+the lesser ones often follow: a different operation usually has a different shape, too.
+
+What must agree, and which ranks are the minority, is decided in `distsim.checker.matching`.
 """
 
 from __future__ import annotations
@@ -12,11 +17,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from distsim.checker.diagnosis.collective_advice import collective_advice, models_differ
+from distsim.checker.diagnosis.first_divergence import (
+    CallDivergence,
+    divergence_head,
+    divergence_on,
+)
 from distsim.checker.matching.call_index import CallIndex, part_call
 from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import MAX_SHOWN, aligned_columns, call_words, location_text, rank_list
+from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState
-from distsim.findings.finding_types import Finding
+from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.model import Program
 
 if TYPE_CHECKING:
@@ -26,6 +37,12 @@ if TYPE_CHECKING:
 _MAX_CONSEQUENCES = 3
 _CONSEQUENCE_PREFIX = "  as a result, "
 _MORE_CONSEQUENCES = " more waits as a result"
+#: Findings on habits and leftovers, which an error on the same call explains.
+_EXPLAINED_BY_SLIPS = ("DS501", "DS607", "DS608")
+#: Findings on ranks that ended early, which the finding on a wait for them explains.
+_RANK_END_CODES = ("DS801", "DS802", "DS803", "DS805")
+#: Errors on calls that raise on some ranks; other ranks then wait for these.
+_RAISING_CODES = ("DS804", "DS807")
 #: The code of a difference in a collective, the gravest first.
 _ASPECT_CODES = {
     "op": "DS201",
@@ -62,6 +79,7 @@ def failure_findings(
     found = mismatch_findings(program, call_index, mismatches)
     if final_state is None:
         return found
+    # Imported here, because a program with a mismatch but no blocked rank needs no diagnosis.
     from distsim.checker.diagnosis.hang_findings import diagnose_hang
 
     hangs = diagnose_hang(program, final_state, call_index.layout, taken)
@@ -77,7 +95,10 @@ def attach_consequences(
     names. Hangs of other ranks stay findings of their own, after ``found``.
     """
     reached_by: dict[Finding, set[int]] = {}
+    raised_at: dict[Finding, set[int]] = {}
     for finding in found:
+        if finding.code in _RAISING_CODES:
+            raised_at[finding] = set(finding.ranks)
         if finding.code.startswith("DS2"):
             ranks = set(finding.ranks)
             reached_by[finding] = ranks if past_mismatch is None else ranks & past_mismatch
@@ -85,11 +106,11 @@ def attach_consequences(
     independent: list[Finding] = []
     consequences: dict[Finding, list[str]] = defaultdict(list)
     for hang in hangs:
-        mismatch = _mismatch_that_explains(hang, reached_by)
-        if mismatch is None:
+        cause = _mismatch_that_explains(hang, reached_by) or _error_awaited_by(hang, raised_at)
+        if cause is None:
             independent.append(hang)
         else:
-            consequences[mismatch].append(hang.message.partition("\n")[0])
+            consequences[cause].append(_wait_of(hang))
 
     explained = [
         _with_consequences(finding, consequences[finding]) if finding in consequences else finding
@@ -98,15 +119,35 @@ def attach_consequences(
     return (*explained, *independent)
 
 
+def _wait_of(hang: Finding) -> str:
+    """The line of a hang's message that says which ranks wait for which."""
+    first, *rest = hang.message.split("\n")
+    if rest and rest[0].startswith(_CONSEQUENCE_PREFIX):
+        return rest[0].removeprefix(_CONSEQUENCE_PREFIX)
+    return first
+
+
 def _mismatch_that_explains(
     hang: Finding, reached_by: Mapping[Finding, set[int]]
 ) -> Finding | None:
     """The first mismatch that a rank of the hang's core has reached."""
+    # Only the core counts. A victim of another cycle may well have passed a mismatch before, but
+    # repairing the mismatch would not release it.
     if not hang.code.startswith("DS3"):
         return None
     for mismatch, ranks in reached_by.items():
         if not ranks.isdisjoint(hang.core):
             return mismatch
+    return None
+
+
+def _error_awaited_by(hang: Finding, raised_at: Mapping[Finding, set[int]]) -> Finding | None:
+    """The finding on the call at which all ranks raised that a hang waits for."""
+    if not hang.awaited:
+        return None
+    for finding, ranks in raised_at.items():
+        if ranks.issuperset(hang.awaited):
+            return finding
     return None
 
 
@@ -124,7 +165,11 @@ def is_consequence_line(line: str) -> bool:
 
 
 def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalState) -> set[int]:
-    """The ranks that reached a mismatching call."""
+    """The ranks that reached a mismatching call.
+
+    A rank that stopped before its call of the mismatch is blocked for another reason, so its hang
+    is no consequence and stays a finding of its own.
+    """
     first_position: dict[int, int] = {}
     for mismatch in mismatches:
         for rank, position, _ in mismatch.calls:
@@ -137,19 +182,67 @@ def _ranks_past_mismatch(mismatches: Iterable[CallMismatch], final_state: FinalS
 
 
 def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
-    """Findings without repetition: none twice, and no DS608 on a call that an error explains."""
-    explained = {
-        (slip.file, slip.line, slip.column)
-        for finding in found
-        if finding.severity == "error"
-        for slip in finding.slips
+    """Findings without repetition: none twice, and none that another finding contains.
+
+    An error explains requests without a wait on its slips, and the ends of the ranks that it waits
+    for. It also explains calls that its ranks exclude or lack (DS608): that note is for calls which
+    no run has reached yet. DS501 says the same as DS607 on one call, so it takes over its effect.
+    """
+    errors = [finding for finding in found if finding.severity == "error"]
+    slips = {_position(slip) for finding in errors for slip in finding.slips}
+    awaited = {rank for finding in errors for rank in finding.awaited}
+    failing = {rank for finding in errors for rank in finding.ranks}
+    invalid = {rank for finding in errors if _is_invalid_call(finding) for rank in finding.ranks}
+    unwaited = {
+        _position(place) for finding in found for place in finding.places if finding.code == "DS501"
     }
-    rest = []
+    effects: dict[_Position, str] = {}
+    rest: list[Finding] = []
     for finding in found:
-        places = {(place.file, place.line, place.column) for place in finding.places}
-        if finding.code != "DS608" or explained.isdisjoint(places):
-            rest.append(finding)
-    return tuple(dict.fromkeys(rest))
+        places = {_position(place) for place in finding.places}
+        is_on_slip = not slips.isdisjoint(places)
+        if finding.code in _EXPLAINED_BY_SLIPS and is_on_slip:
+            continue
+        if _follows_from_invalid_call(finding, invalid):
+            continue
+        if finding.code == "DS608" and not failing.isdisjoint(finding.ranks):
+            continue
+        if finding.code in _RANK_END_CODES and awaited.issuperset(finding.ranks):
+            continue
+        if finding.code == "DS607" and not unwaited.isdisjoint(places):
+            effects |= dict.fromkeys(places, finding.message.rpartition(": ")[2])
+            continue
+        rest.append(finding)
+    return tuple(dict.fromkeys(_with_effect(finding, effects) for finding in rest))
+
+
+def _is_invalid_call(finding: Finding) -> bool:
+    """Whether a call has an invalid argument (DS101 to DS119); the others are start-up failures."""
+    return finding.code in CODES and CODES[finding.code].verdict == "invalid"
+
+
+def _follows_from_invalid_call(finding: Finding, invalid: set[int]) -> bool:
+    """Whether calls mismatch or block because one of these ranks has made no valid call there."""
+    is_failure = finding.code.startswith(("DS2", "DS3"))
+    return is_failure and not invalid.isdisjoint(finding.core or finding.ranks)
+
+
+#: File, line and column of a place.
+_Position = tuple[str, int, int]
+
+
+def _position(place: SourceLocation) -> _Position:
+    return place.file, place.line, place.column
+
+
+def _with_effect(finding: Finding, effects: Mapping[_Position, str]) -> Finding:
+    """DS501 with what the backend does to a message whose request is dropped."""
+    if finding.code != "DS501":
+        return finding
+    texts = [effects[_position(p)] for p in finding.places if _position(p) in effects]
+    if not texts:
+        return finding
+    return replace(finding, message=f"{finding.message}\n  {texts[0]}")
 
 
 def mismatch_findings(
@@ -173,15 +266,22 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
     aspect = next(aspect for aspect in _ASPECT_CODES if aspect in mismatch.aspects)
     code = _ASPECT_CODES[aspect]
     name = call_index.layout.sequence_names[mismatch.sequence]
+    # The same calls in another order is the better explanation of most differences. A different
+    # root is the exception: equal calls with different roots are no reordering.
     if mismatch.order and code != "DS205":
         code = "DS210" if name == "new_group" else "DS206"
     calls = _minority_first(mismatch)
     rows, omitted = _rows_of_equal_calls(program, mismatch, calls)
-    head = _collective_head(name, mismatch)
+    lines = [_collective_head(name, mismatch)]
+    divergence = _divergence_behind(program, call_index, mismatch)
     if models_differ(program, mismatch):
-        head = f"DistributedDataParallel wraps different models on different ranks: {head}"
-    message = "\n".join([head, *aligned_columns(rows), *_collective_notes(mismatch, omitted)])
-    advice = collective_advice(program, call_index, mismatch, aspect)
+        lines = [f"DistributedDataParallel wraps different models on different ranks: {lines[0]}"]
+    elif divergence is not None:
+        # The calls that differ come later, shifted by the divergence: they are its evidence.
+        lines = [divergence_head(program, divergence, len(mismatch.ranks)), f"  {lines[0]}"]
+    notes = _collective_notes(mismatch, omitted, is_shifted=divergence is not None)
+    message = "\n".join([*lines, *aligned_columns(rows), *notes])
+    advice = collective_advice(program, mismatch, aspect, divergence)
     call_places = [program.place(rank, position) for rank, position, _ in calls]
     return Finding(
         code,
@@ -193,6 +293,18 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
         tuple(dict.fromkeys([*advice.places, *call_places])),
         advice.places,
     )
+
+
+def _divergence_behind(
+    program: Program, call_index: CallIndex, mismatch: CallMismatch
+) -> CallDivergence | None:
+    """The extra, missing or swapped call by which the calls of a mismatch came to meet."""
+    found = divergence_on(call_index, mismatch.sequence)
+    if found is None or not found.is_shift or found.number > mismatch.number:
+        return None
+    if mismatch.order and found.kind != "swapped":
+        return None
+    return found
 
 
 def _collective_head(name: str, mismatch: CallMismatch) -> str:
@@ -208,12 +320,12 @@ def _collective_head(name: str, mismatch: CallMismatch) -> str:
     return f"{who} {differ} from the other ranks in the {call}{order}"
 
 
-def _collective_notes(mismatch: CallMismatch, omitted: int) -> Iterator[str]:
+def _collective_notes(mismatch: CallMismatch, omitted: int, *, is_shifted: bool) -> Iterator[str]:
     if omitted:
         yield f"  … and {omitted} more"
     if mismatch.note:
         yield f"  {mismatch.note}"
-    if mismatch.later:
+    if mismatch.later and not is_shifted:
         calls_differ = "calls differ" if mismatch.later > 1 else "call differs"
         yield f"  {mismatch.later} later {calls_differ} too"
 
@@ -251,7 +363,11 @@ def difference_words(aspects: Iterable[str]) -> str:
 
 
 def _minority_first(mismatch: CallMismatch) -> list[tuple[int, int, int]]:
-    """The calls: first those of the minority, then the rest; of each, one of every kind first."""
+    """The calls: first those of the minority, then the rest; of each, one of every kind first.
+
+    Only the first rows are shown, so they must contain each variant once. Otherwise 100 equal calls
+    would hide the two that differ.
+    """
     minority = set(mismatch.minority)
     values = list(zip(*mismatch.aspects.values(), strict=True))
     first_of_kind = {values.index(value) for value in dict.fromkeys(values)}

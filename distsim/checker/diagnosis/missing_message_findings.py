@@ -1,7 +1,13 @@
 """Findings on messages that never meet a counterpart (DS304).
 
 The counterpart may not exist in the program, an any-source receive may have taken the message, or
-the peer may have dropped the request of it.
+the peer may have dropped the request of it. The three need different changes of the program, so
+each has its own headline and advice.
+
+Key idea: the headline names the edge of the wait-for graph that nothing in the program would ever
+satisfy. The rest is evidence: near misses (a message with another tag or group) suggest the typo.
+
+Which rank waits for which is decided by `hang_findings`; this module only words it.
 """
 
 from __future__ import annotations
@@ -59,14 +65,19 @@ class MissingMessageFindings:
         rank, need, awaited_rank = edges[0]
         awaited = self.finder.of(rank, need, awaited_rank)
         assert awaited is not None
+        # Ask this first: a batch that creates a communicator waits for ranks to which it sends
+        # nothing, so looking for "its message" to them would find a near miss that means nothing.
         if self._creates_communicator(rank, need, awaited_rank):
             return self._communicator_creation(edges, core, notes)
         at_line = parenthesised(location_text(self.rows.place(rank, need)))
         near: list[NearMiss] = []
         rows = [self.rows.blocked_row(edge.rank, edge.need, "") for edge in edges[:MAX_SHOWN]]
         if need.any:
+            # Every rank is a candidate here, so a list of near misses would only be noise.
             head = f"rank {rank} waits for a message from any rank{at_line}, but no rank sends one"
         else:
+            # The message may exist, and an earlier receive of the same rank may have consumed it.
+            # "No rank sends it" would then be false.
             taking_positions = self.finder.taken_before(rank, need)
             if taking_positions:
                 return self._taken(edges, core, taking_positions, notes)
@@ -141,7 +152,11 @@ class MissingMessageFindings:
         return self.rows.finding("DS304", lines, core, advice, _waits(edges))
 
     def is_cancelled(self, awaited: AwaitedCall) -> bool:
-        """Whether the awaited rank posted its call and lost the request, which cancelled it."""
+        """Whether the awaited rank posted its call and lost the request, which cancelled it.
+
+        Gloo cancels an open message when Python frees its `Work` object (semantics G4). The
+        counterpart then waits for a message that was posted, which is hard to see in the script.
+        """
         if BACKEND_PROFILES[self.program.backend].dropped != "cancels":
             return False
         if not awaited.is_message or awaited.position is None:
@@ -178,7 +193,8 @@ class MissingMessageFindings:
         ]
         lines = [head, *aligned_columns(rows), *notes]
         found = self.rows.finding("DS304", lines, core, advice, _waits([edge]))
-        return replace(found, places=(place, *found.places))
+        # The line to change is that of the dropped request, so it comes before the waiting line.
+        return replace(found, places=(place, *found.places), slips=(place,))
 
 
 def _waits(edges: list[WaitEdge]) -> list[tuple[int, WaitDependency]]:

@@ -6,9 +6,11 @@ runs them and matches their calls by the rules of a backend.
 
 from __future__ import annotations
 
+import atexit
+import os
 import sys
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,6 +120,9 @@ FakeOption = Annotated[
         "machine's memory.",
     ),
 ]
+PrefixOption = Annotated[
+    bool, typer.Option("--prefix", help="Begin each line of the script's output with its rank.")
+]
 StrictOption = Annotated[bool, typer.Option("--strict", help="Treat leaks as errors.")]
 
 
@@ -139,6 +144,7 @@ class CaptureArguments:
     cuda: CudaOption = None
     compute: ComputeOption = None
     fake: FakeOption = False
+    prefix: PrefixOption = False
 
 
 @command_with_arguments(CaptureArguments)
@@ -166,7 +172,8 @@ def command(arguments: CaptureArguments) -> None:
 
     script = options.target.home or options.target.name
     # Before torch is loaded: it looks for devices when it is imported.
-    _choose_devices(arguments.cuda, script, options)
+    options = replace(options, devices=_choose_devices(arguments.cuda, script, options))
+    _silence_interpreter_exit()
     preload(script, options.target.args)
     captured = run_capture(options, lambda: _preload_hang_report(options.ranks))
     if not captured.world:
@@ -223,7 +230,9 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
         nodes=nodes,
         backend=arguments.backend and str(arguments.backend),
         timeout_s=timeout_s,
-        child_options=ChildOptions(counts=counts_compute, fakes=arguments.fake),
+        child_options=ChildOptions(
+            counts=counts_compute, fakes=arguments.fake, prefixes=arguments.prefix
+        ),
     )
 
 
@@ -243,21 +252,45 @@ def _require_torch() -> None:
         )
 
 
-def _choose_devices(cuda: bool | None, script: str, options: CaptureRunOptions) -> None:
-    """Give torch one emulated GPU per rank of a node if the script uses CUDA, else none."""
+def _choose_devices(cuda: bool | None, script: str, options: CaptureRunOptions) -> str:
+    """Give torch one emulated GPU per rank of a node if the script uses CUDA, else none.
+
+    Returns which devices the ranks have, and why.
+    """
     from distsim.script_capture.cuda.emulation import CPU_BACKED, select_emulation
     from distsim.script_capture.cuda.hide_gpus import hide_gpus
-    from distsim.script_capture.cuda.script_scan import script_mentions_cuda
+    from distsim.script_capture.cuda.script_scan import CudaUse, find_cuda_use
 
-    uses_cuda = script_mentions_cuda(script) if cuda is None else cuda
-    if not uses_cuda:
+    if cuda is None:
+        use = find_cuda_use(script)
+    else:
+        use = CudaUse(cuda, "of --cuda" if cuda else "of --no-cuda")
+    if not use.needed:
         hide_gpus()
-        return
+        return f"no GPU, because {use.reason}"
     emulation = select_emulation()
     devices = options.ranks // options.nodes or _DEFAULT_DEVICES
     emulation.install(min(devices, _MAX_DEVICES))
     if emulation.name != CPU_BACKED:
         console.note(f"{emulation.name}: {emulation.reason}")
+    return f"one emulated GPU per rank, because {use.reason}"
+
+
+def _silence_interpreter_exit() -> None:
+    """Hide what C++ extensions print while this process's interpreter ends.
+
+    Triton's says which of its objects Python has not freed (nanobind's leak warnings), 20 lines
+    after the report that say nothing about the script.
+    """
+
+    def silence() -> None:
+        if "triton" in sys.modules:
+            with suppress(OSError):
+                sys.stderr.flush()
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+    # Handlers run in reverse order: this one runs after those of the modules loaded later.
+    atexit.register(silence)
 
 
 def _preload_hang_report(ranks: int) -> None:
@@ -278,7 +311,10 @@ def _preload_hang_report(ranks: int) -> None:
 
 
 def _report_no_ranks(captured: CapturedRun) -> int:
-    """Say that no rank called init_process_group; return 1 if the script itself failed, else 0."""
+    """Say that no rank called init_process_group; return the exit status, which is never 0.
+
+    A capture that checked nothing must not look like one that found nothing.
+    """
     end = captured.others[0].ended if captured.others else None
     console.note(
         "no rank called init_process_group, so there is nothing to check; "
@@ -286,7 +322,7 @@ def _report_no_ranks(captured: CapturedRun) -> int:
         "  help: if the script expects a launcher, add --nproc N, "
         "which sets RANK and WORLD_SIZE as torchrun does"
     )
-    return 1 if end and end.code else 0
+    return 1
 
 
 def _write_scenario(simulation: Simulation, file: Path) -> None:

@@ -15,6 +15,7 @@ from distsim.cli.shared.arguments import (
     OutputFormat,
     ReportOption,
     SetOption,
+    parse_share,
     read_scenario,
 )
 from distsim.cli.shared.html_report import check_report_path
@@ -74,7 +75,7 @@ def command(
         raise typer.Exit(_compare_log_with_cluster(a, cluster, format))
     from distsim.api.functions import compare
 
-    share = _parse_tolerance(tolerance)
+    share = parse_share(tolerance, "--tolerance")
     check_report_path(report)
     answer = compare(_read_run(a, sets), _read_run(b, sets), tolerance=share, cluster=cluster)
     if output is not None:
@@ -126,20 +127,3 @@ def _compare_log_with_cluster(log: str, cluster: str | None, format: OutputForma
     else:
         console.out(residuals_text(residuals, known.name, log))
     return int(any(residual.is_outside_range for residual in residuals))
-
-
-def _parse_tolerance(text: str) -> float:
-    """The share in `0.05` or `5%`. Raises UsageError for anything else."""
-    from distsim.common.errors import UsageError
-
-    is_percentage = text.endswith("%")
-    divisor, limit = (100, 1e9) if is_percentage else (1, 1.0001)
-    try:
-        share = float(text.removesuffix("%").strip()) / divisor
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < limit:
-        raise UsageError(
-            f"--tolerance {text} is not a share", "for example --tolerance 0.05 or --tolerance 5%"
-        )
-    return share

@@ -38,6 +38,15 @@ TorchrunOption = Annotated[
         help="Process ID of a torchrun launcher; the stacks of all its ranks are read.",
     ),
 ]
+LiveOption = Annotated[
+    int | None,
+    typer.Option(
+        "--live",
+        metavar="PID",
+        help="Process ID of a launcher or rank; doctor inspects all ranks below it and their child "
+        "processes twice, and writes a bundle (hang-PID.zip, or -o F.zip).",
+    ),
+]
 ViewOption = Annotated[
     str | None,
     typer.Option(
@@ -63,6 +72,7 @@ def command(
     paths: PathsArgument = None,
     pid: PidsOption = None,
     torchrun: TorchrunOption = None,
+    live: LiveOption = None,
     format: FormatOption = OutputFormat.text,
     view: ViewOption = None,
     output: OutputOption = None,
@@ -77,7 +87,7 @@ def command(
 
     \b
     Example: distsim doctor dumps/ train.log stacks/
-    Example: distsim doctor --torchrun 4711
+    Example: distsim doctor --live 4711
     Example: distsim doctor dumps/ -o hang.yaml
     """
     from distsim.api.functions import doctor
@@ -85,8 +95,10 @@ def command(
 
     if view not in (None, "wait-for"):
         raise UsageError(f"unknown view {view}", "use --view wait-for")
-    answer = doctor(*(paths or ()), pids=pid or (), torchrun=torchrun, width=width)
-    if output is not None:
+    answer = doctor(*(paths or ()), pids=pid or (), torchrun=torchrun, live=live, width=width)
+    if live is not None and (output is None or output.suffix.lower() == ".zip"):
+        _write_bundle(answer, output or Path(f"hang-{live}.zip"))
+    elif output is not None:
         _write_output(answer, output)
     if view is not None and output is None:
         console.out(str(answer.picture().content).rstrip("\n"))
@@ -98,12 +110,19 @@ def command(
 
 
 def _exit_status(diagnosis: Diagnosis) -> int:
-    """1: a cause was found; 2: no rank is known and a file could not be read; 0: no hang found."""
+    """1: a hang or its cause was found, or cannot be excluded; 2: nothing could be read; 0: no rank
+    waits.
+    """
     if diagnosis.causes:
         return 1
     evidence = diagnosis.evidence
     nothing_read = not evidence.ranks and any(file.problem for file in evidence.files)
     return 2 if nothing_read else 0
+
+
+def _write_bundle(answer: DoctorAnswer, path: Path) -> None:
+    console.write_file(path, answer.bundle)
+    console.note(f"wrote {path}: attach it to a bug report; `distsim doctor {path}` reads it")
 
 
 def _write_output(answer: DoctorAnswer, output: Path) -> None:
@@ -113,6 +132,8 @@ def _write_output(answer: DoctorAnswer, output: Path) -> None:
     suffix = output.suffix.lower()
     if suffix in (".yaml", ".yml"):
         console.write_file(output, answer.minimal_scenario())
+    elif suffix == ".zip":
+        raise UsageError(f"-o {output}: only a live job has a bundle", "name the job: --live PID")
     elif suffix in (".svg", ".png", ".pdf", ".dot"):
         console.write_file(output, answer.picture(suffix[1:]).content)
     else:

@@ -41,7 +41,7 @@ SequenceOption = Annotated[
         "--sequence",
         metavar="N",
         min=1,
-        help="Number of tokens per sequence. [default: the model's]",
+        help="Number of tokens per sequence. [default: the model's, at most 8192]",
     ),
 ]
 PerNodeOption = Annotated[
@@ -60,6 +60,15 @@ RestrictOption = Annotated[
         metavar="KEY=A,B",
         help="Restrict the search to these values of tp, pp, chunks, cp, ep, zero, "
         "recompute or micro_batch. Repeatable.",
+    ),
+]
+MemoryReserveOption = Annotated[
+    str | None,
+    typer.Option(
+        "--memory-reserve",
+        metavar="SIZE",
+        help="Memory per GPU for the CUDA context and NCCL, such as '2 GiB'. "
+        "[default: estimated for each layout]",
     ),
 ]
 StepFieldsOption = Annotated[
@@ -96,6 +105,7 @@ class PlanArguments:
     sequence: SequenceOption = None
     ranks_per_node: PerNodeOption = None
     restrict: RestrictOption = None
+    memory_reserve: MemoryReserveOption = None
     sets: StepFieldsOption = None
     output: OutputsOption = None
     format: FormatOption = OutputFormat.text
@@ -129,6 +139,7 @@ def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
             ranks_per_node=arguments.ranks_per_node,
             step=_parse_step_fields(arguments.sets or []),
             choices=_parse_choices(arguments.restrict or []),
+            memory_reserve=_parse_memory_reserve(arguments.memory_reserve),
             jobs=workers.jobs,
             address=workers.address,
             output=table,
@@ -221,6 +232,20 @@ def _parse_choices(texts: list[str]) -> dict[str, tuple[str, ...]]:
         name, _, values = text.partition("=")
         choices[name] = comma_separated_names(values)
     return choices
+
+
+def _parse_memory_reserve(text: str | None) -> int | None:
+    from distsim.common.errors import UsageError
+    from distsim.common.units import parse_size_bytes
+
+    if text is None:
+        return None
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--memory-reserve {text}: {error}", "for example --memory-reserve '2 GiB'"
+        ) from None
 
 
 # --- output ---

@@ -156,3 +156,20 @@ def command_with_arguments(*records: type) -> Callable[[Callable[..., None]], Ca
         return command
 
     return decorate
+
+
+def parse_share(text: str, option: str) -> float:
+    """The share in `0.05` or `5%`. Raises UsageError for anything else."""
+    from distsim.common.errors import UsageError
+
+    is_percentage = text.endswith("%")
+    divisor, limit = (100, 1e9) if is_percentage else (1, 1.0001)
+    try:
+        share = float(text.removesuffix("%").strip()) / divisor
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < limit:
+        raise UsageError(
+            f"{option} {text} is not a share", f"for example {option} 0.05 or {option} 5%"
+        )
+    return share

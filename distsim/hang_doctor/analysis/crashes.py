@@ -7,10 +7,11 @@ afterwards. A consequence of another rank's end or of a wait is no failure of it
 from __future__ import annotations
 
 from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
+from distsim.hang_doctor.analysis.process_deaths import death_order
 from distsim.hang_doctor.analysis.stack_position import is_library_file, user_frame
 from distsim.hang_doctor.analysis.wait_state import JobWaitState, RankWaitState
 from distsim.hang_doctor.model.evidence_records import ProcessEnd
-from distsim.hang_doctor.model.phrases import ranks_text, verb_form
+from distsim.hang_doctor.model.phrases import ranks_text, signal_name, verb_form
 
 #: How many crashes a combined title lists.
 _MAX_CRASHES_IN_TITLE = 4
@@ -30,6 +31,8 @@ def crash_causes(job: JobWaitState) -> list[HangCause]:
                 found.append(_unexplained_end_cause(rank, end))
         elif state.waits and rank not in awaited:
             found.append(_caught_error_cause(rank, end))
+        elif death_order(job.evidence, rank, end) != "before":
+            found.append(_killed_cause(rank, end))
         else:
             found.append(_crash_cause(job, rank, end))
     return _merge_crashes(job, found)
@@ -57,6 +60,42 @@ def _crash_cause(job: JobWaitState, rank: int, end: ProcessEnd) -> HangCause:
         details=details,
         of_library=bool(end.frames) and is_library_file(end.frames[0].file),
     )
+
+
+def _killed_cause(rank: int, end: ProcessEnd) -> HangCause:
+    """A signal from outside ended a rank first, but perhaps because the job already hung."""
+    return HangCause(
+        "crash",
+        "suspected",
+        f"rank {rank} {_end_text(end)}",
+        ranks=(rank,),
+        lines=_crash_lines(rank, end),
+        details=[
+            "these files do not show whether it died before the others hung, or was killed because "
+            "the job hung: compare the time with the logs of the other ranks, and search dmesg for "
+            "the OOM killer"
+        ],
+    )
+
+
+def ends_from_outside(job: JobWaitState) -> list[HangCause]:
+    """The ends that came after the hang: somebody killed the job."""
+    ends = job.later_ends
+    if not ends:
+        return []
+    ranks = tuple(sorted(ends))
+    signals = sorted({signal_name(end.signal) for end in ends.values()})
+    title = f"{' and '.join(signals)} ended {ranks_text(ranks)}"
+    if len(ranks) > 1 and len(signals) == 1:
+        title += " within seconds"
+    return [
+        HangCause(
+            "killed_from_outside",
+            "unknown",
+            f"{title}: the job was ended from outside, which is not the cause of the hang",
+            ranks=ranks,
+        )
+    ]
 
 
 def _waits_or_failed_in_consequence(state: RankWaitState) -> bool:
@@ -131,9 +170,9 @@ def _merge_crashes(job: JobWaitState, found: list[HangCause]) -> list[HangCause]
 
 
 def _was_seen_first(job: JobWaitState, crash: HangCause) -> bool:
-    """Whether a launcher reports the time of this crash as that of the first failure."""
+    """Whether a launcher reports this crash as the first failure."""
     ends = job.evidence.ranks[crash.ranks[0]].ends
-    return any(end.at for end in ends)
+    return any(end.seen_first for end in ends)
 
 
 def _combined_crash(job: JobWaitState, crashes: list[HangCause]) -> HangCause:

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from distsim.hang_doctor.analysis import (
     communication_failures,
     inconclusive,
+    live_states,
     mismatch_causes,
+    undecided,
     wait_chains,
     wait_cycles,
 )
-from distsim.hang_doctor.analysis.crashes import crash_causes
+from distsim.hang_doctor.analysis.crashes import crash_causes, ends_from_outside
 from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.next_steps import what_to_collect
 from distsim.hang_doctor.analysis.wait_graph import job_wait_state
@@ -89,16 +91,23 @@ def _ordered_causes(job: JobWaitState) -> list[HangCause]:
     found = _recorded_causes(job)
     found.sort(key=lambda cause: cause.grade != "proved")
     # NCCL's error on a mismatched connection precedes all, because it makes the process crash.
-    found = [*communication_failures.connection_mismatches(job), *found]
+    live = live_states.live_causes(job)
+    stopped = [cause for cause in live if cause.grade == "proved"]
+    found = [*stopped, *communication_failures.connection_mismatches(job), *found]
     if any(cause.grade == "proved" for cause in found):
         found += inconclusive.tool_reports(job)
     else:
+        found += [cause for cause in live if cause not in stopped]
         found += _causes_if_nothing_is_proved(job)
         if all(cause.kind == "crash" for cause in found):
             found += inconclusive.waits_of_unknown_members(job) or inconclusive.consequence_errors(
                 job
             )
-    return _without_repetition(found)
+        if not any(cause.grade == "suspected" for cause in found):
+            found += undecided.errors_of_unknown_ranks(job)
+    if not found:
+        found = undecided.cause_not_found(job)
+    return _without_repetition([*found, *ends_from_outside(job)])
 
 
 def _recorded_causes(job: JobWaitState) -> list[HangCause]:
@@ -154,6 +163,9 @@ def _is_repetition(cause: HangCause, kept: list[HangCause]) -> bool:
         return True
     if cause.kind in _WAIT_KINDS:
         return bool(kept) and _explains_waits(kept[0])
+    if cause.kind in ("stacks_only", "undecided"):
+        # The states of the processes have said the same with more detail.
+        return any(other.kind == "data_loader" and other.ranks == cause.ranks for other in kept)
     if cause.kind == "diverged":
         # The mismatch on that group has taken over the divergence.
         return any(other.kind == "mismatch" and other.group == cause.group for other in kept)

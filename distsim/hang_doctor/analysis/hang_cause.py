@@ -19,6 +19,9 @@ from distsim.hang_doctor.model.evidence_records import (
 #: in a call that another has finished. ``missing_files``: no file was given for awaited ranks.
 #: ``unknown_members``: the group of the call, or its members, are unknown. ``consequence``: ranks
 #: failed because of another rank. ``tool_report``: the conclusion of another tool.
+#: ``blocked``: ranks wait, and the cause is not found. ``undecided``: the files show no wait, and
+#: no end of the job either. ``killed_from_outside``: somebody ended a job that already hung.
+#: ``stopped``, ``data_loader``, ``kernel_wait``: what the state of a live process shows.
 CauseKind = Literal[
     "crash",
     "mismatch",
@@ -34,6 +37,12 @@ CauseKind = Literal[
     "consequence",
     "tool_report",
     "stacks_only",
+    "blocked",
+    "undecided",
+    "killed_from_outside",
+    "stopped",
+    "data_loader",
+    "kernel_wait",
 ]
 
 

@@ -14,10 +14,11 @@ from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
 from distsim.hang_doctor.analysis.wait_chains import activity_text
 from distsim.hang_doctor.analysis.wait_state import EvidenceWait, JobWaitState, RankWaitState
 from distsim.hang_doctor.model.evidence_records import CauseGrade, EvidenceCall, ToolReport
+from distsim.hang_doctor.model.operation_names import is_known_operation
 from distsim.hang_doctor.model.phrases import call_text, may_hide_a_wait, ranks_text, verb_form
 
 #: A position in a library's own sources, as Gloo and c10d print it before an error.
-_SOURCE_PREFIX: Final = re.compile(r"\[/?\S*?\.(cc|cpp|h|hpp):\d+\] *")
+_SOURCE_PREFIX: Final = re.compile(r"\[/?[^\s\[]*?\.(?:cc|cpp|h|hpp):\d+\] *")
 _MAX_FINISHED_ELSEWHERE: Final = 4
 _MAX_TOOL_REPORTS: Final = 6
 _MAX_CALLS_IN_TITLE: Final = 4
@@ -201,15 +202,34 @@ def _first_sentence(error: str) -> str:
 
 
 def tool_reports(job: JobWaitState) -> list[HangCause]:
-    """What other tools concluded, in their name."""
+    """What other tools concluded, in their name; those that name ranks first."""
     found = []
-    for report in job.evidence.tool_reports:
+    for report in [*job.evidence.tool_reports, *_count_differences(job)]:
         if report.tool == "monitored_barrier":
             found.append(_monitored_barrier_cause(job, report))
-        # NCCL's own errors are the subject of `connection_mismatches`.
-        elif report.tool != "NCCL" and report.ranks:
+        # NCCL's errors at a connection are the subject of `connection_mismatches`.
+        elif report.tool != "NCCL":
             found.append(_reported_cause(job, report))
+    found.sort(key=lambda cause: (cause.grade != "proved", not cause.ranks))
     return found[:_MAX_TOOL_REPORTS]
+
+
+def _count_differences(job: JobWaitState) -> list[ToolReport]:
+    """Ranks of the largest communicators that finished fewer calls of a kind than others.
+
+    The ranks of smaller communicators are not those of the job.
+    """
+    counts = job.evidence.tool_counts
+    largest = max((key.size for key in counts), default=0)
+    found = []
+    for key, by_rank in counts.items():
+        lowest, highest = min(by_rank.values()), max(by_rank.values())
+        if key.size != largest or lowest == highest:
+            continue
+        behind = tuple(sorted(rank for rank, count in by_rank.items() if count < highest))
+        text = f"finished {key.calls} up to call {lowest}, others up to call {highest}"
+        found.append(ToolReport(key.tool, behind, text, ""))
+    return found
 
 
 def _monitored_barrier_cause(job: JobWaitState, report: ToolReport) -> HangCause:
@@ -229,29 +249,45 @@ def _monitored_barrier_cause(job: JobWaitState, report: ToolReport) -> HangCause
 
 
 def _reported_cause(job: JobWaitState, report: ToolReport) -> HangCause:
+    subject = f"{ranks_text(report.ranks)} " if report.ranks else ""
+    reliability = _reliability_of(report)
     return HangCause(
         "tool_report",
-        "suspected",
-        f"{report.tool} reports: {ranks_text(report.ranks)} {report.text}",
+        "suspected" if report.ranks else "unknown",
+        f"{report.tool} reports: {subject}{report.text}",
         ranks=report.ranks,
         lines=activity_lines(job, report.ranks),
-        details=[_reliability_of(report)],
+        details=[reliability] if reliability else [],
     )
 
 
 def _reliability_of(report: ToolReport) -> str:
-    """How far a conclusion of a tool can be trusted."""
-    if "does not answer" in report.text or "dead" in report.text:
+    """How far a conclusion of a tool can be trusted; empty if its text says it."""
+    if "does not answer" in report.text or "is considered dead" in report.text:
         return (
             "a process that does not answer has exited, is stopped, or its node failed: check it "
             "first"
         )
-    if "desync" in report.tool:
-        return "its numbers mix the groups of a job, so this is no proof"
-    return (
+    for word, text in _RELIABILITY.items():
+        if word in report.tool:
+            return text
+    return ""
+
+
+_RELIABILITY: Final = {
+    "desync": "its numbers mix the groups of a job, so this is no proof",
+    "RAS": (
         "it lists the smaller set of ranks and counts each communicator separately, so this is a "
         "hint and no proof"
-    )
+    ),
+    "analyzer": (
+        "it compares all ranks with one of them, so it may name the correct ranks: give doctor the "
+        "dumps themselves"
+    ),
+    "Inspector": (
+        "it writes finished calls at intervals, so a small difference may be only the interval"
+    ),
+}
 
 
 # --- stacks without recordings ---
@@ -273,7 +309,7 @@ def stacks_only(job: JobWaitState) -> list[HangCause]:
         position = state.position
         if position is None or position.frame is None:
             continue
-        if position.op:
+        if position.may_wait_for_ranks:
             place = _CallPlace(position.op, position.frame.place)
             inside.setdefault(place, []).append(state.rank)
         else:
@@ -285,7 +321,7 @@ def stacks_only(job: JobWaitState) -> list[HangCause]:
         CauseLine(tuple(ranks), place.op, job.ranks[ranks[0]].frame)
         for place, ranks in by_size.items()
     ]
-    lines += [CauseLine((state.rank,), _host_code_text(state), state.frame) for state in outside]
+    lines += [CauseLine((state.rank,), _outside_text(state), state.frame) for state in outside]
     if outside:
         return [_some_ranks_elsewhere(by_size, outside, lines)]
     if len(by_size) > 1:
@@ -293,10 +329,12 @@ def stacks_only(job: JobWaitState) -> list[HangCause]:
     return [_all_ranks_at_one_call(by_size, lines)]
 
 
-def _host_code_text(state: RankWaitState) -> str:
-    if may_hide_a_wait(state.frame):
+def _outside_text(state: RankWaitState) -> str:
+    """What a rank does that is in no communication call by its stack."""
+    is_host_code = state.position is None or not state.position.op
+    if is_host_code and may_hide_a_wait(state.frame):
         return "host code, or a wait that a stack does not show"
-    return "host code"
+    return activity_text(state)
 
 
 def _some_ranks_elsewhere(
@@ -305,11 +343,18 @@ def _some_ranks_elsewhere(
     communicating = tuple(sorted(rank for ranks in inside.values() for rank in ranks))
     others = tuple(state.rank for state in outside)
     grade: CauseGrade = "suspected" if len(others) <= len(communicating) else "unknown"
+    calls = " or ".join(dict.fromkeys(call.op for call in inside))
+    activities = {_outside_text(state) for state in outside}
+    activity = activities.pop() if len(activities) == 1 else ""
+    is_wait = activity.startswith("waits")
+    others_text = activity if is_wait else verb_form(others, "is not", "are not")
+    if is_wait and len(others) > 1:
+        others_text = activity.replace("waits", "wait", 1).replace("its", "their", 1)
     return HangCause(
         "stacks_only",
         grade,
-        f"{ranks_text(communicating)} {verb_form(communicating, 'is', 'are')} in communication "
-        f"calls, {ranks_text(others)} {verb_form(others, 'is', 'are')} not",
+        f"{ranks_text(communicating)} {verb_form(communicating, 'is', 'are')} in {calls}, "
+        f"{ranks_text(others)} {others_text}",
         ranks=others,
         lines=lines,
         details=["stacks contain no groups and no call numbers, so this is no proof"],
@@ -319,16 +364,39 @@ def _some_ranks_elsewhere(
 def _different_calls(
     job: JobWaitState, inside: dict[_CallPlace, list[int]], lines: list[CauseLine]
 ) -> HangCause:
+    """The ranks are in several calls. A clear majority at one of them singles out the others."""
+    if len({call.op for call in inside}) == 1 and not is_known_operation(next(iter(inside)).op):
+        return _all_in_one_kind_of_wait(inside, lines)
     calls = "; ".join(
         f"{ranks_text(ranks)} in {call.op} at {call.place}" for call, ranks in inside.items()
     )
+    majority, *others = inside.values()
+    total = len(majority) + sum(map(len, others))
+    is_clear = len(majority) >= 2 and len(majority) * 3 >= total * 2
+    different = tuple(sorted(rank for ranks in others for rank in ranks))
     return HangCause(
         "stacks_only",
         "suspected",
         f"ranks are in different calls: {calls}",
-        ranks=tuple(job.ranks),
+        ranks=different if is_clear else tuple(job.ranks),
         lines=lines,
         details=["if these calls are on one group, they do not match; stacks contain no groups"],
+    )
+
+
+def _all_in_one_kind_of_wait(
+    inside: dict[_CallPlace, list[int]], lines: list[CauseLine]
+) -> HangCause:
+    """The stages of a pipeline, say, wait at different lines of one program."""
+    ranks = tuple(sorted(rank for ranks in inside.values() for rank in ranks))
+    op = next(iter(inside)).op
+    are = verb_form(ranks, "is", "are")
+    return HangCause(
+        "blocked",
+        "unknown",
+        f"{ranks_text(ranks)} {are} blocked in {op}; no stack shows which rank they wait for",
+        ranks=ranks,
+        lines=lines,
     )
 
 

@@ -32,17 +32,20 @@ _DIFFERENCE_TEXT = {
 def divergence_causes(job: JobWaitState) -> list[HangCause]:
     """Ranks that make a call too many or too few, on groups that matter to the hang."""
     has_ended_rank = any(state.end for state in job.ranks.values())
+    groups_with_waits = {wait.call.group for wait in job.all_waits()}
     found = []
     for group, known in job.evidence.groups.items():
         if not known.sure:
             continue
-        if has_ended_rank or _has_wait_on(job, group):
+        if has_ended_rank or group in groups_with_waits or _has_unequal_progress(job, group):
             found += _divergences_on_group(job, group)
     return found
 
 
-def _has_wait_on(job: JobWaitState, group: str) -> bool:
-    return any(wait.call.group == group for wait in job.all_waits())
+def _has_unequal_progress(job: JobWaitState, group: str) -> bool:
+    """Whether the known members of a group are at different calls."""
+    last_calls = {job.last_call(member, group) for member in job.members_of(group)}
+    return len(last_calls - {None}) > 1
 
 
 def _divergences_on_group(job: JobWaitState, group: str) -> list[HangCause]:
@@ -182,19 +185,26 @@ def _divergence_before(
 def _is_harmful(job: JobWaitState, mismatch: RecordedMismatch) -> bool:
     """Whether a mismatch can explain the hang.
 
-    Calls that all completed in spite of different sizes or dtypes did no harm. Otherwise a rank
-    must be blocked on the group from there on, or have ended.
+    Calls that all completed in spite of different sizes or dtypes did no harm. Where the record
+    does not say whether a call completed (Gloo, NCCL_DEBUG), different operations or sizes count.
+    Different dtypes count only if the job ended or is blocked there, because Gloo compares bytes.
     """
     states = [side.call.state for side in mismatch.sides]
     if mismatch.what != "kind" and all(state == "done" for state in states):
         return False
-    if any(state == "waiting" for state in states):
+    if mismatch.what != "dtype" or any(state in ("waiting", "unknown") for state in states):
         return True
     if any(state.end is not None for state in job.ranks.values()):
+        return True
+    if all(_is_last_call(job, mismatch, rank) for side in mismatch.sides for rank in side.ranks):
         return True
     calls = (wait.call for wait in job.all_waits())
     numbers = [call.number for call in calls if call.group == mismatch.group]
     return any(number >= mismatch.number for number in numbers)
+
+
+def _is_last_call(job: JobWaitState, mismatch: RecordedMismatch, rank: int) -> bool:
+    return job.last_call(rank, mismatch.group) == mismatch.number
 
 
 def _mismatch_cause(job: JobWaitState, mismatch: RecordedMismatch, sure: bool) -> HangCause:

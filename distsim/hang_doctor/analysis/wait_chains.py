@@ -12,6 +12,12 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
+from distsim.hang_doctor.analysis.stack_position import (
+    DATA_LOADER,
+    POSSIBLE_WAITS,
+    SYNCHRONIZE,
+    StackPosition,
+)
 from distsim.hang_doctor.analysis.wait_state import EvidenceWait, JobWaitState, RankWaitState
 from distsim.hang_doctor.model.evidence_records import CauseGrade
 from distsim.hang_doctor.model.phrases import (
@@ -230,8 +236,11 @@ def _is_end_of_chain(job: JobWaitState, state: RankWaitState) -> bool:
     records = job.evidence.ranks[state.rank]
     if records.records_messages:
         return True
-    if state.position is not None and state.position.frame is not None:
-        return not may_hide_a_wait(state.position.frame)
+    position = state.position
+    if position is not None and position.frame is not None:
+        if position.is_local_wait:
+            return True
+        return not position.may_wait_for_ranks and not may_hide_a_wait(position.frame)
     # A recording without messages (Gloo) does not show a wait in a message.
     return not records.recorded and bool(records.status)
 
@@ -260,7 +269,20 @@ def activity_text(state: RankWaitState) -> str:
         return state.end.text
     if state.position is None:
         return "its last known line"
-    return "waits for its device" if state.position.op == "synchronize" else "host code"
+    return position_text(state.position)
+
+
+def position_text(position: StackPosition) -> str:
+    """What a thread at this position does."""
+    if not position.op:
+        return "host code"
+    if position.op == SYNCHRONIZE:
+        return "waits for its device"
+    if position.op == DATA_LOADER:
+        return "waits for its DataLoader"
+    if position.op in POSSIBLE_WAITS:
+        return f"in {position.op}, which computes or waits for other ranks"
+    return f"in {position.op}"
 
 
 def _explanations(job: JobWaitState, lag: _Lag, has_culprits: bool) -> Iterator[str]:
@@ -287,10 +309,16 @@ def _explanation(job: JobWaitState, state: RankWaitState) -> str:
         )
     text = source_line(state.frame)
     code = f": {text}" if text else ""
-    if state.position.op == "synchronize":
+    if state.position.op == DATA_LOADER:
+        return (
+            f"rank {rank} waits for its DataLoader{code}: a worker process hangs, has died or is "
+            "slow; `distsim doctor --live PID` shows the workers"
+        )
+    if state.position.op == SYNCHRONIZE:
         return f"rank {rank} waits for its device{code}; the kernel before it is slow or hangs"
     has_messages = job.evidence.ranks[rank].records_messages
-    if may_hide_a_wait(state.position.frame) and not has_messages:
+    hides_wait = state.position.may_wait_for_ranks or may_hide_a_wait(state.position.frame)
+    if hides_wait and not has_messages:
         return (
             f"rank {rank} runs host code, or is in a wait that neither its stack nor its recording "
             f"shows{code}"

@@ -15,7 +15,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.message_pairs import is_answered, may_be_lost, opposite
+from distsim.hang_doctor.analysis.process_deaths import death_order, ended_from_outside
 from distsim.hang_doctor.analysis.stack_position import (
+    CERTAIN_WAITS,
     JOB_WIDE_CALLS,
     StackPosition,
     is_library_file,
@@ -40,6 +42,7 @@ _WAITING_CALLS = (
     *P2P_OPS,
     *OPS_THAT_NEED_ALL,
     *JOB_WIDE_CALLS,
+    *CERTAIN_WAITS,
     "broadcast",
     "reduce",
     "gather",
@@ -55,12 +58,11 @@ _MAX_LISTED_RANKS = 1 << 16
 
 def job_wait_state(evidence: Evidence) -> JobWaitState:
     """The state of all ranks that the evidence mentions."""
-    job = JobWaitState(evidence)
+    job = JobWaitState(evidence, later_ends=_later_ends(evidence))
     for rank in sorted(evidence.ranks):
         records = evidence.ranks[rank]
-        job.ranks[rank] = RankWaitState(
-            rank, position=_main_thread_position(records), end=_process_end(records)
-        )
+        end = None if rank in job.later_ends else _process_end(records)
+        job.ranks[rank] = RankWaitState(rank, position=_main_thread_position(records), end=end)
     # The waits of a rank depend on the positions of the other ranks.
     for state in job.ranks.values():
         state.waits = tuple(_waits_of_rank(job, state))
@@ -68,6 +70,18 @@ def job_wait_state(evidence: Evidence) -> JobWaitState:
 
 
 # --- the end and the position of a rank ---
+
+
+def _later_ends(evidence: Evidence) -> dict[int, ProcessEnd]:
+    """The ends by which somebody stopped a job that already hung."""
+    found = ended_from_outside(evidence)
+    for rank, records in evidence.ranks.items():
+        end = _process_end(records)
+        if end is None or rank in found or end.follows:
+            continue
+        if death_order(evidence, rank, end) == "after":
+            found[rank] = end
+    return found
 
 
 def _process_end(records: RankEvidence) -> ProcessEnd | None:
@@ -261,8 +275,8 @@ def _collective_wait(job: JobWaitState, call: EvidenceCall, state: RankWaitState
 
 def _has_failed(job: JobWaitState, rank: int) -> bool:
     """Whether the process of a rank ended by a failure of its own."""
-    records = job.evidence.ranks.get(rank)
-    end = None if records is None else _process_end(records)
+    state = job.ranks.get(rank)
+    end = None if state is None else state.end
     if end is None or end.kind == "exited":
         return False
     return not end.follows and not end.unexplained

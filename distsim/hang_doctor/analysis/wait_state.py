@@ -134,6 +134,8 @@ class JobWaitState:
 
     evidence: Evidence
     ranks: dict[int, RankWaitState] = field(default_factory=dict)
+    #: Ends that came after the hang. They are no part of the state of a rank.
+    later_ends: dict[int, ProcessEnd] = field(default_factory=dict)
     _progress: dict[int, RankProgress] = field(default_factory=dict)
     _members: dict[str, tuple[int, ...]] = field(default_factory=dict)
 

@@ -20,6 +20,7 @@ from distsim.hang_doctor.model.evidence_records import (
     ReportedMismatch,
     StackFrame,
     ThreadStack,
+    ToolCount,
     ToolReport,
 )
 
@@ -39,6 +40,8 @@ class Evidence:
     files: list[InputFile] = field(default_factory=list)
     tool_reports: list[ToolReport] = field(default_factory=list)
     reported_mismatches: list[ReportedMismatch] = field(default_factory=list)
+    #: Counts of finished calls: what was counted -> rank -> count.
+    tool_counts: dict[ToolCount, dict[int, int]] = field(default_factory=dict)
     #: Contradictions between files, as sentences.
     disputes: list[str] = field(default_factory=list)
     #: Ranks whose files contradict each other, or may belong to another rank.
@@ -48,6 +51,10 @@ class Evidence:
     world: int = 0
     #: Stacks of processes whose rank is unknown.
     orphans: list[ThreadStack] = field(default_factory=list)
+    #: How processes of unknown rank ended.
+    orphan_ends: list[ProcessEnd] = field(default_factory=list)
+    #: Processes that the kernel killed for lack of memory, by their number.
+    oom_killed_pids: set[int] = field(default_factory=set)
     #: The stacks of calls. Each distinct stack is stored once and shared, to save memory.
     call_stacks: dict[StackKey, tuple[StackFrame, ...]] = field(default_factory=dict)
     #: A group name -> keys of the further groups that have the same name.
@@ -153,9 +160,12 @@ class Evidence:
         else:
             self.records_of(rank, stack.source).stacks.append(stack)
 
-    def add_end(self, rank: int, end: ProcessEnd) -> None:
-        """Enter how a process ended, unless another file says the same."""
-        ends = self.records_of(rank, end.source).ends
+    def add_end(self, rank: int | None, end: ProcessEnd) -> None:
+        """Enter how a process ended, unless another file says the same.
+
+        ``rank`` is None if it is unknown.
+        """
+        ends = self.orphan_ends if rank is None else self.records_of(rank, end.source).ends
         known = [(other.kind, other.text) for other in ends]
         if (end.kind, end.text) not in known:
             ends.append(end)

@@ -119,18 +119,45 @@ class ProcessEnd:
     """How the process of a rank ended.
 
     ``follows``: the end is a consequence of another rank's end or of a wait, so it identifies no
-    cause. ``unexplained``: the process ended and the record does not say why. ``at``: the time at
-    which a launcher saw this end as the first of all.
+    cause. ``unexplained``: the process ended and the record does not say why. ``seen_first``: a
+    launcher saw this end before those of the other ranks. ``time_s``: the local time at which it
+    was seen, in seconds. ``signal``: the number of the signal that ended it, 0 if none or unknown.
+    ``pid``: the process, 0 if unknown.
     """
 
     kind: Literal["raised", "killed", "exited"]
     text: str
     follows: bool
     frames: tuple[StackFrame, ...] = ()
-    at: str = ""
+    seen_first: bool = False
+    time_s: float | None = None
+    signal: int = 0
+    pid: int = 0
     source: str = ""
     clean: bool = False
     unexplained: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessState:
+    """A process of a live job, looked at twice.
+
+    ``state``: the letter of ``/proc/PID/stat``, or "gone". ``wait_channel``: the kernel function in
+    which it sleeps. ``moved``: the stack of its main thread changed between the looks.
+    ``cpu_share``: how much of a CPU it used between them. ``native``: its innermost functions in C.
+    ``is_child``: a child process of the rank, such as a worker of its DataLoader.
+    """
+
+    pid: int
+    host: str
+    is_child: bool
+    command: str
+    state: str
+    wait_channel: str
+    moved: bool
+    cpu_share: float
+    native: tuple[str, ...] = ()
+    stacks: tuple[ThreadStack, ...] = ()
 
 
 @dataclass(slots=True)
@@ -188,6 +215,8 @@ class RankEvidence:
     status: dict[str, GroupProgress] = field(default_factory=dict)
     stacks: list[ThreadStack] = field(default_factory=list)
     ends: list[ProcessEnd] = field(default_factory=list)
+    #: Its process and its child processes, if the job was inspected live.
+    processes: list[ProcessState] = field(default_factory=list)
     #: The files that mention the rank, in order of reading.
     sources: dict[str, None] = field(default_factory=dict)
     #: There is a Flight Recorder dump, or something equally complete.
@@ -199,15 +228,21 @@ class RankEvidence:
     #: The library that executes its calls, as torch names it: nccl, gloo.
     backend: str = ""
     longest_timeout_ns: int = 0
+    #: When the earliest wait that a log dates began: the local time in seconds. None if unknown.
+    waits_since_s: float | None = None
 
 
 class InputFile(NamedTuple):
-    """A file that was given: its kind, its ranks, and which part could not be read."""
+    """A file that was given: its kind, its ranks, and which part could not be read.
+
+    ``rank_of_name``: the rank that its evidence got from the name of the file, if it did.
+    """
 
     path: str
     kind: str
     ranks: tuple[int, ...]
     problem: str = ""
+    rank_of_name: int | None = None
 
 
 class ToolReport(NamedTuple):
@@ -220,6 +255,17 @@ class ToolReport(NamedTuple):
     ranks: tuple[int, ...]
     text: str
     source: str
+
+
+class ToolCount(NamedTuple):
+    """What a tool counts on each rank: the finished calls of a kind on one communicator.
+
+    ``size``: the number of ranks of the communicator.
+    """
+
+    tool: str
+    size: int
+    calls: str
 
 
 class ReportedMismatch(NamedTuple):

@@ -6,6 +6,7 @@ Everything here returns text (or judges the text of a source line) and changes n
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -121,3 +122,11 @@ def may_hide_a_wait(frame: StackFrame | None) -> bool:
     """
     text = source_line(frame)
     return not text or bool(_WAIT_CALLS.search(text))
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL``; a number without a name as ``signal 77``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

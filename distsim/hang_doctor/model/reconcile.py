@@ -172,6 +172,9 @@ def _furthest_state(one: EvidenceCall, other: EvidenceCall) -> CallState:
 def _infer_members_and_world(evidence: Evidence) -> None:
     groups = evidence.groups.values()
     default = next((group for group in groups if group.is_default), None)
+    # Logs list no members, but the sizes of a gathering call show how many there are.
+    if default is not None and default.sure and default.size > max(evidence.ranks, default=-1):
+        evidence.world = max(evidence.world, default.size)
     if default is not None and default.members is None and evidence.world:
         default.members = tuple(range(evidence.world))
 

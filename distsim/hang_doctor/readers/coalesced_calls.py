@@ -53,11 +53,8 @@ class UnbatchedCalls:
         self._lapped = lapped
         self._gone: set[int] = set()
         self._groups: dict[str, _BatchGroup] = {}
-        found = [
-            op
-            for entry in entries
-            if isinstance(entry, dict) and (op := self._take(entry)) is not None
-        ]
+        taken = [self._take(entry) for entry in entries if isinstance(entry, dict)]
+        found = [op for op in taken if op is not None]
         self.operations = [op for op in found if id(op) not in self._gone]
 
     def _take(self, entry: DumpEntry) -> RecordedOperation | None:
@@ -121,15 +118,13 @@ def counts_messages(entry: object) -> bool:
 
 
 def _ends_batch(entry: DumpEntry) -> bool:
-    """Is this the entry after a batch? A coalesced call of the fast path has sizes, and stands for
-    itself.
-    """
+    """Whether this is the entry after a batch."""
     name = _operation_name(entry)
-    return name == "coalesced" or (
-        name.endswith("_coalesced")
-        and not entry.get("input_sizes")
-        and not entry.get("output_sizes")
-    )
+    if name == "coalesced":
+        return True
+    # A coalesced call of the fast path has sizes; it is an operation of its own.
+    has_sizes = bool(entry.get("input_sizes") or entry.get("output_sizes"))
+    return name.endswith("_coalesced") and not has_sizes
 
 
 def _batch_members(group: _BatchGroup, numbers: tuple[int, int]) -> list[RecordedOperation]:

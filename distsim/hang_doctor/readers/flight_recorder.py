@@ -28,6 +28,7 @@ from distsim.hang_doctor.readers.coalesced_calls import (
     UnbatchedCalls,
     counts_messages,
 )
+from distsim.hang_doctor.readers.torchcomms import has_one_counter, with_numbers_by_group
 
 #: Only the latest entries are read; ring buffers in use hold far fewer.
 _MAX_ENTRIES = 100_000
@@ -57,6 +58,10 @@ def read_flight_recorder(
     entries = _drop_destroyed_groups(all_entries[-_MAX_ENTRIES:])
     # The recorder numbers its entries from 0.
     lost_oldest_calls = is_cut or (bool(entries) and int_field(entries[0], "record_id") > 0)
+    if has_one_counter(entries):
+        entries = with_numbers_by_group(entries, lost_oldest_calls)
+        # The counters of the groups are of the same kind, so they cannot be compared either.
+        data = {**data, "pg_status": {}}
     dump = _Dump(evidence, rank, source, data, entries, lost_oldest_calls)
     dump.describe_rank()
     unread_count = dump.read_calls() + sum(not isinstance(entry, dict) for entry in entries)

@@ -7,17 +7,17 @@ and in ``file_access``; each format has a reader of its own.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
+from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
 from distsim.hang_doctor.model.reconcile import reconcile
 from distsim.hang_doctor.readers import distsim_files, safe_pickle
 from distsim.hang_doctor.readers.archives import ArchiveRefused, archive_members, is_archive
+from distsim.hang_doctor.readers.debug_server import is_debug_server_page, parts_of_page
 from distsim.hang_doctor.readers.file_access import (
     MAX_BYTES,
     FileRefused,
@@ -26,8 +26,11 @@ from distsim.hang_doctor.readers.file_access import (
     files_of_last_attempts,
     list_files,
 )
+from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from distsim.hang_doctor.readers.flight_recorder import is_flight_recorder, read_flight_recorder
+from distsim.hang_doctor.readers.inspector import is_inspector_file, read_inspector
 from distsim.hang_doctor.readers.kineto import is_kineto, read_kineto
+from distsim.hang_doctor.readers.live_bundle import is_live_job, read_live_job
 from distsim.hang_doctor.readers.log_lines import LogReader
 from distsim.hang_doctor.readers.ras import (
     is_ras_json,
@@ -44,7 +47,7 @@ from distsim.hang_doctor.readers.unrelated_files import (
 )
 from distsim.real.shared.progress_file import FILE_BYTES as PROGRESS_FILE_BYTES
 
-__all__ = ["MAX_BYTES", "rank_of_file_name", "read_evidence"]
+__all__ = ["MAX_BYTES", "read_dump_bytes", "read_evidence"]
 
 #: Limits for one JSON file. Parsed, each object, list and item takes about a hundred bytes.
 _MAX_OBJECTS: Final = 3_000_000
@@ -53,9 +56,8 @@ _MAX_ITEMS: Final = 20_000_000
 _MAX_LINE: Final = 20_000
 #: A file with more zero bytes at its beginning is no text.
 _MAX_ZERO_BYTES: Final = 8
-_RANK = re.compile(r"(?:^|[^a-z])(?:global_?)?rank[_\-.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
-_LAST_NUMBER = re.compile(r"(\d{1,7})(?:\.[A-Za-z]\w*)*$")
-_SUFFIXES = re.compile(r"(\.(txt|log|json|gz|err|out|pickle|pkl|jsonl|dump|stack))+$")
+#: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
+_MAX_NAME: Final = 255
 #: What torchrun's agent writes between two starts of the workers.
 _RESTART = re.compile(r"attempts left; will restart worker group")
 
@@ -73,11 +75,15 @@ class _Part(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What a file turned out to be. ``problem``: what could not be read of it."""
+    """What a file turned out to be. ``problem``: what could not be read of it.
+
+    ``rank_of_name``: the rank that its evidence got from the name of the file.
+    """
 
     kind: str
     ranks: set[int]
     problem: str = ""
+    rank_of_name: int | None = None
 
 
 def read_evidence(paths: Sequence[str]) -> Evidence:
@@ -93,6 +99,11 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     reconcile(evidence)
     drop_stale_ranks(evidence)
     return evidence
+
+
+def read_dump_bytes(evidence: Evidence, data: bytes, name: str) -> None:
+    """Enter a Flight Recorder dump that is in no file. ``name``: as the file would be called."""
+    _read_part(evidence, _Part(name, name, name, data))
 
 
 def _read_path(evidence: Evidence, path: str) -> None:
@@ -114,33 +125,22 @@ def _parts_of(path: str) -> Iterator[_Part]:
         yield _Part(path, path, escaped(path), data)
         return
     for name, member in archive_members(data):
-        shown = f"{escaped(path)}/{escaped(name)}" if name else escaped(path)
+        # The zip format allows names of 64 KiB.
+        shown = f"{escaped(path)}/{escaped(name[-_MAX_NAME:])}" if name else escaped(path)
         yield _Part(path, name or path, shown, member)
 
 
 def _read_part(evidence: Evidence, part: _Part) -> None:
     try:
-        kind, ranks, problem = _read_by_content(evidence, part)
+        result = _read_by_content(evidence, part)
     except FileRefused as refusal:
-        kind, ranks, problem = _Result("not read", set(), str(refusal))
+        result = _Result("not read", set(), str(refusal))
     except RecursionError:
-        kind, ranks, problem = _Result("not read", set(), "its data are nested too deeply")
-    evidence.files.append(InputFile(part.shown, kind, tuple(sorted(ranks)), problem))
-
-
-def rank_of_file_name(path: str) -> int | None:
-    """The rank in the name of a file: ``nccl_trace_rank_3``, ``rank3.log``, ``stack.3.txt``.
-
-    Torchrun gives all its logs the same name; there the folder has the rank.
-    """
-    name = os.path.basename(path)
-    found = _RANK.search(name) or _LAST_NUMBER.search(_SUFFIXES.sub("", name))
-    if found is None and name in ("stdout.log", "stderr.log"):
-        folder = os.path.basename(os.path.dirname(path))
-        found = re.fullmatch(r"(\d{1,7})", folder)
-    if found is None or int(found[1]) >= MAX_RANKS:
-        return None
-    return int(found[1])
+        result = _Result("not read", set(), "its data are nested too deeply")
+    ranks = tuple(sorted(result.ranks))
+    evidence.files.append(
+        InputFile(part.shown, result.kind, ranks, result.problem, result.rank_of_name)
+    )
 
 
 # --- recognition ---
@@ -157,7 +157,11 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
             distsim_files.read_progress_file(evidence, snapshot, part.shown)
             return _Result("distsim progress file", {snapshot.rank})
     if data[:1] == b"\x80" and data[1:2] in b"\x00\x01\x02\x03\x04\x05":
-        return _read_pickle(evidence, data, rank, part.shown)
+        return _read_pickle(evidence, part)
+    if is_inspector_file(data):
+        return _Result("NCCL Inspector", read_inspector(evidence, data, part.shown))
+    if is_debug_server_page(data):
+        return _read_debug_server_page(evidence, part)
     if data.lstrip()[:1] in (b"{", b"["):
         parsed = _parse_json(data)
         if parsed is not None:
@@ -175,19 +179,19 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
 # --- pickles and Flight Recorder ---
 
 
-def _read_pickle(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> _Result:
+def _read_pickle(evidence: Evidence, part: _Part) -> _Result:
     try:
-        found = safe_pickle.loads_plain(data)
+        found = safe_pickle.loads_plain(part.data)
     except safe_pickle.UnsafePickle as fault:
         raise FileRefused(f"unsafe or damaged pickle: {fault}") from None
     if not is_flight_recorder(found):
         raise FileRefused("this pickle is not a Flight Recorder dump")
-    return _read_flight_recorder(evidence, found, rank, shown)
+    return _read_flight_recorder(evidence, found, part)
 
 
-def _read_flight_recorder(
-    evidence: Evidence, found: dict[str, Any], rank: int | None, shown: str
-) -> _Result:
+def _read_flight_recorder(evidence: Evidence, found: dict[str, Any], part: _Part) -> _Result:
+    shown = part.shown
+    rank = rank_of_file_name(part.name, is_dump=True)
     if rank is None:
         raise FileRefused(
             "a Flight Recorder dump does not contain its rank, and the file name has none: rename "
@@ -195,7 +199,7 @@ def _read_flight_recorder(
         )
     problem = read_flight_recorder(evidence, found, rank, shown)
     version = escaped(str(found["version"])[:12])
-    return _Result(f"Flight Recorder {version}", {rank}, problem)
+    return _Result(f"Flight Recorder {version}", {rank}, problem, rank)
 
 
 # --- JSON ---
@@ -237,7 +241,7 @@ def _refuse_large_json(data: bytes) -> None:
 def _read_json(evidence: Evidence, parsed: Any, rank: int | None, part: _Part) -> _Result:
     shown = part.shown
     if is_flight_recorder(parsed):
-        return _read_flight_recorder(evidence, parsed, rank, shown)
+        return _read_flight_recorder(evidence, parsed, part)
     if is_pyspy_json(parsed):
         for stack in read_pyspy_json(parsed, shown):
             evidence.add_stack(rank, stack)
@@ -245,9 +249,11 @@ def _read_json(evidence: Evidence, parsed: Any, rank: int | None, part: _Part) -
             return _Result(
                 "py-spy stacks", set(), "the file name has no rank: rename it to `…_rank_N`"
             )
-        return _Result("py-spy stacks", {rank})
+        return _Result("py-spy stacks", {rank}, rank_of_name=rank)
     if is_ras_json(parsed):
         return _Result("NCCL RAS", read_ras_json(evidence, parsed, shown))
+    if is_live_job(parsed):
+        return _Result("live job", read_live_job(evidence, parsed, shown))
     if is_kineto(parsed):
         rank_of_trace = read_kineto(evidence, parsed, rank, shown)
         if rank_of_trace is None:
@@ -293,6 +299,28 @@ def _read_distsim_trace(evidence: Evidence, part: _Part) -> _Result:
     return _Result("distsim trace", ranks, problem)
 
 
+# --- pages of torch's debug server ---
+
+
+def _read_debug_server_page(evidence: Evidence, part: _Part) -> _Result:
+    ranks: set[int] = set()
+    found: set[str] = set()
+    for rank, text in parts_of_page(part.data):
+        parsed = _parse_json(text.encode()) if text[:1] in ("{", "[") else None
+        source = f"{part.shown}#{rank}"
+        if parsed is not None and is_flight_recorder(parsed):
+            read_flight_recorder(evidence, parsed, rank, source)
+            found.add("Flight Recorder")
+            ranks.add(rank)
+            continue
+        reader = LogReader(evidence, source, rank)
+        reader.read(line[:_MAX_LINE] for line in text.split("\n"))
+        found |= reader.found
+        ranks |= reader.ranks
+    kinds = ", ".join(sorted(found)) or "no stack or dump"
+    return _Result(f"page of torch's debug server: {kinds}", ranks)
+
+
 # --- texts ---
 
 
@@ -305,7 +333,9 @@ def _read_text(evidence: Evidence, data: bytes, rank: int | None, shown: str) ->
         reader.ranks.update(read_ras_text(evidence, lines, shown))
         reader.found.add("NCCL RAS report")
     if reader.found:
-        return _Result(", ".join(sorted(reader.found)), reader.ranks)
+        # With any other rank, the lines themselves name their ranks.
+        rank_of_name = rank if reader.ranks == {rank} else None
+        return _Result(", ".join(sorted(reader.found)), reader.ranks, rank_of_name=rank_of_name)
     unrelated = unrelated_text(text)
     if unrelated:
         return _Result(unrelated, set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import ToolReport
@@ -27,3 +28,14 @@ class LogContext:
         report = ToolReport(tool, tuple(sorted(set(ranks))), text, self.source)
         if report not in self.evidence.tool_reports:
             self.evidence.tool_reports.append(report)
+
+
+def local_seconds(month: int, day: int, hour: int, minute: int, second: int) -> float | None:
+    """A local time in seconds since the start of the year; None for an impossible time.
+
+    The lines of torch's logs have no year and no time zone, so all times are compared without.
+    """
+    try:
+        return datetime(2000, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+    except ValueError:
+        return None

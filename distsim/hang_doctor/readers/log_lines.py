@@ -17,6 +17,7 @@ from distsim.hang_doctor.readers.log_prefixes import split_prefix
 from distsim.hang_doctor.readers.nccl_debug import CONNECTION_MISMATCH, NcclDebugReader
 from distsim.hang_doctor.readers.process_ends import TorchrunSummaryReader, TracebackReader
 from distsim.hang_doctor.readers.stacks import StackReader
+from distsim.hang_doctor.readers.tool_lines import ToolLineReader
 from distsim.hang_doctor.readers.torch_reports import read_torch_report
 from distsim.hang_doctor.readers.watchdog_lines import WatchdogReader
 
@@ -45,6 +46,7 @@ class LogReader:
         self._nccl = NcclDebugReader(evidence, source, self._log.ranks)
         self._torchrun = TorchrunSummaryReader(self._log)
         self._tracebacks = TracebackReader(self._log)
+        self._tools = ToolLineReader(self._log)
         #: The rank of the latest headline.
         self._rank_of_section: int | None = None
         self._rank_of_stack: int | None = None
@@ -66,6 +68,7 @@ class LogReader:
             self._take(line)
         self._add_stack(self._stacks.close())
         self._torchrun.close()
+        self._tools.close()
         self._nccl.done()
         self._log.found |= self._nccl.found
 
@@ -90,6 +93,7 @@ class LogReader:
         mismatch = CONNECTION_MISMATCH.search(text)
         if mismatch is not None:
             self._log.add_report("NCCL", () if rank is None else (rank,), mismatch[0])
+        self._tools.take(text)
         if "NCCL" in text:
             # The watchdog's rank may be in the prefix, so it takes the whole line.
             self._watchdog.take(line, prefixed.rank, prefixed.possible_rank, self._line_number)

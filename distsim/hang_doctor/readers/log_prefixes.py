@@ -26,7 +26,7 @@ _PREFIXES = (
     re.compile(r"^\((?:\w+ )?(?:[\w.]+ )?pid=\d+(?:, ip=[\d.]+)?\)\s?"),
     # stern, pdsh
     re.compile(
-        r"^[\w.-]*(?:worker|master|launcher|rank|node|pod)[\w.-]*(?: [\w.-]+)? "
+        r"^(?=[\w.-]*(?:worker|master|launcher|rank|node|pod))[\w.-]++(?: [\w.-]++)? "
         r"(?=\[rank|\[E|Traceback|  File)"
     ),
     # the line numbers of a paste

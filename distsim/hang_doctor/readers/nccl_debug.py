@@ -16,7 +16,7 @@ from distsim.hang_doctor.model.evidence_records import UNKNOWN_NUMBER, EvidenceC
 from distsim.hang_doctor.model.operation_names import P2P_OPS, operation_family
 
 _LINE_HEAD = re.compile(
-    r"(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] "
+    r"(?<![\w.-])(?P<host>[\w.-]+):(?P<pid>\d+):(?P<tid>\d+) \[(?P<dev>\d+)\] "
     r"(?:[\w/.]+:\d+ (?:\(\w+\) )?)?NCCL (?P<level>INFO|WARN) (?P<text>.*)$"
 )
 #: NCCL's error where two ranks exchange connection data that do not belong together

@@ -18,6 +18,8 @@ _MAX_PENDING: Final = 200_000
 _MAX_NUMBER_BYTES: Final = 16
 #: Opcodes between two checks of that limit.
 _CHECK_INTERVAL: Final = 50_000
+#: Integers from here on can have equal hashes (CPython computes them modulo 2**61 - 1).
+_MAX_INT_KEY: Final = 1 << 60
 _U32: Final = struct.Struct("<I").unpack_from
 
 
@@ -123,9 +125,10 @@ class _PickleMachine:
     def set_items(self, target: object, items: list[object]) -> None:
         if not isinstance(target, dict) or len(items) % 2:
             raise UnsafePickle("it is damaged")
-        target.update(
-            zip(items[::2], items[1::2], strict=True)
-        )  # a key that cannot be one raises TypeError
+        keys = items[::2]
+        if not all(map(_is_safe_key, keys)):
+            raise UnsafePickle("it has a key that is neither a text nor a small integer")
+        target.update(zip(keys, items[1::2], strict=True))
 
     def extend(self, target: object, items: list[object]) -> None:
         if not isinstance(target, list):
@@ -141,6 +144,15 @@ class _PickleMachine:
         if len(text) > 40:
             raise UnsafePickle("a number of too many digits")
         return int(text.rstrip(b"L"))
+
+
+def _is_safe_key(key: object) -> bool:
+    """Whether a hostile file cannot make the hash of this key slow, or equal to that of others.
+
+    Python computes the hash of a tuple again at each use, along all paths to its elements: a pickle
+    of 400 bytes can build a tuple whose hash never ends.
+    """
+    return type(key) is str or (type(key) is int and -_MAX_INT_KEY < key < _MAX_INT_KEY)
 
 
 def _refusal(code: int) -> str:
@@ -183,8 +195,15 @@ def _store_memo(m: _PickleMachine, key: int) -> None:
 def _push_tuple(m: _PickleMachine, count: int) -> None:
     if count > len(m.stack):
         raise UnsafePickle("it is damaged")
-    items = tuple(m.pop() for _ in range(count))[::-1]
-    m.push(items)
+    items = [m.pop() for _ in range(count)]
+    _push_flat_tuple(m, items[::-1])
+
+
+def _push_flat_tuple(m: _PickleMachine, items: list[object]) -> None:
+    """Push a tuple. Tuples in tuples are refused, because readers may compute a tuple's hash."""
+    if any(isinstance(item, tuple) for item in items):
+        raise UnsafePickle("it has a tuple in a tuple, which no Flight Recorder dump contains")
+    m.push(tuple(items))
 
 
 def _skip_frame(m: _PickleMachine) -> None:
@@ -249,7 +268,7 @@ _OPCODES: dict[int, Callable[[_PickleMachine], None]] = {
     0x29: lambda m: m.push(()),
     0x6C: lambda m: m.push(m.since_mark()),
     0x64: _new_dict,
-    0x74: lambda m: m.push(tuple(m.since_mark())),
+    0x74: lambda m: _push_flat_tuple(m, m.since_mark()),
     0x85: lambda m: _push_tuple(m, 1),
     0x86: lambda m: _push_tuple(m, 2),
     0x87: lambda m: _push_tuple(m, 3),

@@ -15,7 +15,7 @@ from distsim.hang_doctor.model.evidence_records import StackFrame, ThreadStack
 
 _PYSPY_THREAD = re.compile(r'^Thread (0x[0-9a-fA-F]+|\d+) \(([^)]*)\)(?:: "(.*)")?\s*$')
 _PYSPY_FRAME = re.compile(r"^ {2,8}(\S.*?) \(([^()]*?)(?::(\d+))?\)\s*$")
-_PYSPY_VALUE = re.compile(r"^\s{8,}(\w+): (.*)$")
+_PYSPY_VALUE = re.compile(r"^\s{8,}([\w.]+): (.*)$")
 _PYSPY_HEAD = re.compile(r"^Process (\d+): (.*)$")
 _PYSPY_VALUE_HEADS = ("Arguments:", "Locals:", "Arguments::", "Locals::")
 _FAULT_THREAD = re.compile(
@@ -137,7 +137,8 @@ def _take_pyspy_frame(thread: _OpenThread, line: str) -> bool:
         return True
     frame = _PYSPY_FRAME.match(line)
     if frame is None:
-        return False
+        # A value of several lines, such as a tensor, continues with an indent.
+        return bool(thread.latest_values) and line[:1] == " " and bool(line.strip())
     function = frame[1].split(".")[-1]
     thread.add_frame(function, frame[2], int(frame[3] or 0))
     return True

@@ -19,7 +19,7 @@ from distsim.hang_doctor.model.evidence_records import (
     StackFrame,
 )
 from distsim.hang_doctor.model.operation_names import P2P_OPS, operation_family
-from distsim.hang_doctor.readers.log_context import LogContext
+from distsim.hang_doctor.readers.log_context import LogContext, local_seconds
 
 _LABEL = re.compile(r"\[rank(\d{1,7})\]")
 _GROUP = re.compile(
@@ -40,6 +40,9 @@ _LAST_WORK = re.compile(
 _TIMED_OUT_WORK = re.compile(
     r"(?:watchdog at work(?: sequence id)?|Timeout at NCCL work):? (\d+)", re.IGNORECASE
 )
+#: The head of a line, which has no year: ``[E109 22:46:25.9`` is of January 9th.
+_TIME = re.compile(r"\[[EWIF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.")
+_RAN_FOR = re.compile(r"ran for (\d{1,12}) milliseconds")
 #: Lines after "Stack trace of the failed collective:", innermost first.
 _FAILED_FRAME = re.compile(r"^#\d+ (\S+) from (\S+):(\d+)\s*$")
 
@@ -57,6 +60,8 @@ class WatchdogReader:
     def __init__(self, log: LogContext) -> None:
         self._log = log
         self._evidence = log.evidence
+        #: The size of the group of each call, by its element counts.
+        self._group_sizes: dict[_Call, int] = {}
         #: Calls whose group is unknown so far.
         self._calls_without_group: set[_Call] = set()
         self._latest_call: _Call | None = None
@@ -84,11 +89,6 @@ class WatchdogReader:
         work = _WORK.search(line)
         counters = _LAST_WORK.search(line)
         if work is None and counters is None:
-            if "watchdog got stuck" in line and rank is not None:
-                self._evidence.add_note(
-                    f"rank {rank}'s watchdog thread made no progress: a CUDA call or the GIL "
-                    "blocks it"
-                )
             return
         group = _GROUP.search(line)
         label = rank if rank is not None else _rank_of_label(line)
@@ -107,6 +107,22 @@ class WatchdogReader:
             self._take_counters(line, owner, key, counters)
         if work is not None:
             self._add_call(owner, key, work, order)
+            self._date_wait(owner, line)
+            self._group_sizes[_Call(owner, _work_number(work))] = _group_size(work)
+
+    def _date_wait(self, rank: int, line: str) -> None:
+        """Enter when the wait that timed out began, if the line says it."""
+        time = _TIME.search(line)
+        duration = _RAN_FOR.search(line)
+        if time is None or duration is None:
+            return
+        ended = local_seconds(*map(int, time.groups()))
+        if ended is None:
+            return
+        records = self._evidence.ranks[rank]
+        began = ended - int(duration[1]) / 1000
+        known = records.waits_since_s
+        records.waits_since_s = began if known is None else min(known, began)
 
     def _owner(
         self,
@@ -176,9 +192,17 @@ class WatchdogReader:
             if call.source != self._log.source:
                 continue
             calls[index] = replace(call, group=key)
+            self._enter_group_size(wanted, key)
             is_batch_of_messages = call.op == "coalesced" and call.elements_in < 0
             if key and (call.p2p or is_batch_of_messages):
                 self._evidence.groups_counting_messages.add(key)
+
+    def _enter_group_size(self, call: _Call, key: str) -> None:
+        """Enter how many members a group has, which a gathering call shows."""
+        size = self._group_sizes.get(call, 0)
+        group = self._evidence.groups[key]
+        if size > 1 and group.sure:
+            group.size = max(group.size, size)
 
     def _add_call(self, rank: int, key: str, work: re.Match[str], order: int) -> None:
         if not key:
@@ -214,3 +238,21 @@ def _work_number(work: re.Match[str]) -> int:
 def _elements(text: str | None) -> int:
     """A count of elements. For a batch torch prints uninitialised memory, which is unknown."""
     return int(text) if text and int(text) < MAX_CALL_NUMBER else UNKNOWN_NUMBER
+
+
+def _group_size(work: re.Match[str]) -> int:
+    """The size of the group by the element counts of a call, 0 if they do not show it.
+
+    An all_gather has one part of the output for each member, a reduce_scatter one of the input.
+    """
+    op = operation_family(work["op"])
+    elements_in, elements_out = _elements(work["in"]), _elements(work["out"])
+    if elements_in <= 0 or elements_out <= 0:
+        return 0
+    whole, part = elements_out, elements_in
+    if op == "reduce_scatter":
+        whole, part = elements_in, elements_out
+    elif op != "all_gather":
+        return 0
+    size, rest = divmod(whole, part)
+    return size if rest == 0 and 1 < size <= MAX_RANKS else 0

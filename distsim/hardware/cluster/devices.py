@@ -28,8 +28,10 @@ def _gpu(
     efficiency: float,
     source: str,
 ) -> PresetData:
-    """A GPU; ``memory`` is (bandwidth, size).
+    """A GPU; ``memory`` is (bandwidth, capacity).
 
+    The capacity is the one in torch's out-of-memory messages ("GPU 0 has a total capacity of
+    79.11 GiB"), which differs from the name of the product; each is taken from public error logs.
     A launch takes 3 to 5 us in CUDA micro-benchmarks; STREAM-like kernels reach .85 of the HBM
     bandwidth. Kernels that run at the same time as communication take 18.9 % longer, on average
     over A100, H100, MI210 and MI250 (arXiv:2507.03114). The slow-down of transfers is an
@@ -73,24 +75,24 @@ V100: Final = _gpu(
     "NVIDIA V100 SXM2 32 GB",
     "volta",
     {"float16": "125 TFLOP/s", "float32": "15.7 TFLOP/s", "float64": "7.8 TFLOP/s"},
-    ("900 GB/s", "32 GB"),
+    ("900 GB/s", "32491 MiB"),
     0.6,
     "NVIDIA V100 data sheet",
 )
 A100: Final = _gpu(
-    "NVIDIA A100 SXM 80 GB", "ampere", _A100, ("2039 GB/s", "80 GB"), 0.64, _A100_SHEET
+    "NVIDIA A100 SXM 80 GB", "ampere", _A100, ("2039 GB/s", "81039 MiB"), 0.64, _A100_SHEET
 )
 A100_40: Final = _gpu(
-    "NVIDIA A100 SXM 40 GB", "ampere", _A100, ("1555 GB/s", "40 GB"), 0.64, _A100_SHEET
+    "NVIDIA A100 SXM 40 GB", "ampere", _A100, ("1555 GB/s", "40325 MiB"), 0.64, _A100_SHEET
 )
 A100_PCIE: Final = _gpu(
-    "NVIDIA A100 PCIe 80 GB", "ampere", _A100, ("1935 GB/s", "80 GB"), 0.6, _A100_SHEET
+    "NVIDIA A100 PCIe 80 GB", "ampere", _A100, ("1935 GB/s", "81039 MiB"), 0.6, _A100_SHEET
 )
 H100: Final = _gpu(
     "NVIDIA H100 SXM 80 GB",
     "hopper",
     _H100,
-    ("3350 GB/s", "80 GB"),
+    ("3350 GB/s", "81008 MiB"),
     0.55,
     f"NVIDIA H100 {_HOPPER_SHEET}",
 )
@@ -98,7 +100,7 @@ H200: Final = _gpu(
     "NVIDIA H200 SXM 141 GB",
     "hopper",
     _H100,
-    ("4800 GB/s", "141 GB"),
+    ("4800 GB/s", "143155 MiB"),
     0.55,
     f"NVIDIA H200 {_HOPPER_SHEET}",
 )
@@ -106,7 +108,7 @@ GH200: Final = _gpu(
     "NVIDIA GH200 96 GB",
     "hopper",
     _H100,
-    ("4000 GB/s", "96 GB"),
+    ("4000 GB/s", "97157 MiB"),
     0.58,
     f"NVIDIA GH200 {_HOPPER_SHEET}",
 )
@@ -114,7 +116,7 @@ B200: Final = _gpu(
     "NVIDIA B200 180 GB",
     "blackwell",
     _peaks(2250, 75, 37, 4500, 4500),
-    ("7700 GB/s", "180 GB"),
+    ("7700 GB/s", "182630 MiB"),
     0.54,
     "NVIDIA DGX B200 data sheet",
 )
@@ -122,7 +124,7 @@ GB200: Final = _gpu(
     "NVIDIA GB200 186 GB",
     "blackwell",
     _peaks(2500, 80, 40, 5000, 5000),
-    ("8000 GB/s", "186 GB"),
+    ("8000 GB/s", "188733 MiB"),
     0.5,
     "NVIDIA GB200 NVL72 data sheet",
 )
@@ -132,7 +134,7 @@ MI300X: Final = _gpu(
     "AMD MI300X 192 GB",
     "cdna3",
     _peaks(1307, 163.4, 163.4, 2615, 2615),
-    ("5300 GB/s", "192 GB"),
+    ("5300 GB/s", "196587 MiB"),
     0.5,
     "AMD MI300X data sheet; efficiency: AMD's max-achievable FLOPs",
 )
@@ -140,7 +142,7 @@ L40S: Final = _gpu(
     "NVIDIA L40S 48 GB",
     "ada",
     _peaks(362, 91.6, 1.4, 733, 733),
-    ("864 GB/s", "48 GB"),
+    ("864 GB/s", "45486 MiB"),
     0.6,
     "NVIDIA L40S data sheet",
 )
@@ -148,7 +150,7 @@ L4: Final = _gpu(
     "NVIDIA L4 24 GB",
     "ada",
     _peaks(121, 30.3, 0.5, 242, 242),
-    ("300 GB/s", "24 GB"),
+    ("300 GB/s", "22558 MiB"),
     0.6,
     "NVIDIA L4 data sheet",
 )

@@ -29,6 +29,7 @@ all-reduce algorithms for clusters of workstations" (2009).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import permutations
 from types import MappingProxyType
 from typing import Literal, NamedTuple, TypeVar
 
@@ -384,11 +385,9 @@ def pairwise_all_to_all(n: int, root: int = 0) -> list[Round]:
 @register_algorithm("all_to_all", "direct", "pair", shape="all pairs")
 def direct_all_to_all(n: int, root: int = 0) -> list[Round]:
     """All transfers at once, as a group of n - 1 sends and receives on each rank."""
-    return (
-        [[ChunkTransfer(r, d, r * n + d) for r in range(n) for d in range(n) if d != r]]
-        if n > 1
-        else []
-    )
+    if n <= 1:
+        return []
+    return [[ChunkTransfer(src, dst, src * n + dst) for src, dst in permutations(range(n), 2)]]
 
 
 @register_algorithm(

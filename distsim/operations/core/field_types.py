@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Annotated, TypeVar, cast
+from typing import Annotated, TypeGuard, TypeVar, cast
 
 from distsim.common import units
 from distsim.common.expressions import Expression
@@ -370,15 +370,17 @@ VALUE_SCHEMA: FieldSchema = {
 }
 
 
+def _is_identifier(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value.isidentifier()
+
+
 def _parse_group(value: object) -> str | tuple[str, ...]:
-    if isinstance(value, str) and value.isidentifier():
+    if _is_identifier(value):
         return value
-    if (
-        isinstance(value, (list, tuple))
-        and value
-        and all(isinstance(v, str) and v.isidentifier() for v in value)
-    ):
-        return tuple(value)
+    if isinstance(value, (list, tuple)) and value:
+        axes = tuple(value)
+        if all(_is_identifier(axis) for axis in axes):
+            return axes
     raise expected_error("the name of a group, an axis of the mesh, or a list of axes", value)
 
 

@@ -44,6 +44,7 @@ def _file_json(file: InputFile) -> dict[str, object]:
         "kind": file.kind,
         "ranks": list(file.ranks),
         "problem": file.problem,
+        "rank_of_name": file.rank_of_name,
     }
 
 

@@ -41,8 +41,6 @@ def _capture_section(judged: CaptureResult) -> Section:
             f"the script created {judged.worlds} worlds one after the other; "
             f"this report is about {which}"
         )
-    if not judged.calls and captured.ended == "ended":
-        notes.append("no rank called torch.distributed, so there was nothing to check")
     if judged.threaded and captured.ended == "ended":
         notes.append(
             f"{ranks_label(judged.threaded)}: several threads made calls; "
@@ -51,7 +49,20 @@ def _capture_section(judged: CaptureResult) -> Section:
     if captured.ended == "late":
         notes.append("undecided: a process was still running when capture stopped")
     head = Paragraph(f"captured from {command}: {judged.calls} calls; {_end_text(judged)}")
+    if captured.capture_options.devices:
+        notes.insert(0, f"devices: {captured.capture_options.devices}")
+    notes.insert(0, f"backend: {_backend_origin(judged)}")
     return Section([head, *paragraphs(notes, "  ")])
+
+
+def _backend_origin(judged: CaptureResult) -> str:
+    """The backend whose rules were applied, and why this one."""
+    backend = judged.simulation.program.backend
+    if judged.captured.capture_options.backend:
+        return f"{backend}, chosen by --backend"
+    if not judged.captured.ranks:
+        return f"{backend}, the default, because no rank called init_process_group"
+    return f"{backend}, which init_process_group asked for"
 
 
 def _end_text(judged: CaptureResult) -> str:
@@ -126,6 +137,7 @@ def capture_json(judged: CaptureResult) -> dict[str, object]:
         "args": list(captured.capture_options.target.args),
         "ended": captured.ended,
         "calls": judged.calls,
+        "devices": captured.capture_options.devices,
         "threaded": list(judged.threaded),
         "ranks": ranks,
     }

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.hang_cause import HangCause
+from distsim.hang_doctor.analysis.live_states import movement_text
+from distsim.hang_doctor.analysis.wait_chains import position_text
 from distsim.hang_doctor.model.evidence_records import InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (
     call_text,
@@ -33,6 +36,8 @@ _MAX_FILES = 8
 _MAX_OTHER_CAUSES = 4
 _MAX_RANKS_OF_OTHER_CAUSE = 4
 _MAX_NOTES = 6
+#: File names that are listed with the rank that was taken from them.
+_MAX_NAMES = 4
 #: Numbers that differ from rank to rank in otherwise equal descriptions of calls.
 _VARYING_NUMBER = re.compile(r"\b(rank|tag|call) \d+")
 #: Where the part of a description begins that may differ from rank to rank.
@@ -89,7 +94,7 @@ def _main_cause_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         return
     known = diagnosis.evidence.ranks
     if known:
-        text = f"no blocked rank found in the files of {ranks_text(known)}"
+        text = f"no rank waits: {ranks_text(known)} have finished all recorded calls"
     else:
         text = "no file contains information about a rank"
     yield _Paragraph("", "  ", text)
@@ -113,7 +118,8 @@ def _other_causes_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
 
 def _rank_paragraphs(cause: HangCause, limit: int) -> Iterator[_Paragraph]:
     for line in _grouped_rank_lines(cause)[:limit]:
-        text = f"{ranks_text(line.ranks)}: {line.activity}{_frame_text(line.frame)}"
+        ranks = ranks_text(line.ranks) if line.ranks else "a process"
+        text = f"{ranks}: {line.activity}{_frame_text(line.frame)}"
         yield _Paragraph("  ", "    ", text)
 
 
@@ -205,7 +211,12 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
         if status.end is not None:
             yield f"rank {rank}: {status.end.text}"
         elif status.frame is not None:
-            yield f"rank {rank}: outside any recorded call{_frame_text(status.frame)}"
+            activity = "outside any recorded call"
+            if status.position is not None and status.position.op:
+                activity = position_text(status.position)
+            movement = movement_text(diagnosis.evidence.ranks[rank])
+            movement = f"; {movement}" if movement else ""
+            yield f"rank {rank}: {activity}{_frame_text(status.frame)}{movement}"
 
 
 # --- the rest ---
@@ -247,6 +258,7 @@ def _files_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
             text += f" ({ranks_text(ranks)})"
         yield _Paragraph("read: ", "  ", text)
 
+    yield from _file_name_paragraphs(files)
     empty = [file for file in files if file.kind == "empty"]
     if empty:
         yield _Paragraph("empty: ", "  ", _file_count(len(empty)))
@@ -257,6 +269,19 @@ def _files_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         yield _Paragraph(label, "  ", f"{file.path}: {file.problem}")
     if len(bad) > _MAX_FILES:
         yield _Paragraph("", "  ", f"and {len(bad) - _MAX_FILES} more skipped files")
+
+
+def _file_name_paragraphs(files: Sequence[InputFile]) -> Iterator[_Paragraph]:
+    """Which rank was taken from which file name, because a wrong name makes a wrong diagnosis."""
+    names = sorted(
+        (file.rank_of_name, Path(file.path).name) for file in files if file.rank_of_name is not None
+    )
+    if not names:
+        return
+    shown = [f"{rank} ({name})" for rank, name in dict.fromkeys(names)]
+    if len(shown) > _MAX_NAMES:
+        shown = [*shown[:_MAX_NAMES], f"and {len(shown) - _MAX_NAMES} more"]
+    yield _Paragraph("ranks taken from file names: ", "  ", ", ".join(shown))
 
 
 def _file_count(count: int) -> str:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from xml.sax.saxutils import escape
 
 from distsim.common.units import show_bytes, show_ns
+from distsim.hardware.cost.memory_fit import MemoryFit
 from distsim.output.report_record import (
     Column,
     Paragraph,
@@ -20,7 +21,7 @@ from distsim.output.report_record import (
 )
 from distsim.output.report_text import write_text
 from distsim.planning.layouts import ParallelLayout
-from distsim.planning.ranking import LayoutPlan, RankedLayout
+from distsim.planning.ranking import MAX_RISKY_LAYOUTS, LayoutPlan, RankedLayout
 
 SCHEMA_VERSION = 1
 #: From wide to narrow.
@@ -82,11 +83,16 @@ def layout_plan_report(plan: LayoutPlan, shown: int) -> Report:
     """The best ``shown`` layouts in a table, a legend, and why other layouts were rejected."""
     sections = [Section([Paragraph(_header_text(plan))])]
     if plan.ranked:
-        rows = plan.ranked[:shown]
-        hidden = len(plan.ranked) - shown
+        rows = plan.certain[:shown]
+        hidden = len(plan.certain) - len(rows)
         more = f"… {hidden} more …" if hidden > 0 else ""
-        notes = [*_legend_texts(plan, rows), *_unknown_dtype_notes(plan)]
-        sections.append(Section([_layout_table(plan, rows), Paragraph(more, "  ")]))
+        if rows:
+            sections.append(Section([_layout_table(plan, rows), Paragraph(more, "  ")]))
+        risky = _risky_rows(plan)
+        if risky:
+            table = _layout_table(plan, risky, first_place=len(plan.certain) + 1)
+            sections.append(Section([table], _risky_title(plan)))
+        notes = [*_legend_texts(plan, [*rows, *risky]), *_unknown_dtype_notes(plan)]
         sections.append(Section(paragraphs(notes, "  ")))
     return Report([*sections, _rejected_section(plan)])
 
@@ -99,14 +105,30 @@ def _header_text(plan: LayoutPlan) -> str:
     return (
         f"{model} on {gpus} GPUs of {clusters}, "
         f"{first.global_batch} sequences of {first.tokens} tokens per step: "
-        f"{len(plan.ranked)} layouts fit, {len(plan.left)} were rejected"
+        f"{len(plan.certain)} layouts fit, {len(plan.risky)} may run out of memory, "
+        f"{len(plan.left)} were rejected"
     )
 
 
 # --- the table ---
 
 
-def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> Table:
+def _risky_rows(plan: LayoutPlan) -> Sequence[RankedLayout]:
+    """The fastest layouts that may run out of memory, if they may be as fast as the best one."""
+    if not plan.certain:
+        return plan.risky[:MAX_RISKY_LAYOUTS]
+    best_ns = plan.certain[0].outcome.step_ns
+    fast = [ranked for ranked in plan.risky if ranked.tied or ranked.outcome.step_ns < best_ns]
+    return fast[:MAX_RISKY_LAYOUTS]
+
+
+def _risky_title(plan: LayoutPlan) -> str:
+    if plan.certain:
+        return "As fast or faster, but may run out of memory"
+    return "No layout fits for certain; these may run out of memory"
+
+
+def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout], first_place: int = 1) -> Table:
     unit = _TimeUnit("s", 1e9) if rows[0].outcome.step_ns >= 10**9 else _TimeUnit("ms", 1e6)
     columns = [
         Column("place", ""),
@@ -122,7 +144,7 @@ def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> Table:
     ]
     cells = [
         _layout_cells(place, _layout_name(plan, ranked), ranked, unit)
-        for place, ranked in enumerate(rows, 1)
+        for place, ranked in enumerate(rows, first_place)
     ]
     return Table(columns, cells, _LAYOUTS, indent="")
 
@@ -176,11 +198,17 @@ def _layout_cells(place: int, name: str, ranked: RankedLayout, unit: _TimeUnit) 
         "range": f"{low}–{high}",
         "tok/s": f"{outcome.tokens_s_gpu:.0f}",
         "MFU": f"{100 * outcome.mfu:.0f}",
-        "memory": f"{100 * outcome.memory:.0f}",
+        "memory": _memory_range_text(outcome.fit),
         "bubble": f"{100 * outcome.bubble:.0f}",
         "exposed comm": f"{100 * outcome.exposed:.0f}",
         "limited by": _LIMIT_NAMES.get(outcome.bound, outcome.bound),
     }
+
+
+def _memory_range_text(fit: MemoryFit) -> str:
+    """The range in percent of the device's memory."""
+    low, high = (100 * nbytes / fit.capacity_nbytes for nbytes in (fit.low_nbytes, fit.high_nbytes))
+    return f"{low:.0f}–{high:.0f}"
 
 
 def _bound_of_range(ns: int, unit: _TimeUnit) -> str:
@@ -207,10 +235,19 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
         f"*: Pareto-optimal ({front})",
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         "range: step time if all costs are off by the same factor",
+        f"memory: range of 90 % of measured peaks, with {_reserve_text(rows)} outside torch's "
+        "allocator for the CUDA context and NCCL",
     ]
     if any(_is_estimate(ranked) for ranked in rows):
         texts.append("~: estimate without contention; a simulated step may take a few % longer")
     return texts
+
+
+def _reserve_text(rows: Sequence[RankedLayout]) -> str:
+    reserves = sorted({ranked.outcome.fit.reserve_nbytes for ranked in rows})
+    if len(reserves) == 1:
+        return show_bytes(reserves[0])
+    return f"{show_bytes(reserves[0])} to {show_bytes(reserves[-1])}"
 
 
 def _abbreviations_text(layouts: Sequence[ParallelLayout]) -> str:
@@ -314,6 +351,10 @@ def _layout_json(ranked: RankedLayout) -> dict[str, object]:
         "mfu": round(outcome.mfu, 6),
         "held_nbytes": outcome.held_nbytes,
         "memory": round(outcome.memory, 6),
+        "memory_low_nbytes": outcome.fit.low_nbytes,
+        "memory_high_nbytes": outcome.fit.high_nbytes,
+        "memory_reserve_nbytes": outcome.fit.reserve_nbytes,
+        "may_run_out": outcome.fit.may_run_out,
         "bubble": round(outcome.bubble, 6),
         "exposed": round(outcome.exposed, 6),
         "bound": outcome.bound,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.common.units import show_bytes, show_ns, show_ns_range
 from distsim.engine import MAX_SHARED_LINK_CALLS
+from distsim.hardware.cost.memory_fit import MEMORY_RANGE, memory_fit, memory_outside_torch
 from distsim.output.report_record import (
     Column,
     Paragraph,
@@ -25,6 +26,7 @@ from distsim.output.report_record import (
 from distsim.output.report_text import write_text
 from distsim.output.text.finding_list import finding_sections, verdict_conflict_text, verdict_text
 from distsim.output.text_layout import rank_list, truncated
+from distsim.simulation.simulate_scenario import EACH_RANK_RAN_ALONE
 
 if TYPE_CHECKING:
     from distsim.analysis.critical_path import CriticalPathSegment
@@ -117,6 +119,8 @@ def _training_metrics_text(simulation: Simulation) -> str:
 
 
 def _outcome_text(simulation: Simulation) -> str:
+    if simulation.outcome == EACH_RANK_RAN_ALONE:
+        return simulation.outcome
     text = f"{simulation.outcome} immediately"
     if simulation.makespan_ns:
         preposition = "in" if simulation.outcome == "completes" else "after"
@@ -409,7 +413,8 @@ def peak_memory_section(peaks: Sequence[PeakMemory], cluster: Cluster) -> Sectio
     cells = [_memory_cells(row, kinds, capacity) for row in rows]
     table = Table(columns, cells, layouts, _MOST_MEMORY_ROWS)
     title = f"Peak memory per rank ({cluster.device.name}: {show_bytes(capacity)})"
-    return Section([table, Paragraph(_allocated_text(peaks), "  ")], title)
+    notes = [_allocated_text(peaks), _out_of_memory_text(rows[0].peak.total, cluster)]
+    return Section([table, *paragraphs([note for note in notes if note], "  ")], title)
 
 
 def _memory_cells(row: _MemoryRow, kinds: Sequence[str], capacity: int) -> dict[str, str]:
@@ -420,6 +425,22 @@ def _memory_cells(row: _MemoryRow, kinds: Sequence[str], capacity: int) -> dict[
         "total": show_bytes(peak.total),
         "%": _percent_of_memory(peak.total, capacity),
     }
+
+
+def _out_of_memory_text(peak_nbytes: int, cluster: Cluster) -> str:
+    """A warning if the fullest rank may need more than the device has; otherwise empty.
+
+    A peak that exceeds the device even as predicted is an error of its own (DS806).
+    """
+    reserve = memory_outside_torch(cluster.device, communicators=1)
+    fit = memory_fit(peak_nbytes, reserve, cluster.device)
+    if not reserve or not fit.may_run_out or peak_nbytes > fit.capacity_nbytes:
+        return ""
+    low, high = MEMORY_RANGE
+    return (
+        f"may run out of memory: 90 % of measured peaks are {low:g}–{high:g}x the predicted total, "
+        f"and the CUDA context and NCCL need at least {show_bytes(reserve)} more"
+    )
 
 
 def _allocated_text(peaks: Sequence[PeakMemory]) -> str:

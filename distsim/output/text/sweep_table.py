@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from distsim.common.units import show_ns, show_ns_range
@@ -131,7 +132,9 @@ def sweep_json(swept: SweepResult) -> dict[str, object]:
 def _parsed_value(text: str) -> object:
     for kind in (int, float):
         try:
-            return kind(text)
+            number = kind(text)
         except ValueError:
             continue
+        # JSON has no infinity and no NaN. They stay texts, as the user wrote them.
+        return number if math.isfinite(number) else text
     return text or None

@@ -91,9 +91,27 @@ def point_key(
         data["cluster"] = point.cluster if point.cluster is not None else data.get("cluster")
     file_hashes = _referenced_file_hashes(data, Path(file).parent)
     content = json.dumps(
-        [__version__, data, file_hashes, more], sort_keys=True, default=str, ensure_ascii=True
+        [__version__, _with_text_keys(data), file_hashes, more],
+        sort_keys=True,
+        default=str,
+        ensure_ascii=True,
     )
     return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def _with_text_keys(data: object) -> object:
+    """The data with texts as keys, so that the keys can be sorted.
+
+    A mapping by rank may have `else` next to numbers. The number 0 and the text "0" stay different.
+    """
+    if isinstance(data, Mapping):
+        return {
+            key if isinstance(key, str) else f"{type(key).__name__} {key}": _with_text_keys(value)
+            for key, value in data.items()
+        }
+    if isinstance(data, list | tuple):
+        return [_with_text_keys(item) for item in data]
+    return data
 
 
 def _referenced_file_hashes(data: object, folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from distsim.common.errors import UsageError
 from distsim.common.file_io import escape_control_characters, read_bytes, write_file
+from distsim.common.file_lock import FileLock
 from distsim.planning.sweep.worker_pool import import_optional
 
 #: The column that identifies a row: the content hash of a point.
@@ -23,13 +24,17 @@ KEY_COLUMN = "key"
 
 class ResultTable:
     """Rows by their key; all cells are texts. ``path`` None: kept in memory only. Raises
-    UsageError for a file of another table.
+    UsageError for a file of another table, and for a file that another sweep is writing.
+
+    The file is locked until `finish` or `release`: two sweeps that replace it would lose each
+    other's rows.
     """
 
     def __init__(self, path: Path | None, columns: Sequence[str]) -> None:
         self.path, self.columns = path, (KEY_COLUMN, *columns)
         self.rows: dict[str, dict[str, str]] = {}
         self.file: Any = None
+        self._lock: FileLock | None = None
         if path is None:
             return
         if path.suffix not in (".csv", ".parquet"):
@@ -44,7 +49,12 @@ class ResultTable:
         if path.suffix == ".parquet":
             import_optional("pyarrow")
         self.growing = path if path.suffix == ".csv" else path.with_name(path.name + ".part.csv")
-        self._take_up()
+        self._lock = FileLock(self.growing)
+        try:
+            self._take_up()
+        except BaseException:
+            self.release()
+            raise
 
     # --- existing rows ---
     def _take_up(self) -> None:
@@ -83,15 +93,24 @@ class ResultTable:
         ours = [{**self.rows[key], **own} for key, own in order]
         named = {key for key, _ in order}
         whole = [*ours, *(row for key, row in self.rows.items() if key not in named)]
-        self.close()
-        if self.path is not None and self.path.suffix == ".csv":
-            self._write(self.path, whole)
-        elif self.path is not None:
-            write_file(self.path, _parquet_bytes(self.columns, whole))
-            self.growing.unlink(missing_ok=True)
+        try:
+            self._close()
+            if self.path is not None and self.path.suffix == ".csv":
+                self._write(self.path, whole)
+            elif self.path is not None:
+                write_file(self.path, _parquet_bytes(self.columns, whole))
+                self.growing.unlink(missing_ok=True)
+        finally:
+            self.release()
         return ours
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Close the file and give up the lock; the rows so far stay on the disk."""
+        self._close()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _close(self) -> None:
         if self.file is not None:
             self.file.close()
             self.file = None

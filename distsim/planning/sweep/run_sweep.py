@@ -84,8 +84,9 @@ def run_sweep(
             if asked.budget is not None
             else _run_all(asked, table, tell)
         )
-    finally:
-        table.close()
+    except BaseException:
+        table.release()
+        raise
     keys = [asked.key(point) for point in chosen]
     rows = table.finish(
         [(key, _point_cells(point)) for key, point in zip(keys, chosen, strict=True)]

@@ -42,7 +42,7 @@ _STARTING = re.compile(r"^# Collective test starting: (\S+)")
 #: The program's name in the typed command.
 _TYPED = re.compile(r"\b(\w+_perf)\b")
 #: The option -S appends the time of day to a row.
-_TIME_STAMP = re.compile(r"\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
+_TIME_STAMP = re.compile(r"(?<!\s)\s+\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\s*$")
 #: A time out of place that exceeds the one in place by this factor includes a one-time cost.
 #: `benchmarks/accuracy` uses the same factor.
 SETUP_RATIO = 1.5

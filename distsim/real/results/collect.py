@@ -281,12 +281,10 @@ def _median_trace(traces: Sequence[Trace]) -> Trace:
 
 
 def _outputs_of_failed_ranks(gathered: _GatheredRecords, ends: Sequence[RankEnd]) -> dict[int, str]:
-    failed = {
-        end.rank for end in ends if end.status in ("raised", "crashed") and not is_consequence(end)
-    }
-    return {
-        rank: text for rank, text in gathered.outputs.items() if rank in failed and text.strip()
-    }
+    failed = [end for end in ends if end.status in ("raised", "crashed")]
+    causes = {end.rank for end in failed if not is_consequence(end)}
+    printed = {rank: text for rank, text in gathered.outputs.items() if text.strip()}
+    return {rank: text for rank, text in printed.items() if rank in causes}
 
 
 def _end_header(

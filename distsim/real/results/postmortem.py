@@ -186,9 +186,8 @@ def _needs_after_posting(
     says for this call. Otherwise members that lost their own peer, if some rank failed by itself.
     """
     others = waits.at[end.rank, end.position].others
-    dead = tuple(
-        rank for rank in others if failed_by_itself(ends[rank]) and ends[rank].status != "absent"
-    )
+    failed = [rank for rank in others if failed_by_itself(ends[rank])]
+    dead = tuple(rank for rank in failed if ends[rank].status != "absent")
     if dead:
         return (WaitDependency(end.position, WHOLE_CALL, dead),)
 
@@ -198,10 +197,13 @@ def _needs_after_posting(
 
     if not is_consequence(end) or not any(map(failed_by_itself, ends)):
         return ()
-    lost = tuple(
-        rank for rank in others if is_consequence(ends[rank]) or ends[rank].status == "blocked"
-    )
+    lost = tuple(rank for rank in others if _lost_its_peer(ends[rank]))
     return (WaitDependency(end.position, WHOLE_CALL, lost),) if lost else ()
+
+
+def _lost_its_peer(end: RankEnd) -> bool:
+    """Whether a rank stopped because another one did."""
+    return is_consequence(end) or end.status == "blocked"
 
 
 def _simulated_needs(simulation: Simulation, end: RankEnd) -> tuple[WaitDependency, ...]:

@@ -435,15 +435,27 @@ Tensor from_cpu(const Tensor& t, int64_t index) { return to_device(t, Device(kDe
 
 int64_t sdp_choice(const Tensor& q, const Tensor& k, const Tensor& v, const std::optional<Tensor>& mask, double dropout, bool,
                    std::optional<double>, bool gqa) {
-  const bool flash = at::globalContext().userEnabledFlashSDP() && q.dim() == 4 && !(mask && mask->defined()) && dropout == 0.0 &&
-      q.size(-1) == v.size(-1) && !gqa && q.size(1) == k.size(1) && q.numel() > 0 && k.numel() > 0;
+  if (q.dim() != 4 || k.dim() != 4 || q.numel() == 0 || k.numel() == 0) return 0;
+  const bool heads_fit = gqa ? k.size(1) == v.size(1) && q.size(1) % k.size(1) == 0 : q.size(1) == k.size(1);
+  const bool flash = at::globalContext().userEnabledFlashSDP() && !(mask && mask->defined()) && dropout == 0.0 && q.size(-1) == v.size(-1) && heads_fit;
   return flash ? 1 : 0;  // SDPBackend: flash_attention, math
+}
+
+// Grouped queries: the CPU's kernel wants one head of keys for each head of queries.
+Tensor with_heads_of(const Tensor& q, const Tensor& kv) {
+  return kv.size(1) == q.size(1) ? kv : kv.repeat_interleave(q.size(1) / kv.size(1), 1);
+}
+
+// The gradient of such a copy: the sum over the queries of a group.
+Tensor sum_of_groups(const Tensor& grad, const Tensor& kv) {
+  return grad.size(1) == kv.size(1) ? grad : grad.unflatten(1, {kv.size(1), -1}).sum(2);
 }
 
 using Flash = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 
 Flash flash(const Tensor& q, const Tensor& k, const Tensor& v, double dropout, bool causal, bool, std::optional<double> scale) {
-  auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(as_cpu(q), as_cpu(k), as_cpu(v), dropout, causal, std::nullopt, scale);
+  auto [out, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+      as_cpu(q), with_heads_of(q, as_cpu(k)), with_heads_of(q, as_cpu(v)), dropout, causal, std::nullopt, scale);
   Tensor seed = at::empty({2}, at::TensorOptions().dtype(at::kLong).device(q.device())), none = at::empty({}, at::TensorOptions().dtype(at::kLong).device(q.device()));
   return {to_device(out, q.device()), to_device(sums, q.device()), Tensor(), Tensor(), q.size(2), k.size(2), seed, none, at::empty({0}, q.options())};
 }
@@ -452,8 +464,8 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out, const Tensor& sums, const Tensor&, const Tensor&,
     c10::SymInt, c10::SymInt, double dropout, bool causal, const Tensor&, const Tensor&, std::optional<double> scale) {
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      as_cpu(grad), as_cpu(q), as_cpu(k), as_cpu(v), as_cpu(out), as_cpu(sums), dropout, causal, std::nullopt, scale);
-  return {to_device(dq, q.device()), to_device(dk, q.device()), to_device(dv, q.device())};
+      as_cpu(grad), as_cpu(q), with_heads_of(q, as_cpu(k)), with_heads_of(q, as_cpu(v)), as_cpu(out), as_cpu(sums), dropout, causal, std::nullopt, scale);
+  return {to_device(dq, q.device()), to_device(sum_of_groups(dk, k), q.device()), to_device(sum_of_groups(dv, v), q.device())};
 }
 
 Tensor with_bias(const Tensor& gates, const std::optional<Tensor>& bias) { return bias && bias->defined() ? gates + *bias : gates; }

@@ -37,7 +37,15 @@ from distsim.script_capture.hub.state import (
 )
 from distsim.script_capture.hub.store_server import StoreValueError
 from distsim.script_capture.protocol.message_types import CallOrigin, ProcessExit
-from distsim.script_capture.protocol.wire import READ_SIZE, PayloadReader, SharedMemoryRegions
+from distsim.script_capture.protocol.wire import (
+    READ_SIZE,
+    BadFrame,
+    BadIntroduction,
+    PayloadReader,
+    SharedMemoryRegions,
+    is_same_user,
+    parse_introduction,
+)
 
 #: Seconds of silence after which the hub checks whether all processes are blocked. The pause grows
 #: up to the second number while some process is at work.
@@ -62,11 +70,13 @@ class Hub:
     def __init__(
         self,
         listener: socket.socket,
+        token: str,
         regions: SharedMemoryRegions,
         profile: BackendProfile,
         choose_profile: Callable[[str], BackendProfile] | None = None,
     ) -> None:
         self.listener = listener
+        self._token = token
         self.state = HubState(regions, profile)
         self.quiescence = QuiescenceHandler(self.state, self.listen)
         self._choose_profile = choose_profile
@@ -139,22 +149,31 @@ class Hub:
         return bool(processes) and all(process.disconnected for process in processes)
 
     def listen(self, seconds: float) -> bool:
-        """Handle what has arrived, or arrives within so many seconds. Returns whether it did."""
+        """Handle what has arrived, or arrives within so many seconds. Returns whether it did.
+
+        The connections of other users do not count: they must not interrupt a silence.
+        """
         ready = self._epoll.poll(seconds)
+        has_message = False
         for descriptor, _ in ready:
             connection = self._connections.get(descriptor)
             if connection is not None:
                 self._receive(connection)
+                has_message = True
             elif descriptor == self.listener.fileno():
-                self._accept()
-        return bool(ready)
+                has_message |= self._accept()
+        return has_message
 
-    def _accept(self) -> None:
-        """Accept a connection; its first message says whose it is."""
+    def _accept(self) -> bool:
+        """Accept a connection of the same user; its first message says whose it is."""
         sock, _ = self.listener.accept()
+        if not is_same_user(sock):
+            sock.close()
+            return False
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._connections[sock.fileno()] = HubConnection(sock)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
+        return True
 
     def _receive(self, connection: HubConnection) -> None:
         """Handle what one read gives; `epoll` reports the connection again if there is more."""
@@ -167,10 +186,21 @@ class Hub:
         if not data:
             self._close_connection(connection)
             return
-        for message, blob in connection.decoder.feed(data):
+        try:
             if connection.process is None:
-                self._introduce(connection, message)
-            elif type(message) is CachedCallFrame:
+                data = self._introduce(connection, data)
+            self._handle_frames(connection, data)
+        except (BadIntroduction, BadFrame):
+            # Only this connection is affected, so that a stranger cannot disturb the ranks.
+            self._close_connection(connection)
+
+    def _handle_frames(self, connection: HubConnection, data: bytes) -> None:
+        """Handle each frame that the data complete."""
+        if not data:
+            return
+        assert connection.process is not None
+        for message, blob in connection.decoder.feed(data):
+            if type(message) is CachedCallFrame:
                 replay_cached_calls(self.state, message, connection.process, blob)
             else:
                 blobs = PayloadReader(blob)
@@ -185,14 +215,21 @@ class Hub:
         if connection.process is not None and connection.kind == "out":
             connection.process.disconnected = True
 
-    def _introduce(self, connection: HubConnection, message: list[Any]) -> None:
-        """Handle the first message of a connection."""
+    def _introduce(self, connection: HubConnection, data: bytes) -> bytes:
+        """Handle the first message of a connection. Returns the bytes behind it."""
+        connection.introduction += data
+        parsed = parse_introduction(connection.introduction, self._token)
+        if parsed is None:
+            return b""
+        connection.introduction = b""
+        message, rest = parsed
         pid = message[1]
         process = self.state.processes.setdefault(pid, RankProcess(pid))
         connection.process = process
         # Not the function itself: a test replaces it.
         connection.decoder.on_repeated = lambda repeated: cached_call_frame(process, repeated)
         process.register_connection(connection, message)
+        return rest
 
     def _handle(self, process: RankProcess, message: list[Any], blobs: PayloadReader) -> None:
         """Call the handler of a message, and count progress."""

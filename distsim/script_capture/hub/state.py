@@ -85,6 +85,8 @@ class HubConnection:
     remote_descriptor: int = -1
     pending: PendingReply | None = None
     decoder: FrameDecoder = field(default_factory=FrameDecoder)
+    #: Bytes of a first message that is not complete yet.
+    introduction: bytes = b""
 
     def send(self, data: bytes) -> None:
         """Send bytes to the process, if it still runs."""

@@ -9,7 +9,12 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
+
+from distsim.script_capture.protocol.message_types import SERVER_KEY_PREFIX, WORKERS_KEY_PREFIX
+
+#: Keys of the start-up of a TCPStore (`distsim.script_capture.patches.store_classes`).
+_TORCH_KEY_PREFIXES: Final = (SERVER_KEY_PREFIX, WORKERS_KEY_PREFIX, "init/", "ports")
 
 
 class StoreValueError(Exception):
@@ -22,6 +27,12 @@ class StoreServer:
     def __init__(self) -> None:
         self.spaces: dict[str, dict[str, str]] = {}
         self.queues: dict[tuple[str, str], deque[str]] = {}
+
+    def has_keys_of_the_script(self) -> bool:
+        """Whether the script stored anything: ranks may have communicated through it."""
+        stored = {key for keys in self.spaces.values() for key in keys}
+        stored.update(key for _, key in self.queues)
+        return not all(key.startswith(_TORCH_KEY_PREFIXES) for key in stored)
 
     def execute(self, verb: str, space: str, arguments: Sequence[Any]) -> object:
         """Execute an operation that never waits. Raises StoreValueError."""

@@ -38,7 +38,7 @@ from distsim.script_capture.launch.reaper import (
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.rebind import find_references
 from distsim.script_capture.protocol.message_types import exit_of_status
-from distsim.script_capture.protocol.wire import SharedMemoryRegions, listen_for_ranks
+from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions, listen_for_ranks
 
 #: Regions of shared memory for a script that starts its ranks itself; further ranks have none.
 _MAX_SPAWNED_RANKS: Final = 64
@@ -54,7 +54,8 @@ class CaptureRunOptions:
     """How a program is captured. ``ranks`` is 0 if the script starts the ranks itself.
 
     The rules of ``backend`` choose between messages; None takes the backend that the script asks
-    for, which the hub learns only then.
+    for, which the hub learns only then. ``devices`` is a text for the report: which devices the
+    ranks have, and why.
     """
 
     target: CaptureTarget
@@ -64,6 +65,7 @@ class CaptureRunOptions:
     timeout_s: float | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
+    devices: str = ""
     child_options: ChildOptions = field(default_factory=ChildOptions)
 
 
@@ -74,6 +76,7 @@ class CapturedRun:
     ``ranks`` are those that joined, ``others`` processes that did not. ``outputs`` is what the
     ranks wrote, if it was kept. ``ranks_before_timeout`` are the ranks as they were before the
     first timeout expired. ``past`` are worlds that the script started before, and that ended.
+    ``uses_store``: the script stored keys, by which ranks may have communicated.
     """
 
     capture_options: CaptureRunOptions
@@ -84,6 +87,7 @@ class CapturedRun:
     outputs: Mapping[int, str] = field(default_factory=dict)
     ranks_before_timeout: Mapping[int, RankProcess] | None = None
     past: tuple[CapturedRun, ...] = ()
+    uses_store: bool = False
 
     @property
     def evaluated_ranks(self) -> Mapping[int, RankProcess]:
@@ -107,9 +111,10 @@ def run_capture(
     # First of all: whatever is started from here on is cleaned up.
     reaper = OrphanReaper()
     regions = SharedMemoryRegions(capture_options.ranks or _MAX_SPAWNED_RANKS)
-    listener, address = listen_for_ranks(os.urandom(4).hex())
+    listener, address = listen_for_ranks()
     hub = Hub(
         listener,
+        address.token,
         regions,
         BACKEND_PROFILES[capture_options.backend or "gloo"],
         None if capture_options.backend else _profile_of_request,
@@ -153,6 +158,7 @@ def _captured_run(
         outputs=outputs,
         ranks_before_timeout=hub.quiescence.ranks_before_timeout,
         past=tuple(past),
+        uses_store=state.store.has_keys_of_the_script(),
     )
 
 
@@ -226,7 +232,7 @@ class _RankLauncher:
         self,
         capture_options: CaptureRunOptions,
         rank: int,
-        address: str,
+        address: HubAddress,
         regions: SharedMemoryRegions,
     ) -> None:
         """Fork a rank."""
@@ -260,7 +266,7 @@ class _RankLauncher:
         self,
         capture_options: CaptureRunOptions,
         rank: int,
-        address: str,
+        address: HubAddress,
         regions: SharedMemoryRegions,
     ) -> int:
         environment = {**capture_options.environment, CAPTURE_VARIABLE: self.reaper.token}

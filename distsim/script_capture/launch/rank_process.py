@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Final, NamedTuple
 
+from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation
 from distsim.script_capture.errors import UnsupportedError
+from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.unsupported import refuse_subprocess_ranks
 from distsim.script_capture.protocol.message_types import ProcessExit
-from distsim.script_capture.protocol.wire import SharedMemoryRegions
+from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.exit_reason import exit_of_exception
@@ -55,10 +57,16 @@ class CaptureTarget:
 
 
 class ChildOptions(NamedTuple):
-    """``counts``: report what a rank computes. ``fakes``: its tensors have sizes only."""
+    """``counts``: report what a rank computes. ``fakes``: its tensors have sizes only.
+
+    ``alias_devices``: so many GPUs that are the CPU by another name, 0 for what the parent has.
+    ``prefixes``: begin each line of output with the rank.
+    """
 
     counts: bool = False
     fakes: bool = False
+    alias_devices: int = 0
+    prefixes: bool = False
 
 
 _DEFAULT_OPTIONS: Final = ChildOptions()
@@ -87,7 +95,7 @@ def _end_forks_with_parent() -> None:
 def run_rank_process(
     target: CaptureTarget,
     environment: Mapping[str, str],
-    address: str,
+    address: HubAddress,
     regions: SharedMemoryRegions,
     child_options: ChildOptions = _DEFAULT_OPTIONS,
 ) -> int:
@@ -95,6 +103,9 @@ def run_rank_process(
     _end_forks_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all ranks
     os.environ.update(environment)
+    write_whole_lines(_output_prefix() if child_options.prefixes else "")
+    if child_options.alias_devices:
+        CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
     _limit_torch_threads()
     _flush_before_exit(client)
@@ -104,6 +115,11 @@ def run_rank_process(
         _run_with_options(child_options, client, target)
 
     return run_and_report_exit(client, work)
+
+
+def _output_prefix() -> str:
+    rank = os.environ.get("RANK")
+    return f"[rank{rank}] " if rank is not None else ""
 
 
 def _install_patches(client: HubClient) -> None:

@@ -3,7 +3,8 @@
 A rank has three kinds of connections to the hub. Its ``out`` connection carries everything that
 the rank reports, from all threads, in order. Each thread that waits has a reply connection
 (``line``). One connection (``notices``) carries messages that the hub sends without a
-request.
+request. The first message of each connection begins with the secret of the capture
+(`distsim.script_capture.protocol.wire.HubAddress`).
 
 Messages from a rank (each a JSON list whose first element is the verb):
 

@@ -14,6 +14,7 @@ This module knows no verbs; `distsim.script_capture.protocol.message_types` list
 from __future__ import annotations
 
 import ctypes
+import hmac
 import json
 import mmap
 import os
@@ -22,7 +23,7 @@ import struct
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import index
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 #: Payloads up to this many bytes travel in the frame.
 INLINE_LIMIT: Final = 16 << 10
@@ -39,6 +40,12 @@ REPEATED_FLAG: Final = 1 << 31
 #: Entries of each cache of texts.
 _MAX_CACHED: Final = 1 << 9
 _ALIGN: Final = 4096
+#: A first message is shorter than this. Nothing longer is kept for a stranger.
+_MAX_INTRODUCTION_BYTES: Final = 256
+#: Elements of each first message (`distsim.script_capture.protocol.message_types`).
+_INTRODUCTION_LENGTHS: Final = {"out": 2, "line": 5, "notices": 4}
+#: ``struct ucred``: process, user and group.
+_PEER_CREDENTIALS: Final = struct.Struct("3i")
 
 #: Where a payload is: ``[n]`` means the next n bytes of the frame, ``[region, offset, n]`` a slot
 #: in the shared memory of a rank.
@@ -101,8 +108,12 @@ class EncodingCache:
         return text
 
 
+class BadFrame(Exception):
+    """A frame whose text is not a message."""
+
+
 class FrameDecoder:
-    """Cuts a stream of bytes into frames.
+    """Cuts a stream of bytes into frames. Raises BadFrame.
 
     ``on_repeated`` converts a message that will be repeated into what `feed` returns for it, each
     time it arrives.
@@ -151,7 +162,7 @@ class FrameDecoder:
             if text_length & REPEATED_FLAG:
                 message = self._repeated(text)
             else:
-                message = _decode_json(text.decode())[0]
+                message = _decoded(text)
             frames.append((message, data[text_end : text_end + blob_length]))
             start = text_end + blob_length
         if start < end:
@@ -168,8 +179,18 @@ class FrameDecoder:
         if found is None:
             if len(self._known) >= _MAX_CACHED:
                 self._known.clear()
-            found = self._known[text] = self.on_repeated(_decode_json(text.decode())[0])
+            found = self._known[text] = self.on_repeated(_decoded(text))
         return found
+
+
+def _decoded(text: bytes) -> list[Any]:
+    try:
+        message = _decode_json(text.decode())[0]
+    except (ValueError, RecursionError):
+        raise BadFrame from None
+    if not isinstance(message, list):
+        raise BadFrame
+    return message
 
 
 def _unchanged(message: list[Any]) -> list[Any]:
@@ -255,20 +276,83 @@ def free_payload(regions: SharedMemoryRegions, location: PayloadLocation) -> Non
 
 
 # --- sockets ---
-def connect_to_hub(address: str) -> socket.socket:
-    """A new connection to the hub."""
+class HubAddress(NamedTuple):
+    """Where the hub listens, and the secret without which it accepts no connection.
+
+    Ranks inherit both by fork. The secret is never in a file, in the environment or on a command
+    line, where another process could read it.
+    """
+
+    socket_name: str
+    token: str
+
+
+def connect_to_hub(address: HubAddress) -> socket.socket:
+    """A new connection to the hub. Its first message is sent with `send_introduction`."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.connect(address)
+    connection.connect(address.socket_name)
     return connection
 
 
-def listen_for_ranks(name: str) -> tuple[socket.socket, str]:
+def send_introduction(
+    connection: socket.socket, address: HubAddress, introduction: Sequence[object]
+) -> None:
+    """Send the first message of a connection, with the secret in front."""
+    connection.sendall(encode_frame([address.token, *introduction]))
+
+
+def listen_for_ranks() -> tuple[socket.socket, HubAddress]:
     """A listening socket and its address.
 
-    The address is in the abstract namespace: it has no file, and ends with its process.
+    The name is in the abstract namespace: it has no file, and ends with its process. Such a name
+    has no permissions either, so any user of the machine can connect. Therefore the hub checks
+    `is_same_user` and `parse_introduction` before it reads anything else.
     """
-    address = f"\0distsim-{os.getpid()}-{name}"
+    socket_name = f"\0distsim-{os.getpid()}-{os.urandom(4).hex()}"
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address)
+    listener.bind(socket_name)
     listener.listen(512)
-    return listener, address
+    return listener, HubAddress(socket_name, os.urandom(16).hex())
+
+
+def is_same_user(connection: socket.socket) -> bool:
+    """Whether the process at the other end belongs to the user of this process (unix(7))."""
+    size = _PEER_CREDENTIALS.size
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    _pid, user, _group = _PEER_CREDENTIALS.unpack(credentials)
+    return bool(user == os.geteuid())
+
+
+class BadIntroduction(Exception):
+    """The first bytes of a connection are not what a rank of this capture sends."""
+
+
+def parse_introduction(data: bytes, token: str) -> tuple[list[Any], bytes] | None:
+    """The first message of a connection, and the bytes behind it; None if it is not complete.
+
+    The bytes may come from a stranger: nothing is decoded before its size and form are known.
+    Raises BadIntroduction.
+    """
+    if len(data) < _FRAME_HEADER.size:
+        return None
+    text_length, blob_length = _FRAME_HEADER.unpack_from(data)
+    if text_length > _MAX_INTRODUCTION_BYTES or blob_length:
+        raise BadIntroduction
+    end = _FRAME_HEADER.size + text_length
+    if len(data) < end:
+        return None
+    try:
+        message = json.loads(data[_FRAME_HEADER.size : end])
+    except (ValueError, RecursionError):
+        raise BadIntroduction from None
+    if not isinstance(message, list) or not message or not isinstance(message[0], str):
+        raise BadIntroduction
+    given, *introduction = message
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), token.encode()):
+        raise BadIntroduction
+    kind = introduction[0] if introduction else None
+    if not isinstance(kind, str) or len(introduction) != _INTRODUCTION_LENGTHS.get(kind):
+        raise BadIntroduction
+    if any(type(number) is not int for number in introduction[1:]):
+        raise BadIntroduction
+    return introduction, data[end:]

@@ -25,6 +25,7 @@ from distsim.script_capture.protocol.wire import (
     READ_SIZE,
     EncodingCache,
     FrameDecoder,
+    HubAddress,
     PayloadLocation,
     PayloadReader,
     SharedMemoryAllocator,
@@ -34,6 +35,7 @@ from distsim.script_capture.protocol.wire import (
     encode_repeated_frame,
     encoded_call_number,
     result_frame_prefix,
+    send_introduction,
 )
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 
@@ -82,7 +84,9 @@ class HubClient:
     end of the backward pass.
     """
 
-    def __init__(self, address: str, regions: SharedMemoryRegions, sites: CallSiteFinder) -> None:
+    def __init__(
+        self, address: HubAddress, regions: SharedMemoryRegions, sites: CallSiteFinder
+    ) -> None:
         self.address = address
         self.regions = regions
         self.sites = sites
@@ -143,7 +147,7 @@ class HubClient:
         """
         if self._out is None:
             self._out = self._connect()
-            self._out.sendall(encode_frame(["out", os.getpid()]))
+            send_introduction(self._out, self.address, ["out", os.getpid()])
             self._start_notice_thread()
         if rank >= 0 and self.rank < 0:
             self.rank = rank
@@ -165,7 +169,7 @@ class HubClient:
             thread_id = threading.get_native_id()
             descriptor = connection.socket.fileno()
             introduction = ["line", os.getpid(), connection.token, thread_id, descriptor]
-            connection.socket.sendall(encode_frame(introduction))
+            send_introduction(connection.socket, self.address, introduction)
             self._read_reply(connection)
         return connection
 
@@ -370,7 +374,8 @@ class HubClient:
     def _run_notice_thread(self, started: threading.Event) -> None:
         connection = self._connect()
         thread_id = threading.get_native_id()
-        connection.sendall(encode_frame(["notices", os.getpid(), thread_id, connection.fileno()]))
+        introduction = ["notices", os.getpid(), thread_id, connection.fileno()]
+        send_introduction(connection, self.address, introduction)
         self._incoming_notices = _incoming_messages(connection)
         self._notice_ident = threading.get_ident()
         started.set()

@@ -105,6 +105,7 @@ _ARGUMENT_ERRORS: Final = (
         "DS111",
     ),
     (r"same size as output size times world size", "DS110"),
+    (r"No backend type associated with device type", "DS704"),
     (r"only (implemented|supported) for|not supported by|does not support", "DS704"),
     (r"[Ss]plits? .*(sum|match|add)|split.*(dim|size)", "DS107"),
 )

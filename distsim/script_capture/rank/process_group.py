@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from distsim.script_capture.cuda.emulation import cuda_is_emulated
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.protocol.message_types import timeout_in_ns
 from distsim.script_capture.protocol.wire import PayloadLocation, encoded_call_number
@@ -34,6 +35,8 @@ TorchOptions = Any
 _P2P_OPS: Final = frozenset({"isend", "irecv"})
 #: Names of events in a profile, where they differ from the operation's.
 _PROFILER_NAMES: Final = {"isend": "send", "irecv": "recv"}
+#: Requested backends under which a group can't communicate with CPU tensors.
+_BACKENDS_WITHOUT_CPU: Final = ("nccl", "cuda:nccl")
 #: Positions in a ``call`` message.
 _NUMBER_FIELD: Final = 1
 _OP_FIELD: Final = 4
@@ -221,6 +224,8 @@ class ProcessGroupMethods:
         buffers = [*inputs, *outputs]
         if "reduce_op" in extra:
             _refuse_sparse(op, buffers)
+        if cuda_is_emulated() and buffers:
+            self._check_device(buffers[0])
         if self._has_backend_per_device() and buffers:
             extra["on"] = buffers[0].device.type
         sent = inputs if transfer.sent is None else transfer.sent
@@ -257,6 +262,15 @@ class ProcessGroupMethods:
             client.post(encoded, blobs)
             request.waited = request.done = is_sync
         return work
+
+    def _check_device(self, tensor: Tensor) -> None:
+        """Raises torch's error for a CPU tensor on a group that has only NCCL.
+
+        (`ProcessGroup::getBackend` in ProcessGroup.hpp.) Only with emulated GPUs: without them,
+        NCCL's rules apply to the tensors of the CPU.
+        """
+        if tensor.is_cpu and self.requested_backend in _BACKENDS_WITHOUT_CPU:
+            raise RuntimeError("No backend type associated with device type cpu")
 
     def _has_backend_per_device(self) -> bool:
         """Whether it was created with a backend for each device, as ``cpu:gloo,cuda:nccl``."""
@@ -338,8 +352,13 @@ class ProcessGroupMethods:
         return ("repeat", template), [encoded_call_number(number), *blobs]
 
     def needs_full_call(self) -> bool:
-        """Whether a call must go through `call`: in a batch, or with a backend for each device."""
+        """Whether a call must go through `call`, which checks the tensor's device.
+
+        So do calls in a batch, and groups with a backend for each device.
+        """
         # Runs for each message of the fast path, so `_has_backend_per_device` is written out.
+        if cuda_is_emulated() and self.requested_backend in _BACKENDS_WITHOUT_CPU:
+            return True
         return ":" in self.requested_backend or self.__dict__.get("batch") is not None
 
     # --- messages ---

@@ -191,6 +191,7 @@ class _CapturedProgramBuilder:
             row_of=[0] * self.size,
             findings=self.tables.findings(),
             faults=tuple(faults),
+            is_partial=self.captured.ended != "ended",
         )
 
     def _options(self) -> dict[str, object]:
@@ -283,7 +284,7 @@ class _CapturedRankBuilder:
         if place.line:
             text = linecache.getline(place.file, place.line)
             column = len(text) - len(text.lstrip()) + 1
-        return self.owner.tables.site(CallSite(place.file, place.line, column, op))
+        return self.owner.tables.site(CallSite(place.file, place.line, column, op, place.via))
 
     # --- drafts ---
     def _draft(self, call: CapturedCall) -> CallDraft:

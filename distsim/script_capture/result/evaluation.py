@@ -39,6 +39,7 @@ from distsim.script_capture.result.thread_order import (
 )
 from distsim.script_capture.result.torch_messages import in_torch_terms, with_backward_explanation
 from distsim.simulation.simulate_scenario import (
+    EACH_RANK_RAN_ALONE,
     Simulation,
     cost_model,
     load_cluster,
@@ -106,6 +107,8 @@ def evaluate_capture(
     is_blocked = captured.ended == "stalled" and _all_exited_normally(captured, outcome)
     if outcome == "hangs" or is_blocked:
         found = with_store_key_findings(found, statuses)
+    if outcome == "completes" and _each_rank_ran_alone(captured):
+        found = _without_communication(captured, found)
     calls = _count_calls(simulation.program)
     return CaptureResult(captured, found, statuses, calls, _multithreaded_ranks(captured), worlds)
 
@@ -126,6 +129,44 @@ def _capture_outcome(captured: CapturedRun, simulation: Simulation) -> str:
     if captured.ended == "stalled" and not has_mismatched_collective(captured):
         return "hangs"
     return "completes"
+
+
+def _each_rank_ran_alone(captured: CapturedRun) -> bool:
+    """Whether several ranks ended without a single call that involves another rank.
+
+    A test function is exempt: the caller decided that it runs on N ranks, and its assertions are
+    the check.
+    """
+    is_function = captured.capture_options.target.function is not None
+    if is_function or captured.world < 2 or captured.uses_store:
+        return False
+    worlds = (captured, *captured.past)
+    return not any(_communicates(process) for world in worlds for process in world.ranks.values())
+
+
+def _communicates(process: RankProcess) -> bool:
+    """Whether the process made a call on a group with another member."""
+    calls = (event.call for event in process.events)
+    return any(call is not None and len(call.group.ranks) > 1 for call in calls)
+
+
+def _without_communication(captured: CapturedRun, simulation: Simulation) -> Simulation:
+    """The simulation as one that checked nothing, with a finding that says so."""
+    ranks = tuple(range(captured.world))
+    message = f"the {len(ranks)} ranks never communicated: each rank ran alone\n"
+    if captured.ranks:
+        message += "  they called init_process_group, but no collective or message followed"
+        remedy = "wrap the model in DistributedDataParallel or FSDP, or call a collective"
+    else:
+        message += "  no rank called init_process_group"
+        remedy = "call init_process_group, or add --cuda if the script does so only on GPUs"
+    finding = Finding("DS903", "error", message, ranks, ranks, (remedy,))
+    return replace(
+        simulation,
+        outcome=EACH_RANK_RAN_ALONE,
+        verdict=None,
+        findings=(finding, *simulation.findings),
+    )
 
 
 def has_mismatched_collective(captured: CapturedRun) -> bool:

@@ -41,6 +41,8 @@ _REPLACEMENTS: Final = (
     ("is under a selector that excludes", "is in a branch that excludes"),
 )
 
+#: torch's error for a CPU tensor on a group that has only NCCL.
+_CPU_TENSOR_ERROR: Final = "No backend type associated with device type cpu"
 #: Findings about members of a group whose calls differ.
 _DIVERGENCE_CODES: Final = ("DS201", "DS202", "DS203", "DS302")
 #: The operations by which DDP and FSDP reduce gradients.
@@ -60,6 +62,8 @@ def in_torch_terms(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def _finding_in_torch_terms(finding: Finding) -> Finding:
     remedies = tuple(_text_in_torch_terms(text) for text in finding.help)
+    if _CPU_TENSOR_ERROR in finding.message and finding.help:
+        remedies = ("move the tensor to the GPU, or create the group with `cpu:gloo,cuda:nccl`",)
     return replace(finding, message=_text_in_torch_terms(finding.message), help=remedies)
 
 
@@ -85,6 +89,8 @@ def with_backward_explanation(
     explained = list(findings)
     for position, finding in enumerate(findings):
         ranks = sorted(reducing & set(finding.ranks))
+        if finding.slips:  # it names the extra or missing call already
+            break
         if ranks and finding.code in _DIVERGENCE_CODES:
             remedies = (_backward_explanation(ranks), *finding.help)
             explained[position] = replace(finding, help=remedies)

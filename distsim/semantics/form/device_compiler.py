@@ -367,15 +367,18 @@ class DeviceCompiler(UnitCompiler):
 
         Exceptions are a barrier, and all calls under TORCH_NCCL_BLOCKING_WAIT.
         """
-        targets = [k for k in [position - d for d in call.waits] if k in self.made]
-        rows = [self.row(k) for k in targets]
+        awaited = [position - distance for distance in call.waits]
+        targets = [target for target in awaited if target in self.made]
+        rows = [self.row(target) for target in targets]
         for row in rows:
             self.join(row, stream_of(call.fields.get("queue")))
         on_host = tuple([row for row in rows if self.blocking_wait or row in self.host_waits])
-        waited = tuple(
-            [self.row(k, i) for k in targets for i in range(-1, len(self.code.calls[k].parts))]
-        )
-        self.out.append(WaitForRows(position, on_host, waited))
+        waited = []
+        for target in targets:
+            # The row of a call (part -1) precedes those of its parts.
+            part_count = len(self.code.calls[target].parts)
+            waited += [self.row(target, part) for part in range(-1, part_count)]
+        self.out.append(WaitForRows(position, on_host, tuple(waited)))
 
     def drop(self, position: int, target: int) -> None:
         """N13: dropping a request changes nothing."""

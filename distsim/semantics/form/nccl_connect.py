@@ -101,9 +101,12 @@ def _connecting_calls(code: SharedCode, profile: BackendProfile) -> list[tuple[i
             calls.append((position, call))
     if code.guards is not None:
         return calls
-    first_by_id = {id(call): (position, call) for position, call in reversed(calls)}
-    # In the order of the calls' last occurrences.
-    return list(first_by_id.values())[::-1]
+    first_by_id: dict[int, tuple[int, CodeCall]] = {}
+    for position, call in calls:
+        # The order of first occurrences is the order in which connections are created. A later
+        # repetition must not move a call behind the calls that follow its first occurrence.
+        first_by_id.setdefault(id(call), (position, call))
+    return list(first_by_id.values())
 
 
 class _RankConnections:

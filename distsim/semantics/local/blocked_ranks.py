@@ -1,4 +1,14 @@
-"""Which ranks are blocked, and on which ranks, where a run with local clocks has stopped."""
+"""Which ranks are blocked, and on which ranks, where a run with local clocks has stopped.
+
+Key idea: nothing is simulated here. The driver leaves each host at the step that it could not
+complete. The kind of this step, and the rows that it names, say what is missing; the columns of the
+run say which ranks have not posted it.
+
+What a blocked host waits for may itself be queued behind an earlier launch on the device. The base
+class, `BlockedStateBuilder`, follows such queues to the launch that really waits for other ranks.
+The same questions are answered for the event-driven engine by
+`distsim.semantics.ordered.blocked_state`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +49,9 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
 
     def __init__(self, run: RunProgress) -> None:
         self.run, self.linked = run, run.linked
-        self._missing: dict[int, tuple[int, ...]] = {}  # members not arrived, by instance
+        #: Members that have not arrived, by instance. Cached, because in a large collective every
+        #: blocked member asks the same question.
+        self._missing: dict[int, tuple[int, ...]] = {}
         #: By unit, then by row counted from a rank's first row.
         self._launches: dict[int, dict[int, OperationLaunch]] = {}
         self._launch_of_part: dict[int, dict[int, OperationLaunch]] = {}
@@ -63,6 +75,8 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
     def _unreceived(self) -> list[tuple[int, int, int]]:
         """(rank, position, part) of messages that no receive has matched."""
         linked, posted = self.linked, np.asarray(self.run.posted)
+        # A send without a receive in the program has the mate -1. A mate that exists may still not
+        # have been posted: the receiver stopped before it.
         receive_of = self.run.conditions.mate
         sends = np.flatnonzero((linked.kind == KIND_SEND) & (posted >= 0))
         receives = receive_of[sends]
@@ -71,6 +85,8 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
 
     def _blocked(self, host: LocalThread) -> BlockedRank:
         position = host_position(self.linked, host)
+        # On a device, a blocked call is one that the host has enqueued. Two steps are exceptions:
+        # there the host itself waits and nothing is enqueued.
         waits_on_host = host.steps[host.pc][0] in (STEP_RENDEZVOUS, STEP_NEVER)
         on_device = self.linked.profile.device and not waits_on_host
         dependencies = self._dependencies_of_host(host, position)
@@ -79,10 +95,12 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
     def _dependencies_of_host(self, host: LocalThread, position: int) -> tuple[WaitDependency, ...]:
         step, _, rows = host.steps[host.pc]
         if step == STEP_RENDEZVOUS:
+            # One call may need several rendezvous: a batch creates a connection to each peer.
             missing = [self._missing_at_rendezvous(host, number) for number in rows]
             ranks = missing[0] if len(rows) == 1 else tuple(dict.fromkeys(chain(*missing)))
             return (WaitDependency(position, -1, ranks),)
         if step == STEP_NEVER:
+            # The compiler ends a unit with `BlockForever` if no order of events completes a call.
             last = self.linked.unit_of[host.rank].instructions[-1]
             ranks = last.ranks if isinstance(last, BlockForever) else ()
             return (WaitDependency(position, -1, ranks),)
@@ -100,8 +118,10 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
         """The open parts that a host waits for."""
         step, row, rows = host.steps[host.pc]
         if step == STEP_WAIT_EACH:
+            # The other rows of this step only record when the wait began.
             return [host.base + r for r in rows[:1]]
         if step not in (STEP_SYNC, STEP_WAIT_ENDS):
+            # A step that posts and waits at once names no rows: it waits for its own.
             return [host.base + r for r in rows or (row,)]
         launches = self._launches_of(host)
         if row == NO_ROW or not self._waits_for_requests(host, position):
@@ -119,6 +139,7 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
 
     def _launches_of(self, host: LocalThread) -> dict[int, OperationLaunch]:
         unit: CompilationUnit = self.linked.unit_of[host.rank]
+        # Ranks with equal calls share a unit object, so its identity is a sufficient key.
         if id(unit) not in self._launches:
             self._launches[id(unit)] = {launch.row: launch for launch in unit.launches}
             self._launch_of_part[id(unit)] = {
@@ -144,6 +165,7 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
         return bool(self.run.posted[row] >= 0)
 
     def _own_dependencies(self, row: int) -> list[WaitDependency]:
+        # `done` returns the key of what is missing, or None if the row has all it needs.
         if self.run.done(row, 0)[0] is None:
             return []
         _, position, part = self.linked.place(row)
@@ -154,6 +176,8 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
         if int(self.linked.kind[row]) != KIND_COLLECTIVE:
             return (int(self.linked.peer[row]),)
         missing = self._missing_members(int(self.linked.instance[row]))
+        # Some collectives let a member return before all have arrived: in a broadcast, a rank needs
+        # its parent in the tree, but not its siblings. `early` lists such needs by row.
         ranks = self.run.conditions.needs.of(row) if self.run.early else None
         if ranks is None:
             return missing

@@ -6,6 +6,14 @@ is then done again, as `distsim.semantics.local.rank_clocks` does it with one cl
 a column of clocks, one for each rank of the class. What has arrived is known from the
 representatives' run, so only times remain to be computed.
 
+This works because the order of the steps, and where each rank stops, is the same for all ranks of
+a stable class (`distsim.semantics.local.quotient`); only the times differ, for example because one
+member is late. numpy does the arithmetic for a whole class at once, so the cost of Python per step
+is paid once per class instead of once per rank.
+
+It does not decide whether folding pays (`distsim.semantics.local.run`), and it does not check that
+the classes are stable.
+
 ``cls`` names a `QuotientClass` in this module.
 """
 
@@ -68,6 +76,8 @@ def _quotient_inputs(
 ) -> LocalRunInputs:
     """The inputs of a run of the representatives, with their rows renumbered."""
     representatives = [int(cls.ranks[0]) for cls in quotient.classes]
+    # Only the representatives' rows take part in the run. They become one dense block, because the
+    # driver keeps a list entry for every row number.
     base = np.array([cls.base[0] for cls in quotient.classes], dtype=np.int64)
     sizes = np.array([linked.base[r + 1] - linked.base[r] for r in representatives], dtype=np.int64)
     first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
@@ -76,7 +86,13 @@ def _quotient_inputs(
     all_base = np.array(linked.base, dtype=np.int64)
 
     def renumbered(column: IntArray) -> IntArray:
-        """Rows of any rank as new rows of the representative of its class."""
+        """Rows of any rank as new rows of the representative of its class.
+
+        A representative may need a row of a rank that does not run. Stability guarantees that the
+        representative of that rank's class has an equivalent row at the same offset.
+        """
+        # Negative entries are markers ("none", "never arrives") and stay as they are. The index is
+        # clipped to 0 only so that it can be looked up; `where` discards the result.
         row = np.maximum(column, 0)
         rank = linked.rank[row]
         return np.where(column >= 0, first[quotient.of[rank]] + row - all_base[rank], column)
@@ -87,8 +103,11 @@ def _quotient_inputs(
         for row, needs in conditions.early.items():
             if row in new_row:
                 needed = renumbered(np.array(needs, dtype=np.int64))
+                # Several needed ranks may have one representative: wait for it once.
                 early[new_row[row]] = tuple(dict.fromkeys(needed.tolist()))
     instance = linked.instance[rows]
+    # An instance counts down the members that it still waits for. Here the members of one class
+    # arrive together, so the count is that of the distinct places, not of the ranks.
     missing = [
         places if complete else places + 1  # one more than can ever arrive
         for places, complete in zip(quotient.places, quotient.complete, strict=True)
@@ -96,6 +115,7 @@ def _quotient_inputs(
     hosts: list[LocalThread] = []
     streams: list[LocalThread] = []
     for cls, rank in zip(quotient.classes, representatives, strict=True):
+        # Instances of one kind behave equally, so the run needs one instance for each kind.
         meets = [int(quotient.kinds[i]) for i in linked.meets[rank]]
         steps = flatten_unit_threads(linked, cls.unit)
         host, host_streams = create_rank_threads(
@@ -126,6 +146,9 @@ class _ClassClocks:
     ``latest``: by instance, when the last member arrived. ``arrived_at``: (class, number) of the
     rendezvous that a class has reached; ``meets``: by class, the instances of its rendezvous, of
     shape (numbers, ranks).
+
+    Invariant: the tape lists every step after the steps whose results it needs, so each time that
+    a step reads has its final value.
     """
 
     def __init__(
@@ -151,6 +174,8 @@ class _ClassClocks:
         t = self.clocks.get(id(thread))
         if t is None:
             t = self._start(thread, cls)
+        # A thread parks inside a step: it has posted, and waits for others. When it is woken, the
+        # next segment starts with the same step, whose post is then skipped (see `_post`).
         for step in thread.steps[segment.start : segment.end]:
             self._post(cls, step, t)
             t = self._wait(cls, step, t)
@@ -159,6 +184,7 @@ class _ClassClocks:
         self.clocks[id(thread)] = t
 
     def _start(self, thread: LocalThread, cls: QuotientClass) -> IntArray:
+        # Only hosts start late (fault `delay`); a stream waits for what its host issues.
         if not thread.is_host:
             return np.zeros(len(cls.ranks), dtype=np.int64)
         delays = self.linked.program.delays
@@ -167,10 +193,13 @@ class _ClassClocks:
     def _post(self, cls: QuotientClass, thread_step: ThreadStep, t: IntArray) -> None:
         """The part of a step that other threads see, whether or not the step completes."""
         step, row, rows = thread_step
-        i = cls.base + row
+        i = cls.base + row  # the row of this call on every rank of the class
+        # Either all ranks of the class have posted this row or none, so the first is enough.
         if step in _POSTING_STEPS and self.posted[i[0]] < 0:
             self.posted[i] = t
             if step in (STEP_JOIN, STEP_COLLECTIVE):
+                # `maximum.at` and not an indexed assignment: ranks of the class may be members of
+                # the same instance, and then its index occurs several times.
                 np.maximum.at(self.latest, self.linked.instance[i], t)
         elif step == STEP_ISSUE:
             self.issued[i] = t
@@ -192,14 +221,18 @@ class _ClassClocks:
             self.posted[i] = t
             t = t + self.conditions.price[i]
             self.ended[i] = t
+            # Work that a stream runs blocks no host, so it sets no time of return here.
             if row not in self._rows_on_streams(cls):
                 self.returned[i] = t
         elif step == STEP_RENDEZVOUS:
             for number in rows:
                 t = np.maximum(t, self.latest[self.meets[cls.number][number]])
+            # A call may consist of several rendezvous; it returns after the last.
             if row >= 0:
                 self.returned[i] = np.maximum(self.returned[i], t)
         elif step == STEP_BEGIN:
+            # A launch starts when the stream is free (t), the host has issued it, and the launches
+            # that it is ordered after have ended.
             t = self._after(cls, rows, np.maximum(t, self.issued[i]))
         elif step in (STEP_WAIT_ENDS, STEP_SYNC):
             t = self._after(cls, rows, t)
@@ -213,6 +246,7 @@ class _ClassClocks:
             t = self._all_done(cls, rows[:1], t)
             if row >= 0:
                 self.returned[i] = t
+            # The first row is the awaited request; the others record when it was waited for.
             for r in rows[1:]:
                 self.waited[cls.base + r] = t
         elif step == STEP_FINISH:
@@ -238,6 +272,7 @@ class _ClassClocks:
         return t
 
     def _ends(self, i: IntArray) -> IntArray:
+        # The calls of one row have one kind on all ranks of a class, because they share a unit.
         kind = self.linked.kind[i[0]]
         if kind == KIND_WORK:
             return self.ended[i]
@@ -253,6 +288,7 @@ class _ClassClocks:
         run = RunProgress(local_run_inputs(linked, self.conditions, plain=False), times)
         run.latest = self.latest
         in_instance = (linked.instance >= 0) & (self.posted >= 0)
+        # Count again by rank what the representatives' run counted by class: who has arrived where.
         arrived = np.bincount(linked.instance[in_instance], minlength=len(linked.members))
         for cls in self.quotient.classes:
             self._set_hosts(run, representatives, cls)
@@ -280,7 +316,8 @@ class _ClassClocks:
     ) -> IntArray:
         """A host's clocks at its end, or since when it waits for something that is missing.
 
-        As in `LocalClocks`, the clock of a blocked host includes the waits that are over.
+        As in `LocalClocks`, the clock of a blocked host includes the waits that are over. The tape
+        does not: a segment ends before the step in which its thread stopped.
         """
         t = self.clocks.get(id(host), np.zeros(len(cls.ranks), dtype=np.int64))
         step, _, rows = (

@@ -296,7 +296,8 @@ class _WaitForDrawing:
         if len(self.cycles) != 1 or self._some_wait_for_exited(edges):
             return {}
         ring = self._ring_boxes(self.cycles[0])
-        if len(ring) < 3 or _ranks_of(ring) != _ranks_of(box for box in self.boxes if box.cause):
+        causes = [box for box in self.boxes if box.cause]
+        if len(ring) < 3 or _ranks_of(ring) != _ranks_of(causes):
             return {}
         widths = {box.id: self._width(box) for box in self.boxes}
         widest = max(widths.values())

@@ -1,0 +1,1 @@
+"""Readers of recordings: one module per format, each with a function that returns a `Recording`."""

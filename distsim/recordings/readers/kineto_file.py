@@ -1,0 +1,181 @@
+"""Files of PyTorch's profiler (Kineto): the events of one rank, as compact arrays.
+
+Fields: `torch.profiler.profile.export_chrome_trace` (torch 2.13). ``ts`` and ``dur`` are
+microseconds; `baseTimeNanoseconds` may differ by file. JSON is parsed as a whole, so the file size
+is limited; only host operations, annotations, kernels and CUDA calls are kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from distsim.common.errors import UsageError
+
+#: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
+LARGEST_FILE = 2 << 30
+SUFFIXES = (".json", ".json.gz")
+_STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)", re.IGNORECASE)
+_MAX_RANKS = 1 << 17
+_HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation", "python_function"})
+_CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
+_DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_KEPT = _HOST_CATEGORIES | _CUDA_CALLS | _DEVICE_CATEGORIES | {"cuda_sync"}
+
+
+class ProfileEvent(NamedTuple):
+    """One complete event; times in ns since the base time of the profile."""
+
+    name: str
+    category: str
+    thread: str
+    start: float
+    end: float
+    args: Mapping[str, Any]
+
+    @property
+    def is_device(self) -> bool:
+        return self.category in _DEVICE_CATEGORIES
+
+    @property
+    def is_host(self) -> bool:
+        return self.category in _HOST_CATEGORIES
+
+    @property
+    def is_cuda_call(self) -> bool:
+        return self.category in _CUDA_CALLS
+
+
+class RankProfile(NamedTuple):
+    """The profile of one rank. ``groups``: name -> ranks. ``steps``: number -> (start, end)."""
+
+    file: str
+    rank: int
+    world_size: int
+    backend: str
+    groups: Mapping[str, tuple[int, ...]]
+    base_ns: int
+    events: list[ProfileEvent]
+    steps: Mapping[int, tuple[float, float]]
+
+
+def is_profile_name(path: Path) -> bool:
+    """Whether the file's name may be that of a profile."""
+    return path.name.endswith(SUFFIXES)
+
+
+def read_profile(path: Path) -> RankProfile:
+    """Read one file. Raises UsageError if it is too large, damaged, or no profile of a rank."""
+    data = _parse(path)
+    events = data.get("traceEvents") if isinstance(data, dict) else None
+    if not isinstance(events, list):
+        raise UsageError(
+            f"{path}: unrecognised JSON (no traceEvents)", "expected a PyTorch profiler trace"
+        )
+    info = data.get("distributedInfo")
+    info = info if isinstance(info, dict) else {}
+    kept = [_event(event) for event in events if _is_kept(event)]
+    # Parents begin with their children at the latest, so longer events come first.
+    kept.sort(key=lambda event: (event.start, -event.end))
+    base = data.get("baseTimeNanoseconds")
+    return RankProfile(
+        str(path),
+        _rank_of(info, path),
+        _count(info.get("world_size")),
+        str(info.get("backend") or ""),
+        _groups_of(info),
+        base if isinstance(base, int) else 0,
+        kept,
+        _steps_of(kept),
+    )
+
+
+def _parse(path: Path) -> Any:
+    try:
+        with path.open("rb") as raw:
+            file = gzip.open(raw) if path.suffix == ".gz" else raw  # noqa: SIM115
+            content = file.read(LARGEST_FILE + 1)
+    except (OSError, EOFError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", "check the file") from None
+    if len(content) > LARGEST_FILE:
+        raise UsageError(
+            f"{path} is larger than 2 GiB",
+            "record fewer steps, without `with_stack` and `record_shapes`",
+        )
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        raise UsageError(f"{path}: damaged JSON", "export the profile again") from None
+
+
+def _is_kept(event: object) -> bool:
+    if not isinstance(event, dict) or event.get("ph") != "X":
+        return False
+    return str(event.get("cat", "")).lower() in _KEPT and isinstance(event.get("ts"), int | float)
+
+
+def _event(event: Mapping[str, Any]) -> ProfileEvent:
+    start = float(event["ts"]) * 1000
+    duration = event.get("dur")
+    length = float(duration) * 1000 if isinstance(duration, int | float) else 0.0
+    args = event.get("args")
+    return ProfileEvent(
+        str(event.get("name", "")),
+        str(event.get("cat", "")).lower(),
+        str(event.get("tid", "")),
+        round(start),
+        round(start + max(length, 0.0)),
+        args if isinstance(args, dict) else {},
+    )
+
+
+def _rank_of(info: Mapping[str, Any], path: Path) -> int:
+    rank = info.get("rank")
+    if isinstance(rank, int) and 0 <= rank < _MAX_RANKS:
+        return rank
+    numbers = _RANK_IN_NAME.findall(path.name)
+    if numbers:
+        return min(int(numbers[-1]), _MAX_RANKS)
+    raise UsageError(
+        f"{path}: PyTorch profiler trace without a rank",
+        "name the file rank<N>.json, or record it after init_process_group",
+    )
+
+
+def _groups_of(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    groups = {}
+    configs = info.get("pg_config")
+    for config in configs if isinstance(configs, list) else ():
+        if not isinstance(config, dict):
+            continue
+        ranks = config.get("ranks")
+        if isinstance(ranks, list) and all(isinstance(rank, int) for rank in ranks):
+            groups[str(config.get("pg_name", ""))] = tuple(ranks)
+    return groups
+
+
+def _steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
+    """The steps between two calls of `profiler.step()`; each lasts until the next one begins."""
+    found: dict[int, tuple[float, float]] = {}
+    for event in events:
+        match = _STEP_NAME.match(event.name) if event.category == "user_annotation" else None
+        if match:
+            found[int(match[1])] = (event.start, event.end)
+    numbers = sorted(found)
+    following = dict(itertools.pairwise(numbers))
+    return {
+        number: (found[number][0], found.get(following.get(number, -1), (0, found[number][1]))[0])
+        if following.get(number) == number + 1
+        else found[number]
+        for number in numbers
+    }
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 <= value <= _MAX_RANKS else 0

@@ -1,0 +1,126 @@
+"""Repairs of requests that no call waits for.
+
+Each function yields (words, changed data).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Final
+
+from distsim.repair.scenario_data import (
+    DataPath,
+    ScenarioData,
+    fields_of,
+    make_step,
+    op_of,
+    ranks_of,
+    value_at,
+)
+
+_BLOCKING_OP: Final = {"isend": "send", "irecv": "recv"}
+
+
+def wait_for_requests(
+    data: ScenarioData, paths: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A request gets a handle and a wait, or the call blocks.
+
+    The wait stands before the next step of the list that names one of the call's tensors, or at the
+    end of the list.
+    """
+    for path in paths:
+        entry = value_at(data, path)
+        op, fields = op_of(entry), fields_of(entry)
+        if not _starts_request(op, fields):
+            continue
+        if "as" not in fields:
+            handle = _unused_handle(data)
+            yield (
+                f"keep the request of {op} and wait for it",
+                _with_wait(data, path, {**fields, "as": handle}, handle),
+            )
+        elif "repeat" in path and "@" not in str(fields["as"]):
+            yield from _waits_in_loop(data, path)
+        blocking = {name: value for name, value in fields.items() if name not in ("as", "async")}
+        if "as" not in fields:
+            changed = copy.deepcopy(data)
+            step = make_step(_BLOCKING_OP.get(op, op), blocking, ranks_of(entry))
+            value_at(changed, path[:-1])[int(path[-1])] = step
+            yield f"let {op} block", changed
+
+
+def _starts_request(op: str, fields: ScenarioData) -> bool:
+    return op in _BLOCKING_OP or bool(fields.get("async"))
+
+
+def _unused_handle(data: ScenarioData) -> str:
+    text = repr(data["program"])
+    names = ("h", *(f"h{number}" for number in range(2, 100)))
+    return next(name for name in names if f"'{name}'" not in text)
+
+
+def _with_wait(
+    data: ScenarioData, path: DataPath, fields: ScenarioData, handle: str
+) -> ScenarioData:
+    changed = copy.deepcopy(data)
+    steps, position = value_at(changed, path[:-1]), int(path[-1])
+    entry = steps[position]
+    op, ranks = op_of(entry), ranks_of(entry)
+    steps[position] = make_step(op, fields, ranks)
+    tensors = {value for value in fields_of(entry).values() if isinstance(value, str)}
+    users = (k for k in range(position + 1, len(steps)) if _names_any(steps[k], tensors))
+    place = next(users, len(steps))
+    if ranks is not None:
+        # Steps of other ranks may lie between them, so the wait follows at once.
+        place = position + 1
+    steps.insert(place, make_step("wait", {"handles": handle}, ranks))
+    return changed
+
+
+def _names_any(entry: Any, tensors: set[str]) -> bool:
+    """Whether a step, or a step within it, names one of the tensors."""
+    if isinstance(entry, dict):
+        return any(_names_any(value, tensors) for value in entry.values())
+    if isinstance(entry, list):
+        return any(_names_any(value, tensors) for value in entry)
+    return isinstance(entry, str) and entry in tensors
+
+
+def _waits_in_loop(data: ScenarioData, path: DataPath) -> Iterator[tuple[str, ScenarioData]]:
+    """A handle that each iteration binds again: wait in the iteration, or number the handles."""
+    entry = value_at(data, path)
+    fields = fields_of(entry)
+    handle, op = str(fields["as"]), op_of(entry)
+    loop_path = path[: len(path) - 2 - path[::-1].index("repeat") + 1]
+    index = value_at(data, (*loop_path, "repeat")).get("index")
+    if index is not None:
+        numbered = copy.deepcopy(data)
+        step = make_step(op, {**fields, "as": f"{handle}@{index}"}, ranks_of(entry))
+        value_at(numbered, path[:-1])[int(path[-1])] = step
+        if _replace_waits(numbered["program"], handle, "all"):
+            yield f"give each request of {op} its own handle, and wait for all", numbered
+    waited = copy.deepcopy(data)
+    _replace_waits(waited["program"], handle, None)
+    yield f"wait for {handle} in each iteration", _with_wait(waited, path, fields, handle)
+
+
+def _replace_waits(steps: list[Any], handle: str, handles: str | None) -> int:
+    """Replace the handles of the waits for a handle, or remove them if ``handles`` is None."""
+    count = 0
+    for k in reversed(range(len(steps))):
+        entry = steps[k]
+        if op_of(entry) == "wait" and fields_of(entry).get("handles") in (handle, [handle]):
+            count += 1
+            if handles is None:
+                del steps[k]
+            else:
+                steps[k] = make_step("wait", {"handles": handles}, ranks_of(entry))
+        elif isinstance(entry, dict):
+            inner = entry.get("steps") or (entry.get("repeat") or {}).get("steps") or []
+            count += _replace_waits(inner, handle, handles)
+    return count
+
+
+__all__ = ["wait_for_requests"]

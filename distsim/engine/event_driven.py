@@ -12,6 +12,8 @@ max(arrival of those it needs) + cost. Transfers that share links at the same ti
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 import numpy as np
 
 from distsim.backends import BackendProfile
@@ -138,8 +140,8 @@ class _EventDrivenEngine:
         self.take_scheduled_at = -1
         self.exited_with_requests = False
         self.ended_ranks: set[int] = set()
-        #: By rank that has ended: when its process closes its sockets.
-        self.exits_due: dict[int, int] = {}
+        #: A heap: when the process of a rank that has ended closes its sockets, and the rank.
+        self.exits_due: list[tuple[int, int]] = []
         #: Ranks whose `EXIT_NS` have passed, but whose process waits for open collectives.
         self.overdue_exits: set[int] = set()
         self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
@@ -161,7 +163,7 @@ class _EventDrivenEngine:
 
     def _next_deadline(self) -> int | None:
         """When the next timeout expires, or the next process that exits closes its sockets."""
-        times = list(self.exits_due.values())
+        times = [self.exits_due[0][0]] if self.exits_due else []
         if self.deadlines is not None:
             expires = self.deadlines.next_ns(self.hosts.since)
             times += [] if expires is None else [expires]
@@ -169,9 +171,8 @@ class _EventDrivenEngine:
 
     def _reach_deadline(self) -> None:
         self.now = self.clock.now
-        due = [rank for rank, at in self.exits_due.items() if at <= self.now]
-        for rank in due:
-            self._close_process(rank)
+        while self.exits_due and self.exits_due[0][0] <= self.now:
+            self._close_process(heappop(self.exits_due)[1])
         self._expire()
 
     def _await_monitored_barrier(self) -> bool:
@@ -188,14 +189,12 @@ class _EventDrivenEngine:
     def _close_next_process(self) -> bool:
         """Close the next process that exits and has no open collectives; whether there is one."""
         while self.exits_due:
-            rank = min(self.exits_due, key=self.exits_due.__getitem__)
-            if self._close_process(rank):
+            if self._close_process(heappop(self.exits_due)[1]):
                 return True
         return False
 
     def _close_process(self, rank: int) -> bool:
         """A process that exits closes its sockets, unless it still waits for collectives."""
-        del self.exits_due[rank]
         if self.rules.open_collectives(self.state, rank):
             self.overdue_exits.add(rank)
             return False
@@ -207,7 +206,7 @@ class _EventDrivenEngine:
         rank = self.rank_of[row]
         if rank in self.overdue_exits:
             self.overdue_exits.discard(rank)
-            self.exits_due[rank] = self.now
+            heappush(self.exits_due, (self.now, rank))
 
     def exits_matter(self, run: OrderedRun) -> bool:
         """Whether the result may change if processes end with their programs."""
@@ -505,7 +504,7 @@ class _EventDrivenEngine:
             self.ended_ranks.add(rank)
             self.hosts.since[rank] = self.now
         if rank in self.state.exiting:
-            self.exits_due[rank] = self.now + EXIT_NS
+            heappush(self.exits_due, (self.now + EXIT_NS, rank))
         if gone and self.rules.detects_peer_death:
             self._wake_all()
         elif not self.exited_with_requests:

@@ -229,8 +229,8 @@ class RunProgress:
 
     def has_open_collective(self) -> bool:
         """Whether a collective has been called that some member has not joined."""
-        is_called = (self.linked.kind == KIND_COLLECTIVE) & (np.asarray(self.posted) >= 0)
-        instances = self.linked.instance[is_called]
+        is_called = (np.asarray(self.kind) == KIND_COLLECTIVE) & (np.asarray(self.posted) >= 0)
+        instances = np.asarray(self.instance)[is_called]
         return bool(np.any(np.asarray(self.missing)[instances]))
 
     def done(self, i: int, t: int) -> tuple[int | None, int]:

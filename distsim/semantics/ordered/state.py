@@ -238,7 +238,8 @@ class RunState:
     - ``pc``: the next host instruction.
     - ``ends``: how the rank ended; None while it runs.
     - ``open_launches``: the number of launches that were posted and have not ended.
-    - ``exiting``: ranks that have ended, and whose process has not.
+    - ``exiting``: ranks that have ended, and whose process has not; ``joining``: those of them that
+      had open collectives.
     - ``lost_ranks``: ranks whose process has ended, or that have closed a group.
     - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
 
@@ -264,6 +265,7 @@ class RunState:
     pc: list[int]
     ends: list[ExitRank | None]
     exiting: dict[int, None]
+    joining: dict[int, None]
     open_launches: list[int]
     phase: bytearray
     queues: dict[int, list[int]]
@@ -286,6 +288,7 @@ class RunState:
             self.pc[:],
             self.ends[:],
             self.exiting.copy(),
+            self.joining.copy(),
             self.open_launches[:],
             self.phase[:],
             _copy_lists(self.queues),
@@ -306,7 +309,7 @@ class RunState:
     def key(self) -> Hashable:
         """Equal for states with the same future.
 
-        ``exiting``, ``open_launches``, ``buffered_bytes``, ``receive_of``, ``queues``,
+        ``exiting``, ``joining``, ``open_launches``, ``buffered_bytes``, ``receive_of``, ``queues``,
         ``lost_ranks`` and ``arrived_by_kind`` follow from the rest. Where several ranks have
         arrived, their order is no part of the key.
         """

@@ -105,6 +105,7 @@ class TransitionRules(QueueRules):
             pc=[0] * size,
             ends=ends,
             exiting={},
+            joining={},
             open_launches=[0] * size,
             phase=bytearray(self.linked.rows),
             queues={},
@@ -293,7 +294,7 @@ class TransitionRules(QueueRules):
             self.end_row(state, row, out)
         if self.ranks_to_crash:
             self.abort(state, out)
-        if state.exiting and self.rank_of[row] in state.exiting:
+        if state.joining and self.rank_of[row] in state.joining:
             self._cancel_broken_collectives(state, out)
 
     def kill(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
@@ -467,6 +468,8 @@ class TransitionRules(QueueRules):
         if exits_by_itself and self.profile.joins_collectives_at_exit:
             state.ends[rank] = end._replace(gone=False)
             state.exiting[rank] = None
+            if self.open_collectives(state, rank):
+                state.joining[rank] = None
             self._leave_rendezvous(state, rank)
             out.ended(rank, False)
             self._cancel_broken_collectives(state, out)
@@ -486,6 +489,7 @@ class TransitionRules(QueueRules):
         assert end is not None
         state.ends[rank] = end._replace(gone=True)
         state.exiting.pop(rank, None)
+        state.joining.pop(rank, None)
         self._leave_rendezvous(state, rank)
         out.ended(rank, True)
         if self.detects_peer_death:
@@ -493,7 +497,7 @@ class TransitionRules(QueueRules):
         for row in range(self.base[rank], self.base[rank + 1]):
             if state.phase[row]:
                 self.cancel(state, row, out)
-        if state.exiting:
+        if state.joining:
             self._cancel_broken_collectives(state, out)
 
     def open_collectives(self, state: RunState, rank: int) -> list[int]:
@@ -509,10 +513,12 @@ class TransitionRules(QueueRules):
         """A collective that an exit waits for, and that can no longer complete, ends with an error,
         which no code sees.
         """
-        for rank in tuple(state.exiting):
+        for rank in tuple(state.joining):
             for row in self.open_collectives(state, rank):
                 if state.phase[row] > QUEUED and self.broken(state, row):
                     self.cancel(state, row, out)
+            if not self.open_collectives(state, rank):
+                state.joining.pop(rank, None)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
         """G14: end the processes that a mismatch kills."""

@@ -57,8 +57,8 @@ def why_order_matters(
 def _why_order_matters_in_unit(linked: LinkedProgram, unit: CompilationUnit) -> str | None:
     last = unit.instructions[-1]
     if isinstance(last, ExitRank) and last.gone:
-        if last.status != "ended":
-            return "a rank fails"
+        if last.status != "ended" or last.message:
+            return "a rank fails, or exits in a call"
         if _loses_requests_at_exit(linked, unit):
             return "a process ends while a request is open"
     for instruction in unit.instructions:

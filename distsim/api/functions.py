@@ -348,7 +348,7 @@ def slow(
     steps: str | None = None,
     ideal: str = "peers",
     jobs: int = 4,
-    progress: CountCallback = lambda done, total: None,
+    progress: CountCallback | None = None,
 ) -> SlowAnswer:
     """Find out why a job is slow, from the profiles or traces of its ranks (files or folders).
 

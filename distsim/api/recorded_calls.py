@@ -43,7 +43,7 @@ class SimulatedTrace(NamedTuple):
 
 
 def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckedTrace:
-    """Check the calls of a trace. Raises UsageError for a file that is no trace."""
+    """Check the calls of a trace. Raises UsageError for a file that is not a trace."""
     from dataclasses import replace
 
     from distsim.simulation.check_scenario import check_program
@@ -56,7 +56,7 @@ def check_trace(file: str, *, backend: str | None, max_states: int) -> CheckedTr
 def simulate_trace(
     file: str, *, backend: str | None, cluster: str | Mapping[str, Any] | Cluster | None
 ) -> SimulatedTrace:
-    """Simulate the calls of a trace. Raises UsageError for a file that is no trace."""
+    """Simulate the calls of a trace. Raises UsageError for a file that is not a trace."""
     from distsim.api.inputs import read_cluster
     from distsim.scenario import Scenario
     from distsim.simulation.simulate_scenario import cost_model, simulate_program

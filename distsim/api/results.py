@@ -392,6 +392,26 @@ class SlowAnswer(Answer):
 
         return _data_frame(rank_rows(self.raw))
 
+    def to_svg(self) -> Picture:
+        """Excess by rank and step, the breakdown, and one step recorded above its ideal."""
+        from distsim.output.pictures.slow_job import slow_svg
+
+        return Picture(slow_svg(self.raw), "svg")
+
+    def to_html(self) -> HtmlReport:
+        """The report and the pictures as a page that loads nothing."""
+        from distsim.output.report_html import write_html
+
+        body = f"{write_html(self._report())}\n{self.to_svg().content!s}"
+        head = '<!doctype html><html lang="en"><meta charset="utf-8"><title>distsim slow</title>'
+        return HtmlReport(f"{head}<body>{body}</body></html>", ok=self.ok)
+
+    def timeline(self) -> str:
+        """The recorded and the ideal job for Perfetto (Chrome's trace event format)."""
+        from distsim.output.json.slow_timeline import slow_timeline
+
+        return slow_timeline(self.raw)
+
     def _report(self) -> Report:
         from distsim.output.text.slow_job import slow_report
 
@@ -540,7 +560,8 @@ class ShrinkAnswer(Answer):
 
 
 class FixAnswer(Answer):
-    """Repairs of a failing scenario, the best first. Each checks ok under every reading."""
+    """Repairs of a failing scenario, the best first. With each of them, the scenario has verdict
+    ok."""
 
     raw: tuple[ScenarioRepair, ...]
 

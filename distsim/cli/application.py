@@ -7,7 +7,8 @@ another command or this module; what they share is in `distsim.cli.shared`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -68,15 +69,22 @@ class _GroupedCommandList(TyperGroup):
 _CONTEXT_CLASS: Any = TyperCommand.context_class
 
 
-class _NarrowHelpFormatter(_CONTEXT_CLASS.formatter_class):  # type: ignore[misc]
-    """On narrow terminals, prints the help of an option below it instead of cutting words."""
+#: The Python type that typer prints after the name of an argument, such as ` <list[str]>`.
+_PYTHON_TYPE = re.compile(r"(?<=[A-Z…]) <[a-zA-Z\[\]]+>$")
 
-    def write_dl(self, rows: object, col_max: int = 30, col_spacing: int = 2) -> None:
+
+class _HelpFormatter(_CONTEXT_CLASS.formatter_class):  # type: ignore[misc]
+    """Omits Python types. On narrow terminals, prints the help of an option below its name."""
+
+    def write_dl(
+        self, rows: Iterable[tuple[str, str]], col_max: int = 30, col_spacing: int = 2
+    ) -> None:
+        rows = [(_PYTHON_TYPE.sub("", name), text) for name, text in rows]
         # The formatter moves the help to the next line if the first column exceeds `col_max`.
         super().write_dl(rows, col_max if self.width >= 60 else 12, col_spacing)
 
 
-_CONTEXT_CLASS.formatter_class = _NarrowHelpFormatter
+_CONTEXT_CLASS.formatter_class = _HelpFormatter
 
 
 def _show_version(wanted: bool) -> None:

@@ -47,10 +47,13 @@ def _finding_lines() -> Iterator[str]:
     yield from (
         "# Findings",
         GENERATED_NOTICE,
-        "A code never changes its meaning. `distsim explain DS301` prints the same.",
+        (
+            "`distsim explain DS301` prints the section of one code. The meaning of a code never "
+            "changes."
+        ),
     )
     for info in CODES.values():
-        verdict = f"verdict `{info.verdict}`" if info.verdict else "no verdict of its own"
+        verdict = f"verdict `{info.verdict}`" if info.verdict else "does not change the verdict"
         yield f"## {info.code}: {info.title}"
         yield f"{info.severity.capitalize()}, {verdict}."
         yield wrapped(info.what)

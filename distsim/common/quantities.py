@@ -269,7 +269,7 @@ def read_quantity(
     if unknown:
         known = ", ".join(names) or "no names"
         raise ExpressionError(
-            f"{unknown[0]} is no number that is the same on every rank; known here are {known}",
+            f"{unknown[0]} is not a number with one value for all ranks; known names: {known}",
             dict(found.offsets)[unknown[0]],
         )
     found.check(kinds)

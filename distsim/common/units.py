@@ -129,7 +129,9 @@ def parse_timeout_ns(value: object) -> int:
     """A duration above zero, because a wait with a timeout of zero would end before it starts."""
     found = parse_duration_ns(value)
     if not found:
-        raise ValueError(f"expected a timeout above zero, as `10 s`, found {_value_text(value)}")
+        raise ValueError(
+            f"expected a timeout above zero, such as `10 s`, found {_value_text(value)}"
+        )
     return found
 
 

@@ -56,7 +56,7 @@ def explain_code(code: str, width: int = _WIDTH) -> str:
         near = nearest_code(code)
         hint = f"did you mean {near}?" if near else f"codes run from {min(CODES)} to {max(CODES)}"
         raise KeyError(f"no finding has the code {code}; {hint}")
-    gives = f"verdict {info.verdict}" if info.verdict else "no verdict of its own"
+    gives = f"verdict {info.verdict}" if info.verdict else "does not change the verdict"
     title = fill(
         f"{info.code}  {info.title}",
         width,
@@ -68,7 +68,7 @@ def explain_code(code: str, width: int = _WIDTH) -> str:
     chapters = {"What it is": info.what, "What happens": info.why, "What to do": info.remedy}
     parts += [f"{head}\n{_wrapped_text(body, width)}" for head, body in chapters.items()]
     parts.append(
-        f"A {'script' if info.of_scripts else 'scenario'} that has it\n"
+        f"Example ({'script' if info.of_scripts else 'scenario'})\n"
         + indent(info.example.rstrip(), "  ")
     )
     return "\n\n".join(parts)

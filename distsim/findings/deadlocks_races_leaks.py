@@ -12,8 +12,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "deadlock",
         "Each rank of a wait-for cycle is blocked in a call and waits for the next rank. No rank "
         "reaches the call that another one needs.",
-        "The job is silent until a watchdog ends it after minutes. Buffering may hide the cycle for "
-        "messages below MPI's eager limit or within NCCL's buffer.",
+        (
+            "The job prints nothing until a watchdog ends it after minutes. For small messages, "
+            "buffering may hide the cycle (below MPI's eager limit, or within NCCL's buffer)."
+        ),
         "Break the cycle: let one side receive first, or post both directions together with "
         "batch_isend_irecv.",
         two_rank_scenario("send: {tensor: x, dst: 1 - rank}", "recv: {tensor: z, src: 1 - rank}"),
@@ -23,10 +25,19 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "rank waits for a rank that has already ended",
         "error",
         "deadlock",
+<<<<<<< HEAD
         "A rank is blocked in a call, but another rank has ended (or exited) without making its "
         "part of the call.",
         "The call never completes. NCCL's watchdog ends the job after its timeout; on Gloo, ranks "
         'that need the ended rank raise "Connection closed by peer".',
+=======
+        (
+            "A rank is blocked in a call that needs another rank, but that rank has already ended "
+            "without making the matching call."
+        ),
+        "The call never completes. NCCL's watchdog ends the job after its timeout; Gloo may "
+        "report a closed connection.",
+>>>>>>> main
         "Make the same number of calls on every member. Usual causes: uneven batches, an early "
         "return, a skipped branch.",
         two_rank_scenario("{barrier: {}, ranks: 0}"),
@@ -37,22 +48,28 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "error",
         "deadlock",
         "A rank waits for a rank that was killed, raised an error or was never launched.",
-        "If a rank is missing, all others wait in init_process_group. If a rank died, the ranks "
-        "that need it next wait until their timeout.",
-        "Read the log of the dead rank: it contains the cause. torchrun ends the other ranks "
-        "when one fails; plain launchers do not.",
+        (
+            "If a rank was never started, all others wait in init_process_group. If a rank died, the "
+            "ranks that need it wait until their timeout."
+        ),
+        (
+            "Read the log of the dead rank: it contains the cause. torchrun ends the other ranks "
+            "when one fails; simpler launchers do not."
+        ),
         two_rank_scenario("{fail: {message: out of memory}, ranks: 0}", "barrier"),
     ),
     CodeInfo(
         "DS304",
-        "message without a counterpart",
+        "message without a matching call",
         "error",
         "deadlock",
         "A rank waits to receive a message that no rank sends, or to send a message that no rank "
         "receives.",
         "The call waits forever. NCCL ignores tags, so a different tag hangs on Gloo and MPI only.",
-        "Compare peer, tag and group on both ends. The message lists calls that differ in only "
-        "one of them.",
+        (
+            "Compare peer, tag and group on both ends. The finding lists calls that differ in only "
+            "one of the three."
+        ),
         two_rank_scenario(
             "{send: {tensor: x, dst: 1, tag: 1}, ranks: 0}",
             "{recv: {tensor: x, src: 0, tag: 2}, ranks: 1}",
@@ -60,13 +77,17 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS305",
-        "knot of receives from any source",
+        "receives from any source block each other",
         "error",
         "deadlock",
-        "A rank waits for a message from any source, but every rank that could still send is "
-        "blocked behind it.",
-        "All these ranks wait forever, as in a cycle. An earlier receive from any source may "
-        "have taken the message that a later call needs.",
+        (
+            "A rank waits for a message from any source. Every rank that could still send one is "
+            "itself blocked, because it waits directly or indirectly for this rank."
+        ),
+        (
+            "All these ranks wait forever. Perhaps an earlier receive from any source took the "
+            "message that a later call needs."
+        ),
         "Name the source in the receive, use different tags for different kinds of messages, or "
         "let one rank send first.",
         two_rank_scenario(
@@ -102,8 +123,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "race",
         "A receive from any source relies on one sender (`assume_src`), but a message from "
         "another sender can arrive first.",
-        "The program works until the network is slow on one side. Then the rank receives another "
-        "rank's data.",
+        (
+            "The program works until the expected sender is slower than the other one. Then the rank "
+            "receives the wrong rank's data."
+        ),
         "Name the source in the receive, or give each sender its own tag.",
         example_scenario(
             3,
@@ -118,9 +141,11 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "buffer written while a request uses it",
         "error",
         "race",
-        "A tensor is written, or received into again, while something still uses it: an open "
-        "isend, irecv or async collective, or another stream.",
-        "The data that is sent or kept depends on timing. Neither torch nor any backend warns.",
+        (
+            "The program writes or receives into a tensor that is still in use by an isend, irecv or "
+            "async collective that has not completed, or by another stream."
+        ),
+        ("The data that is sent or stored depends on timing. Neither torch nor any backend warns."),
         "Wait for the request (or the stream: `wait_stream`) before you change the tensor, or "
         "use separate tensors (`copies:`).",
         two_rank_scenario(
@@ -135,7 +160,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "buffer read before its receive completes",
         "error",
         "race",
-        "A tensor is read or sent while an open request or another stream still fills it.",
+        (
+            "The program reads or sends a tensor that a receive, a collective or another stream has "
+            "not yet filled."
+        ),
         "The reader may see old data, new data or a mixture.",
         "Wait for the request before you read the tensor.",
         two_rank_scenario(
@@ -152,8 +180,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "race",
         "A `put` writes, or a `get` reads, memory of another rank while that rank or a third "
         "rank uses it. No signal, message or collective orders the two accesses.",
-        "The other rank takes no part in a put or get. It reads old data, new data or a mixture, "
-        "without a warning.",
+        (
+            "The owner of the memory makes no call for a put or get, so nothing delays it. A rank "
+            "reads old data, new data or a mixture, without a warning."
+        ),
         "Send a signal after one access and wait for it before the other, or put a barrier "
         "between them.",
         example_scenario(
@@ -171,10 +201,14 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "leak",
         "A rank never waits for a request (isend, irecv, an async collective or a batch with a "
         "handle).",
-        "The rank cannot know whether its data has arrived or whether a buffer is free again. "
-        "Errors of the request are lost.",
-        "Keep the handle (`as: h`) and wait for it. In a loop, index it, so that it is not "
-        "overwritten.",
+        (
+            "The rank cannot know whether its data has arrived, or whether it may reuse the buffer. "
+            "Errors of the request are lost."
+        ),
+        (
+            "Keep the handle (`as: h`) and wait for it. In a loop, give each iteration its own "
+            "handle (`as: h@i`)."
+        ),
         two_rank_scenario("{all_reduce: {tensor: x, async: true}}"),
     ),
     CodeInfo(
@@ -182,9 +216,11 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "message never received",
         "warning",
         "leak",
-        "A rank sends a message, and no receive takes it before the programs end.",
-        "Gloo never completes such a send. MPI keeps the message in a buffer, where a later "
-        "receive may take it by mistake.",
+        "A rank sends a message that no rank has received when the program ends.",
+        (
+            "On Gloo, such a send never completes. MPI keeps the message in a buffer, and a later "
+            "receive may take it by mistake."
+        ),
         "Receive the message, or remove the send.",
         two_rank_scenario("{isend: {tensor: x, dst: 1}, ranks: 0}"),
     ),

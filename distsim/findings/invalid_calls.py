@@ -12,11 +12,15 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "invalid",
         "A send or receive names a rank that does not exist or that is not a member of the "
         "call's group.",
-        "torch raises ValueError, or the call waits for a connection that never comes: Gloo and "
-        "NCCL look the rank up in the group.",
-        "Name a rank from 0 to world_size - 1 that belongs to the group. `dst` and `src` are "
-        "global ranks; `group_dst` and `group_src` count inside the group. The last stage of a "
-        "pipeline has no next rank.",
+        (
+            "Depending on the backend, torch raises ValueError, or the call waits for a connection "
+            "that is never made."
+        ),
+        (
+            "Name a rank from 0 to world_size - 1 that belongs to the group. `dst` and `src` are "
+            "global ranks; `group_dst` and `group_src` are positions in the group. A common cause: "
+            "the last stage of a pipeline sends to `rank + 1`."
+        ),
         two_rank_scenario(
             "send: {tensor: x, dst: rank + 1}", "{recv: {tensor: x, src: 0}, ranks: 1}"
         ),
@@ -26,7 +30,7 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "send to self",
         "error",
         "invalid",
-        "A send or receive names the calling rank itself.",
+        "The `dst` or `src` of a send or receive is the calling rank itself.",
         "torch raises ValueError for send and recv. NCCL accepts such a message only inside a "
         "batch.",
         "Copy the tensor instead, or skip the call if source and destination are the same rank "
@@ -39,8 +43,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "error",
         "invalid",
         "A rooted collective names a `src` or `dst` that is not a member of its group.",
-        "torch raises ValueError: the global rank is not part of the group. Often the code "
-        "passes a position inside the group as a global rank.",
+        (
+            "torch raises ValueError: the global rank is not part of the group. A common cause: the "
+            "code passes a group rank (a position in the group) where torch expects a global rank."
+        ),
         "Pass a member's global rank as `src` or `dst`, or its position in the group as "
         "`group_src` or `group_dst`.",
         example_scenario(
@@ -57,8 +63,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "A rank calls an operation on a group that it does not belong to.",
         "torch warns and returns at once (the call does nothing), or raises. Either way, the "
         "rank does not get the expected data.",
-        "Call the operation on the group's members only (`ranks:` next to the step), or use a "
-        "group that this rank belongs to.",
+        (
+            "Call the operation only on members of the group (in a scenario: add `ranks:` to the "
+            "step), or use a group that this rank belongs to."
+        ),
         example_scenario(4, "groups: {hi: [2, 3]}\n", "all_reduce: {tensor: x, group: hi}"),
     ),
     CodeInfo(
@@ -67,8 +75,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "error",
         "invalid",
         "A rank waits for a handle a second time, although the first wait completed its request.",
-        "Some backends allow a second wait on torch's Work, others raise. An MPI request no "
-        "longer exists after its first wait.",
+        (
+            "Some backends allow a second `wait()` on torch's Work object, others raise. An MPI "
+            "request no longer exists after its first wait."
+        ),
         "Wait once for each request. In a loop, index the handle (`as: h@i`), so that each "
         "iteration has its own.",
         two_rank_scenario(
@@ -80,14 +90,16 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS106",
-        "handle not set on this rank",
+        "unknown handle on this rank",
         "error",
         "invalid",
-        "A wait names a handle that no earlier call set on this rank: another rank or a later "
-        "step sets it.",
+        (
+            "A wait names a handle that no earlier call on this rank created. Another rank or a "
+            "later step creates it."
+        ),
         "In Python this is a NameError or a wait on None. The rank raises, and the ranks that "
         "need it hang.",
-        "Post and wait on the same ranks: use the same `ranks:` for both steps.",
+        ("Start the request and wait for it on the same ranks: give both steps the same `ranks:`."),
         two_rank_scenario(
             "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
             "wait: h",
@@ -99,12 +111,17 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "splits do not add up",
         "error",
         "invalid",
-        "The splits of an all_to_all are not one per rank, or their sum is not the length of the "
-        "tensor.",
+        (
+            "The number of splits of an all_to_all differs from the group size, or the sum of the "
+            "splits differs from the first dimension of the tensor."
+        ),
         "torch raises ValueError before it sends anything: splits must sum to the tensor's first "
         "dimension.",
-        "Give one split per group rank. `input_splits` must sum to the first dimension of the "
-        "input, `output_splits` to that of the output.",
+        (
+            "Give one split for each rank of the group. The sum of `input_splits` must be the first "
+            "dimension of the input. The sum of `output_splits` must be the first dimension of the "
+            "output."
+        ),
         two_rank_scenario(
             "all_to_all_single: {input: x, output: {shape: [4]}, input_splits: [1, 2], output_splits: [2, 2]}"
         ),
@@ -116,8 +133,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "invalid",
         "A communication call comes before init_process_group or after destroy_process_group.",
         "torch raises: the default process group has not been initialized.",
-        "Communicate between the two calls. If the scenario contains neither, they are added at "
-        "its start and end.",
+        (
+            "Move the call between init_process_group and destroy_process_group. If a scenario "
+            "contains neither of them, distsim adds them at its start and end."
+        ),
         two_rank_scenario("init_process_group", "destroy_process_group", "barrier"),
     ),
     CodeInfo(
@@ -135,13 +154,17 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "wrong buffer size or dtype",
         "error",
         "invalid",
-        "A call's own tensors do not match each other. Examples: the output of all_gather is not "
-        "group size times its input, an input is not divisible by the group size, input and "
-        "output have different dtypes.",
+        (
+            "The input and output tensors of one call do not match. Examples: the output of "
+            "all_gather is not exactly group-size times as large as its input, an input is not "
+            "divisible by the group size, or input and output have different dtypes."
+        ),
         "torch raises ValueError or RuntimeError on the calling rank. Some code paths of Gloo "
         "compute wrong data instead.",
-        "Give the tensor with the parts of all ranks the size of one part times the group size, "
-        "and the same dtype. For uneven parts, use splits or padding.",
+        (
+            "Make the larger tensor exactly group-size times as large as the smaller one, and give "
+            "both the same dtype. For uneven parts, use splits or padding."
+        ),
         two_rank_scenario("all_gather_into_tensor: {input: x, output: {shape: [4]}}"),
     ),
     CodeInfo(
@@ -160,8 +183,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "call that every backend rejects",
         "error",
         "invalid",
-        "Every backend rejects an argument, for a reason without a code of its own. The message "
-        "gives the reason.",
+        (
+            "Every backend rejects an argument of this call. The message gives the reason. (Common "
+            "reasons have their own codes.)"
+        ),
         "torch raises on the calling rank, and the ranks that wait for it hang.",
         "Correct the argument that the message names.",
         two_rank_scenario("{send: {tensor: x, dst: 1, tag: -1}, ranks: 0}"),

@@ -7,14 +7,18 @@ from distsim.findings.code_info import CodeInfo, two_rank_scenario
 MISMATCH_CODES: tuple[CodeInfo, ...] = (
     CodeInfo(
         "DS201",
-        "different collectives are matched",
+        "ranks call different collectives",
         "error",
         "mismatch",
         "The k-th collective of a group is not the same operation on every member.",
-        "Neither Gloo nor NCCL checks this: the ranks hang, crash or mix up data. With "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL, torch raises on Gloo.",
-        "Find the first call where the members diverge: one of them skips a call, makes an extra "
-        "one, or takes another branch.",
+        (
+            "Neither Gloo nor NCCL detects this: the ranks hang, crash or get wrong data. With "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL, torch raises an error on Gloo."
+        ),
+        (
+            "Find the first call at which the members differ. One of them skips a call, makes an "
+            "extra call, or takes another branch."
+        ),
         two_rank_scenario(
             "{all_reduce: {tensor: x}, ranks: 0}", "{broadcast: {tensor: x, src: 0}, ranks: 1}"
         ),
@@ -38,9 +42,14 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "error",
         "mismatch",
         "The members of a collective pass tensors of different dtypes.",
-        "If the byte counts are equal, the bits are silently reinterpreted. Otherwise the result "
-        "is as with different sizes.",
-        "Cast before the call. Often one rank runs under autocast and another does not.",
+        (
+            "If the byte counts are equal, the receiver silently reads the bits as its own dtype. "
+            "Otherwise the effect is the same as for different sizes."
+        ),
+        (
+            "Cast the tensors to one dtype before the call. A common cause: one rank runs under "
+            "autocast and another does not."
+        ),
         two_rank_scenario(
             "{all_reduce: {tensor: {shape: [4], dtype: float32}}, ranks: 0}",
             "{all_reduce: {tensor: {shape: [4], dtype: int32}}, ranks: 1}",
@@ -67,7 +76,10 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "mismatch",
         "The members of a rooted collective name different roots.",
         "Gloo hangs; NCCL hangs or returns garbage. torch's DETAIL mode does not check roots.",
-        "Name one root on all members: the same global rank (`src`, `dst`), not each rank's own.",
+        (
+            "Pass the same root (the same global rank as `src` or `dst`) on all members. A common "
+            "mistake: each rank passes its own number."
+        ),
         two_rank_scenario("broadcast: {tensor: x, src: rank}"),
     ),
     CodeInfo(
@@ -75,12 +87,18 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "collectives in different orders",
         "error",
         "mismatch",
-        "The members of a group make the same collectives in different orders, so different "
-        "calls are matched.",
-        "Calls are matched by their number in the group, not by name. Mismatched calls hang or "
-        "mix up data.",
-        "Make the calls in the same order on all members. Order parameters or buckets by name or "
-        "index, not by when they are ready.",
+        (
+            "The members of a group call the same collectives in different orders, so the backend "
+            "matches different calls with each other."
+        ),
+        (
+            "Backends match the k-th call of each member, whatever it is. Mismatched calls hang or "
+            "produce wrong data."
+        ),
+        (
+            "Make the calls in the same order on all members. Sort parameters or buckets by name or "
+            "index; do not process them in the order in which they become ready."
+        ),
         two_rank_scenario(
             "{all_reduce: {tensor: x}, ranks: 0}",
             "all_reduce: {tensor: y}",
@@ -92,11 +110,15 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "splits do not match",
         "error",
         "mismatch",
-        "In an all_to_all, one member sends another a different number of elements than it "
-        "expects.",
-        "Gloo hangs or aborts. NCCL hangs or writes past the end of the part.",
-        "Make `output_splits` the transpose of `input_splits` (the default), or exchange the "
-        "counts first.",
+        (
+            "In an all_to_all, one member sends more or fewer elements to another member than that "
+            "member expects."
+        ),
+        "Gloo hangs or aborts. NCCL hangs or writes past the end of the receive buffer.",
+        (
+            "Set `output_splits` of rank i for rank j to `input_splits` of rank j for rank i (the "
+            "default), or exchange the counts first."
+        ),
         two_rank_scenario(
             "all_to_all_single: {input: x, output: z, input_splits: {0: [1, 3], 1: [2, 2]}, output_splits: {0: [1, 3], 1: [2, 2]}}"
         ),
@@ -107,10 +129,14 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "error",
         "mismatch",
         "A message and the receive that takes it have different numbers of elements.",
-        "Gloo accepts a shorter message and leaves the rest of the buffer unchanged; it aborts "
-        "on a longer one. NCCL hangs or truncates.",
-        "Use the same shape on both ends. If sizes vary, send the shape first. Two receives from "
-        "one peer may be in the wrong order.",
+        (
+            "If the message is shorter, Gloo leaves the rest of the buffer unchanged. If it is "
+            "longer, Gloo aborts. NCCL hangs or truncates the message."
+        ),
+        (
+            "Use the same shape on both ends. If sizes vary, send the shape first. Also check "
+            "whether two receives from one peer are in the wrong order."
+        ),
         two_rank_scenario(
             "{send: {tensor: x, dst: 1}, ranks: 0}", "{recv: {tensor: y, src: 0}, ranks: 1}"
         ),
@@ -121,8 +147,10 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "error",
         "mismatch",
         "A message and the receive that takes it have different dtypes.",
-        "If the byte counts are equal, the bits are silently reinterpreted. Otherwise the result "
-        "is as with different sizes.",
+        (
+            "If the byte counts are equal, the receiver silently reads the bits as its own dtype. "
+            "Otherwise the effect is the same as for different sizes."
+        ),
         "Use the same dtype on both ends.",
         two_rank_scenario(
             "{send: {tensor: {shape: [4], dtype: float32}, dst: 1}, ranks: 0}",
@@ -134,9 +162,14 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "new groups differ",
         "error",
         "mismatch",
-        "The k-th new_group differs between ranks: other members or another order.",
-        "new_group is a collective of the whole world, also for ranks that are not members. The "
-        "keys in the store do not match, so all ranks hang.",
+        (
+            "The k-th new_group call lists different members on different ranks, or lists them in a "
+            "different order."
+        ),
+        (
+            "new_group is a collective of the whole world: ranks that are not members must call it "
+            "too. The ranks wait for different keys of the store, so all of them hang."
+        ),
         "Create every group on every rank, in the same order.",
         two_rank_scenario(
             "{new_group: {name: g, ranks: [0, 1]}, ranks: 0}",

@@ -19,8 +19,10 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "equal collectives in different orders",
         "warning",
         None,
-        "Some rank calls two collectives of equal shape in another order. Each is matched with "
-        "the other's tensor.",
+        (
+            "One rank calls two collectives of equal shape in a different order than the other "
+            "ranks. Each call is then matched with the wrong tensor."
+        ),
         "Nothing hangs and nothing raises, but the result is wrong.",
         "Make the calls in the same order on all members of the group.",
         two_rank_scenario(
@@ -55,11 +57,15 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "completes only because of buffering",
         "warning",
         None,
-        "The program completes only if the backend buffers its sends. If each send waits for its "
-        "receive, the program hangs.",
-        "MPI buffers up to its eager limit, NCCL up to its channel buffer. With a larger tensor, "
-        "or on Gloo, the program hangs.",
-        "Fix the cycle that the other finding shows. Do not rely on the buffer.",
+        (
+            "The program completes only if the backend buffers its sends. If each send blocks until "
+            "it is received, the program hangs."
+        ),
+        (
+            "MPI buffers messages up to its eager limit, NCCL up to the size of its channel buffer. "
+            "With a larger tensor, or on Gloo, the program hangs."
+        ),
+        "Remove the wait-for cycle that this finding shows. Do not rely on buffering.",
         example_scenario(
             2,
             "",
@@ -70,12 +76,14 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS605",
-        "receive from any source has a choice",
+        "receive from any source matches several senders",
         "note",
         None,
         "A receive that names no source can take messages from more than one sender.",
-        "The order of arrival decides. Such receives are meant for this, so the finding is only "
-        "a note.",
+        (
+            "The receive takes the message that arrives first. This is the purpose of such receives, "
+            "so the finding is only a note."
+        ),
         "Do nothing if every order is correct. Otherwise name the source, or state the intended "
         "sender with `assume_src`.",
         _TWO_SENDERS,
@@ -85,9 +93,11 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "result depends on the order of events",
         "warning",
         None,
-        "The program fails in some orders of events and completes in others. It depends on which "
-        "message an open receive takes, or on which sends are buffered.",
-        "The program passes a hundred times, then hangs when the network is slow on one side.",
+        (
+            "The program fails in some orders of events and completes in others. The result depends "
+            "on which message a receive from any source takes, or on which sends are buffered."
+        ),
+        ("The program may work a hundred times, and then hang when one rank is slower than usual."),
         "Name the source of the receive, or use different tags for different kinds of messages. "
         "The finding lists the choices that lead to the failure; `distsim simulate --event-order` "
         "replays them.",
@@ -104,15 +114,19 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "equal messages in different orders",
         "warning",
         None,
-        "Two equal messages between the same two ranks are received in another order than they "
-        "are sent. The evidence is the tensors' names: other messages go from the first tensor's "
-        "name to the second's place and vice versa.",
+        (
+            "Two messages of equal size between the same two ranks are probably received in the "
+            "wrong order. The evidence is the names of the tensors: the other messages between these "
+            "ranks pair the names differently."
+        ),
         "Nothing hangs and nothing raises, because messages of the same size match. The receiver "
         "takes an activation for a gradient, or one micro-batch for another, so the result is "
         "wrong.",
-        "Swap the two receives, so that they follow the order of the sends, or give the two "
-        "messages different tags (not on nccl, which has no tags). If the names mislead, rename "
-        "the tensors: the names are the only evidence.",
+        (
+            "Swap the two receives, so that they follow the order of the sends, or give the two "
+            "messages different tags (not on nccl, which has no tags). If the program is correct, "
+            "rename the tensors: the names are the only evidence."
+        ),
         """world: 2
 backend: gloo
 tensors: {act: {shape: [4], copies: 4}, input: {like: act}}
@@ -136,9 +150,11 @@ program:
         "A barrier of symmetric memory uses the same cells of the signal pad as put_signal and "
         "wait_signal on its channel. Here the barrier takes an explicit signal, or an explicit "
         "wait takes a signal of the barrier.",
-        "The kernel takes whatever signal is in the cell. A rank leaves the barrier before the "
-        "other one arrives, so the barrier orders nothing. The wait that the signal was meant "
-        "for takes the barrier's signal, or finds none and spins forever.",
+        (
+            "The barrier accepts any signal in the cell. A rank returns from the barrier before the "
+            "other rank arrives, so the barrier orders nothing. The wait for which the signal was "
+            "intended takes the barrier's signal, or finds no signal and spins forever."
+        ),
         "Give the barrier its own channel, for example handle.barrier(channel=1), or wait for "
         "every signal before the barrier.",
         """world: 2
@@ -185,11 +201,13 @@ program:
         "reduce operation not supported by the backend",
         "error",
         None,
-        "The backend does not have this reduction, or not for this dtype.",
+        "The backend does not have this reduction, or does not have it for this dtype.",
         "torch raises ValueError or RuntimeError on every calling rank. For example, NCCL has no "
         "bitwise reductions.",
-        "Use a supported reduction (`avg` is a sum and a division), or another backend for this "
-        "group.",
+        (
+            "Use a supported reduction (for example, replace `avg` by a sum and a division), or "
+            "another backend for this group."
+        ),
         example_scenario(
             2, "", "all_reduce: {tensor: {shape: [4], dtype: int32}, op: band}", backend="nccl"
         ),
@@ -199,7 +217,7 @@ program:
         "operation not supported by the backend",
         "error",
         None,
-        "The backend does not have this operation, or torch does not create this group.",
+        "The backend does not have this operation, or torch cannot create this group on it.",
         "torch raises on every calling rank. For example, only gloo has monitored_barrier.",
         "Use a supported operation (`distsim explain backends` has the table).",
         example_scenario(2, "", "monitored_barrier", backend="nccl"),
@@ -209,13 +227,17 @@ program:
         "behaviour undefined by the backend",
         "warning",
         None,
-        "The backend's manual or source does not define the behaviour of this program. Example: "
-        "two ranks first connect in calls with different directions (one batches a send and a "
-        "receive, the other makes them one by one). Example: ranks use groups that share members "
-        "in different orders.",
+        (
+            "Neither the manual nor the source of the backend defines the behaviour of this program. "
+            "One example: a rank batches its first send to and receive from a peer, but the peer "
+            "makes the two calls one by one. Another: ranks use groups with common members in "
+            "different orders."
+        ),
         "The program may complete here and hang on another version or machine.",
-        "Batch the two directions on both ranks, or use the groups in the same order, as the "
-        "message says.",
+        (
+            "Follow the message: batch the two directions on both ranks, or use the groups in the "
+            "same order on all ranks."
+        ),
         example_scenario(
             2,
             "options: {init: eager}\n",
@@ -232,9 +254,11 @@ program:
         "note",
         None,
         "A fault that the scenario injects (`faults:`) kills this rank at the place shown.",
-        "The process ends without a message. The ranks that need it wait, or see a closed "
-        "connection.",
-        "Do nothing: the scenario asks for it. Look at the effect on the other ranks.",
+        (
+            "The process ends without a message. The ranks that need it wait, or their connection to "
+            "it closes."
+        ),
+        ("Nothing to fix: the scenario injects this fault. Look at the effect on the other ranks."),
         example_scenario(
             2, "faults: [{rank: 1, kind: kill, before_call: 0}]\n", "{compute: 1 ms, ranks: 1}"
         ),
@@ -266,8 +290,10 @@ program:
         "wait exceeds its timeout",
         "error",
         None,
-        "A call waits longer than its group's timeout while other ranks still work. Or a "
-        "monitored_barrier can never complete.",
+        (
+            "A call waits longer than the timeout of its group, because other ranks are still busy. "
+            "Or a monitored_barrier can never complete."
+        ),
         "gloo raises, or nccl's watchdog ends the process, although the program would have "
         "completed.",
         "Raise the timeout of the group, or move the slow work so that no rank waits for it.",
@@ -296,8 +322,11 @@ program:
         None,
         "The peak memory of some ranks (parameters, gradients, optimizer states, activations) "
         "exceeds the memory of their device.",
-        "These ranks run out of memory in the first step, and the others wait for them. The sum "
-        "excludes memory of the allocator and of libraries, so a close fit may fail too.",
+        (
+            "These ranks run out of memory in the first step, and the other ranks wait for them. "
+            "distsim does not count the memory that the allocator and the libraries use, so a step "
+            "that barely fits may fail too."
+        ),
         "Shard more (ZeRO 1 to 3, more tensor or pipeline ranks), recompute activations, or use "
         "smaller micro-batches.",
         example_scenario(2, "memory: {rank: {parameters: 100 GB, optimizer: 600 GB}}\n", "barrier"),
@@ -307,12 +336,22 @@ program:
         "NCCL communicator id arrives too late",
         "error",
         None,
-        "With lazy initialisation, NCCL creates a communicator at its first use. The first rank of the group publishes the communicator's id in"
-        " the store. The other ranks wait for it there, with the timeout of `init_process_group` (10 minutes by default for nccl).",
-        "The waiting ranks raise `DistBackendError: … retrieving ncclUniqueId from [0] via c10d key-value store …: wait timeout`. It often"
-        " happens when rank 0 prepares data or loads a checkpoint while the other ranks wait in a barrier (nccl#708, pytorch#82091).",
-        "Pass a longer `timeout` to `init_process_group`, or do the slow work of the first rank before the job starts."
-        " Creating the communicator early does not help if the first rank is still late in a later call: then the watchdog's timeout applies.",
+        (
+            "Without `device_id`, NCCL creates the communicator of a group at the first call. The "
+            "first rank of the group publishes the id of the communicator in the store. The other "
+            "ranks wait for the id, at most for the timeout of `init_process_group` (nccl: 10 "
+            "minutes by default)."
+        ),
+        (
+            "The waiting ranks raise `DistBackendError: … retrieving ncclUniqueId from [0] via c10d "
+            "key-value store …: wait timeout`. This often happens when rank 0 prepares data or loads "
+            "a checkpoint while the other ranks wait in a barrier (nccl#708, pytorch#82091)."
+        ),
+        (
+            "Pass a longer `timeout` to `init_process_group`, or do the slow work of the first rank "
+            "before the job starts. If you create the communicator early (`device_id`), the first "
+            "call no longer waits for the id, but NCCL's watchdog still limits every call."
+        ),
         example_scenario(
             2,
             "options: {timeout: 1 s}\n",
@@ -338,10 +377,14 @@ program:
         None,
         "The search did not check every order of events, so the verdict is the worst result "
         "found so far.",
-        "Receives from any source, and sends that may be buffered, allow more orders than the "
-        "bound.",
-        "Name the sources where possible, or run `distsim check` with a larger bound "
-        "(`--max-states`).",
+        (
+            "The program allows more orders than the search limit: receives from any source and "
+            "sends that may be buffered multiply the number of orders."
+        ),
+        (
+            "Name the sources where possible, or run `distsim check` with a higher limit "
+            "(`--max-states`)."
+        ),
         _TWO_SENDERS,
     ),
     CodeInfo(
@@ -397,14 +440,16 @@ program:
     ),
     CodeInfo(
         "DS607",
-        "handle of a message not kept",
+        "request dropped before it completes",
         "warning",
         None,
         "The program drops the request of an isend, irecv or batch, or overwrites its handle, "
         "before it waits for it.",
-        "Gloo cancels a message whose request is dropped, unless its counterpart already waits. "
-        "torch's MPI backend ends the process; NCCL continues. So the outcome depends on which "
-        "rank comes first.",
+        (
+            "Gloo cancels a message whose request is dropped, unless the peer has already made the "
+            "matching call. So the outcome depends on which rank arrives first. torch's MPI backend "
+            "ends the process. NCCL continues."
+        ),
         "Keep the request (`as: h`) and wait for it. In a loop, give each iteration its own "
         "handle (`as: h@i`).",
         example_scenario(
@@ -421,10 +466,14 @@ program:
         "collective that some members cannot reach",
         "note",
         None,
-        "A selector excludes members of the group from a collective, and they make fewer calls "
-        "of its kind.",
-        "A collective waits for every member. Calls at different places are fine: this note "
-        "appears only if a call is missing.",
+        (
+            "A `ranks:` selector excludes some members of the group from a collective. These members "
+            "call that collective less often than the other members."
+        ),
+        (
+            "A collective waits for every member. Members may call it at different lines: this note "
+            "appears only if a call is missing."
+        ),
         "Move the call out of the selector, or create a group of the ranks that take part.",
         two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),
     ),

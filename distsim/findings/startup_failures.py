@@ -23,9 +23,11 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "invalid",
         "An init_method has an unknown scheme, lacks a port, host or path, or names the rank "
         "twice.",
-        "torch raises at once on every rank that passes it: `No rendezvous handler for htp://` "
-        "(RuntimeError), `port number missing` or `path missing` (ValueError). torch accepts "
-        "port 0, but then no rank finds the store.",
+        (
+            "torch raises at once on every rank that passes it: `No rendezvous handler for htp://` "
+            "(RuntimeError), `port number missing` or `path missing` (ValueError). torch accepts "
+            "port 0, but then the other ranks cannot find the store."
+        ),
         "Write env://, tcp://host:port or file:///path (three slashes).",
         _init_example(f"init_method: 'tcp://127.0.0.1', {_OWN_RANK}"),
     ),
@@ -34,8 +36,10 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "ranks look for the store in the wrong place",
         "error",
         "invalid",
-        "MASTER_ADDR (or the host of tcp://) does not resolve, names another node than that of "
-        "rank 0, or differs between ranks. Or the ports or init_methods differ.",
+        (
+            "MASTER_ADDR (or the host in tcp://) cannot be resolved, does not lead to the node of "
+            "rank 0, or differs between ranks. Or the ranks use different ports or init_methods."
+        ),
         "Ranks that look in the wrong place raise DistNetworkError after the timeout (30 min by "
         "default): `The client socket has timed out … while trying to connect`. Rank 0 waits one "
         "second longer and raises `Timed out … waiting for clients`.",
@@ -50,12 +54,18 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "port already in use",
         "error",
         "invalid",
-        "Another program uses the port on which rank 0 (or the launcher's agent) would serve the "
-        "store.",
-        "Rank 0 raises DistNetworkError at once (EADDRINUSE). The other ranks connect to the "
-        "other program. If it is the store of another run, they raise after the timeout. Any "
-        "other program never answers, and they wait forever.",
-        "Choose another MASTER_PORT, or end the run that uses it (`ss -ltnp` shows it).",
+        (
+            "Another program already uses the port on which rank 0 (or the launcher's agent) has to "
+            "start the store."
+        ),
+        (
+            "Rank 0 raises DistNetworkError at once (EADDRINUSE). The other ranks connect to the "
+            "other program. If that program is the store of another run, these ranks raise after the "
+            "timeout. Otherwise they get no answer and wait forever."
+        ),
+        (
+            "Choose another MASTER_PORT, or end the program that uses the port (`ss -ltnp` shows it)."
+        ),
         _init_example("", "launch: {ports_taken: [29500]}\n"),
     ),
     CodeInfo(
@@ -64,11 +74,16 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "error",
         "invalid",
         "Two processes have the same rank, or a rank is not between 0 and world_size - 1.",
-        "If two processes have rank 0, the second finds the port in use. If another number "
-        "occurs twice, all wait for the missing number and raise DistStoreError after the "
-        "timeout. With a number beyond the world, gloo raises at once (`enforce fail … rank < "
-        "size`), and the others wait.",
-        "Give each process its own number: RANK across all nodes, LOCAL_RANK within its node.",
+        (
+            "If two processes have rank 0, the second one cannot open the port of the store. If "
+            "another number occurs twice, all ranks wait for the missing rank and raise "
+            "DistStoreError after the timeout. If a number is world_size or larger, gloo raises at "
+            "once on that rank (`enforce fail … rank < size`), and the other ranks wait."
+        ),
+        (
+            "Give each process its own rank, unique across all nodes (RANK). Do not use LOCAL_RANK, "
+            "which is unique only within a node."
+        ),
         _init_example(
             "init_method: 'tcp://127.0.0.1:29500', rank: rank + 1, world_size: world_size"
         ),
@@ -78,11 +93,16 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "world sizes differ",
         "error",
         "invalid",
-        "Processes use different world sizes, or a size that is not their number. Under mpi, the "
-        "launcher sets both, so each process that mpirun did not start is a world of one.",
-        "If the size is too large, ranks wait for missing ranks until the timeout. If it is too "
-        "small on rank 0, the store opens early, and some ranks may pass; then their first "
-        "collective never ends.",
+        (
+            "Processes use different world sizes, or a world size that differs from the number of "
+            "processes. Under mpi, the launcher sets rank and world size, so each process that was "
+            "started without mpirun gets world size 1."
+        ),
+        (
+            "If the world size is too large, ranks wait for missing ranks until the timeout. If rank "
+            "0 has a world size that is too small, start-up ends before all ranks have connected. "
+            "Some ranks may continue, and their first collective never completes."
+        ),
         "Use the same world_size everywhere: nodes times processes per node.",
         _init_example(
             "init_method: 'tcp://127.0.0.1:29500', rank: rank, world_size: 'world_size + 1'"
@@ -90,11 +110,13 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS126",
-        "file of an earlier run",
+        "rendezvous file of an earlier run",
         "error",
         "invalid",
-        "The file of file:// contains data of an earlier run. A run that ends normally removes "
-        "the file; a killed run does not.",
+        (
+            "The file that file:// names contains data of an earlier run. A run that ends normally "
+            "removes the file, but a killed run does not."
+        ),
         "Ranks find the addresses of dead processes and try to connect: `Connection refused` at "
         "once, or `Connect timeout` after five times the timeout. If all ranks write their "
         "addresses before any rank reads, the start-up succeeds by luck.",
@@ -111,10 +133,16 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "invalid",
         "env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. tcp://, file:// and a store "
         "need rank and world_size as arguments.",
-        "torch raises ValueError at once on the ranks without them: `environment variable RANK "
-        "expected, but not set`, `rank parameter missing`. The other ranks wait for them.",
-        "Start with torchrun, which sets all four. Under srun, export them from SLURM_PROCID and "
-        "SLURM_NTASKS; mp.spawn sets none.",
+        (
+            "On the ranks without these values, torch raises ValueError at once: `environment "
+            "variable RANK expected, but not set`, or `rank parameter missing`. The other ranks wait "
+            "for these ranks."
+        ),
+        (
+            "Start the script with torchrun, which sets all four variables. Under srun, set RANK "
+            "from SLURM_PROCID and WORLD_SIZE from SLURM_NTASKS. mp.spawn sets none of them, so pass "
+            "rank and world_size yourself."
+        ),
         _init_example("", "launch: {env: {RANK: {1: null}}}\n"),
     ),
     CodeInfo(
@@ -122,10 +150,18 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "arguments that mpi ignores",
         "warning",
         None,
-        "init_process_group gets rank or world_size, but mpi takes both from its launcher.",
-        "torch warns that it ignores them. If they differ from the launcher's values, the "
-        "program uses wrong numbers.",
-        "Remove them, and read dist.get_rank() afterwards.",
+        (
+            "The program passes rank or world_size to init_process_group, but the mpi backend takes "
+            "both from mpirun."
+        ),
+        (
+            "torch warns that it ignores the arguments. If they differ from mpirun's values, the "
+            "rest of the program uses wrong numbers."
+        ),
+        (
+            "Remove the arguments. Call dist.get_rank() and dist.get_world_size() after "
+            "init_process_group."
+        ),
         _init_example(_OWN_RANK).replace("backend: gloo", "backend: mpi"),
     ),
     CodeInfo(
@@ -133,10 +169,15 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "conflicting arguments",
         "error",
         "invalid",
-        "init_process_group gets a store and an init_method, a device_id on the CPU, or a store "
-        "that only its own process can see.",
-        "torch raises AssertionError (`Cannot specify both init_method and store.`) or "
-        "ValueError at once. With a HashStore, every rank waits for the others until the timeout.",
+        (
+            "The arguments of init_process_group conflict: a store together with an init_method, a "
+            "device_id for the CPU, or a store that only its own process can see."
+        ),
+        (
+            "torch raises AssertionError (`Cannot specify both init_method and store.`) or "
+            "ValueError at once. With a HashStore, which other processes cannot see, every rank "
+            "waits for the others until the timeout."
+        ),
         "Pass either store or init_method, and device_id only with nccl. Use a TCPStore or a "
         "FileStore for several processes.",
         _init_example(f"store: 'file:///shared/meet', init_method: 'env://', {_OWN_RANK}"),

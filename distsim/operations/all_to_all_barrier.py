@@ -377,7 +377,7 @@ class MonitoredBarrierOperation(Operation):
         waits="Group rank 0 waits for all other ranks; they wait for its answer.",
         example="- monitored_barrier: {timeout: 10 s}",
         notes=(
-            "gloo alone has it.",
+            "Only gloo supports it.",
             "With wait_all_ranks, the error names every missing rank.",
         ),
         torch="dist.monitored_barrier(timeout=timedelta(seconds=10))",

@@ -85,7 +85,9 @@ class ComputeOperation(LocalOperation):
     name: str = Field(default="", description="Name in reports and pictures.", examples=["forward"])
     reads: ReferenceListField = Field(
         default=(),
-        description="Tensors that the work reads. It must not overlap a transfer into them.",
+        description=(
+            "Tensors that the work reads. A transfer into them at the same time is a race."
+        ),
         examples=[["x"]],
     )
     writes: ReferenceListField = Field(

@@ -147,7 +147,8 @@ class _ReceivingOperation(MessageOperation):
     assume_src: ExpressionField = Field(
         default=None,
         description=(
-            "Receive from any source: the sender to assume, which fixes the order of arrivals."
+            "For a receive from any source: the sender that the program expects. A message from "
+            "another sender is then a race (DS401)."
         ),
         examples=[1],
     )
@@ -183,8 +184,8 @@ class SendOperation(_SendingOperation):
         before="This rank has the tensor.",
         after="The receiver has a copy of the tensor; this rank's tensor is unchanged.",
         waits=(
-            "By the contract, waits until the receiver calls recv. Some backends buffer small "
-            "messages and return early."
+            "Waits until the receiver calls recv. Some backends buffer small messages and return "
+            "earlier."
         ),
         example="- send: {tensor: x, dst: 1}\n  ranks: 0",
         notes=(

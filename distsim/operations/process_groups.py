@@ -206,7 +206,7 @@ class NewGroupOperation(Operation):
     store: str | None = Field(
         default=None,
         description=(
-            "Prefix of the store at which only the members meet, such as torchft's prefix for "
+            "Store prefix that only the members use to connect, such as torchft's prefix for "
             "each quorum."
         ),
         examples=["torchft/3"],

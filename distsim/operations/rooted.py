@@ -59,8 +59,8 @@ class BroadcastOperation(FromRootCollective, InPlaceCollective):
         ),
         after="Every rank of the group has the data of src.",
         waits=(
-            "By the contract, every rank may wait for every other rank. No rank returns before "
-            "src has arrived."
+            "A backend may make every rank wait for every other rank. No rank returns before src "
+            "has arrived."
         ),
         example="- broadcast: {tensor: x, src: 0}",
         notes=(
@@ -120,7 +120,7 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
             "unchanged."
         ),
         waits=(
-            "By the contract, every rank may wait for every other rank. dst returns after all "
+            "A backend may make every rank wait for every other rank. dst returns after all "
             "ranks have arrived."
         ),
         example="- reduce: {tensor: x, dst: 0, op: sum}",
@@ -217,7 +217,7 @@ class GatherOperation(ToRootCollective):
             "nothing."
         ),
         waits=(
-            "By the contract, every rank may wait for every other rank. dst returns after all "
+            "A backend may make every rank wait for every other rank. dst returns after all "
             "ranks have arrived."
         ),
         example="- gather: {input: x, output: all_x, dst: 0}",
@@ -304,8 +304,8 @@ class ScatterOperation(FromRootCollective):
         before="The rank src has one part for each rank; every rank has space for its own part.",
         after="The output of group rank i is part i of src's input.",
         waits=(
-            "By the contract, every rank may wait for every other rank. No rank returns before "
-            "src has arrived."
+            "A backend may make every rank wait for every other rank. No rank returns before src "
+            "has arrived."
         ),
         example="- scatter: {input: parts, output: x, src: 0}",
         notes=(

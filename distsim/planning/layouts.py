@@ -252,8 +252,8 @@ def rejection_reason(request: PlanRequest, layout: ParallelLayout) -> str | None
     is_interleaved = layout.pp > 1 and layout.chunks > 1
     if is_interleaved and micro_batches % layout.pp:
         return (
-            f"the {micro_batches} micro-batches are not a multiple of the {layout.pp} ranks of an "
-            "interleaved pipeline"
+            f"the {micro_batches} micro-batches are not a multiple of the {layout.pp} pipeline "
+            "ranks, as the interleaved schedule requires"
         )
     # The strategy's own checks are slow, so their results are shared by layouts for which they are
     # equal: the sizes of micro-batches and recomputation do not matter, of ZeRO only stage 3, and
@@ -326,7 +326,8 @@ def _model_error(model: object, errors: ValidationError) -> UsageError:
         return UsageError(
             f"unknown model {model}; presets are {name_list(PRESETS)}"
             f"{did_you_mean(str(model), PRESETS)}",
-            "or sizes, as '{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'",
+            "or pass sizes, for example "
+            "'{layers: 32, hidden: 4096, heads: 32, ffn: 14336, vocabulary: 128256}'",
         )
     if first["type"] == "extra_forbidden":
         *parents, last = where.split(".")

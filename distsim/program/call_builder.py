@@ -110,7 +110,7 @@ class OpenHandles:
             True,
             "DS106",
             (
-                f"wait for {shown}, but no earlier call of this rank binds it\n"
+                f"wait for {shown}, but no earlier call on this rank creates it\n"
                 f"add `as: {shown}` to the call that starts the request"
             ),
         )

@@ -59,8 +59,8 @@ def _check_rank_numbers(processes: list[StartupProcess], names: SymbolTable) -> 
             names.problem(
                 ("program",),
                 (
-                    f"process {process.rank} claims to be rank {info.rank}, and every rank is "
-                    "claimed once; a scenario numbers processes by rank: write `rank: rank`"
+                    f"process {process.rank} passes rank {info.rank}; a scenario numbers its "
+                    "processes by rank, so write `rank: rank`"
                 ),
             )
 

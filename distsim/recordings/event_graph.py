@@ -30,6 +30,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from distsim.common.errors import UsageError
+
 Times = NDArray[np.float64]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -42,7 +44,7 @@ CLOCK_FAULT_NS = 10e6
 _BLOCK_BYTES = 256 << 20
 
 
-class CyclicDependencies(ValueError):
+class CyclicDependencies(UsageError):
     """The edges and meetings of a graph form a cycle, so that some rows can never start."""
 
 
@@ -306,7 +308,11 @@ class EventGraph:
             candidates = np.unique(following)
             rows = candidates[missing[candidates] == 0]
         if ended < count:
-            raise CyclicDependencies(f"{count - ended} of {count} events can never start")
+            raise CyclicDependencies(
+                f"the dependencies of this recording form a cycle: {count - ended} of {count} "
+                "events can never start",
+                "check that the files belong to one run",
+            )
         return levels
 
     def _level(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.recordings.readers.chakra import is_chakra_name, read_chakra
 from distsim.recordings.readers.distsim_trace import is_distsim_trace, read_distsim_trace
 from distsim.recordings.readers.kineto_cuda_job import cuda_recording
 from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name, read_profile
@@ -27,8 +26,8 @@ SAMPLE = Path(__file__).parent / "sample"
 #: Function of (files done, files in all).
 Progress = Callable[[int, int], None]
 _FORMATS = (
-    "PyTorch profiler traces (.json, .json.gz), distsim traces (.jsonl), operation tables (.csv, "
-    ".parquet) or Chakra traces (.et)"
+    "PyTorch profiler traces (.json, .json.gz), distsim traces (.jsonl) or operation tables "
+    "(.csv, .parquet)"
 )
 #: Formats that are recognised by name and not read, with the reason.
 _UNSUPPORTED = {
@@ -36,6 +35,7 @@ _UNSUPPORTED = {
     ".sqlite": "exports of Nsight Systems are not supported",
     ".qdrep": "Nsight Systems reports are not supported",
     ".pb": "TensorBoard profiles are not supported",
+    ".et": "Chakra traces are not supported",
     ".otf2": "OTF2 archives are not supported",
 }
 #: Smaller jobs are read in this process, because starting others takes longer.
@@ -49,7 +49,6 @@ class JobFiles(NamedTuple):
     tables: list[Path]
     traces: list[Path]
     profiles: list[Path]
-    chakra: list[Path]
     notes: list[str]
 
 
@@ -57,14 +56,14 @@ def read_recording(
     paths: Sequence[str | Path],
     *,
     jobs: int = _DEFAULT_JOBS,
-    progress: Progress = lambda done, total: None,
+    progress: Progress | None = None,
 ) -> Recording:
     """Read one job from files or folders. Raises UsageError if none is readable.
 
     ``jobs``: the number of processes that read ranks at the same time.
     """
     files = _find_files([_sample_or(Path(path)) for path in paths])
-    kinds = [kind for kind in files[:4] if kind]
+    kinds = [kind for kind in files[:3] if kind]
     if not kinds:
         remedy = "; ".join(files.notes) or f"give {_FORMATS}"
         raise UsageError("no recording was found", remedy)
@@ -77,8 +76,6 @@ def read_recording(
         recording = read_operation_table(_only(files.tables))
     elif files.traces:
         recording = read_distsim_trace(_only(files.traces))
-    elif files.chakra:
-        recording = read_chakra(files.chakra)
     else:
         recording = _read_profiles(files, jobs, progress)
     return replace(recording, notes=(*recording.notes, *files.notes))
@@ -102,7 +99,7 @@ def _only(files: list[Path]) -> Path:
 
 
 def _find_files(paths: Sequence[Path]) -> JobFiles:
-    files = JobFiles([], [], [], [], [])
+    files = JobFiles([], [], [], [])
     for path in paths:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder", f"give {_FORMATS}")
@@ -124,8 +121,6 @@ def _enter(files: JobFiles, path: Path) -> bool:
         files.tables.append(path)
     elif is_profile_name(path):
         files.profiles.append(path)
-    elif is_chakra_name(path):
-        files.chakra.append(path)
     else:
         return False
     return True
@@ -139,7 +134,7 @@ def _skipped(path: Path) -> list[str]:
 # --- profiles ---
 
 
-def _read_profiles(files: JobFiles, jobs: int, progress: Progress) -> Recording:
+def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
     profiles = []
     total = len(files.profiles)
     for done, result in enumerate(_read_each(files.profiles, jobs), start=1):
@@ -147,7 +142,8 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress) -> Recording:
             files.notes.append(result)
         else:
             profiles.append(result)
-        progress(done, total)
+        if progress is not None:
+            progress(done, total)
     if not profiles:
         raise UsageError(files.notes[0], f"give {_FORMATS}")
     by_rank: dict[int, RankProfile] = {}

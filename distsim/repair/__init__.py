@@ -1,1 +1,1 @@
-"""Scenarios that fail, made small (`shrink`) and made right (`fixes`)."""
+"""Scenarios that fail, reduced (`shrink`) and made right (`fixes`)."""

@@ -21,7 +21,7 @@ from distsim.repair.scenario_data import (
     with_steps_replaced,
 )
 
-_MIN_OR_MAX: Final = re.compile(r"^(max|min)\((?P<first>[^(),]+), *(?P<second>[^(),]+)\)$")
+_MIN_OR_MAX: Final = re.compile(r"^(max|min)\((?P<first>[^(),]+), *(?P<second>[^(), ][^(),]*)\)$")
 
 
 def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:

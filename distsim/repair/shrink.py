@@ -54,8 +54,8 @@ class FailureSignature(NamedTuple):
     edges: tuple[WaitEdge, ...] = ()
 
     def __str__(self) -> str:
-        cause = f", {self.cause} first" if self.cause else ""
-        return f"verdict {self.verdict}{cause}, {self.outcome}"
+        cause = f", first finding {self.cause}" if self.cause else ""
+        return f"verdict {self.verdict}{cause}, outcome {self.outcome}"
 
 
 class ShrinkResult(NamedTuple):

@@ -52,7 +52,7 @@ def updated_expectations(
     words: tuple[str, ...] = ()
     if false_keys:
         named = ", ".join(false_keys)
-        words = (f"update or remove expectations that the repair made false: {named}",)
+        words = (f"update `expect` ({named})",)
     return ChangedExpectations(changed or None, words)
 
 

@@ -22,14 +22,14 @@ _STDIN_DESCRIPTOR = 0
 #: The start of a Python program: its first line that is no comment, or the line that names its
 #: interpreter.
 _PYTHON_START = re.compile(
-    r"#!.*python|(?:\s*(?:#.*)?\n)*(?:import \w|from [\w.]+ import |@?def \w|class \w)"
+    r"#!.*python|(?:[^\S\n]*+(?:#.*)?\n)*+(?:import \w|from [\w.]+ import |@?def \w|class \w)"
 )
 
 
 def load(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> Scenario:
     """The scenario in a file, with ``sets`` (`name=value`, as `--set` takes them) applied.
 
-    A name without a suffix that is no file, such as ``hybrid``, is a scenario installed with
+    A name without a suffix that is not a file, such as ``hybrid``, is a scenario installed with
     distsim. Raises ScenarioErrors with all problems of the file, UsageError for a wrong item of
     ``sets``.
     """

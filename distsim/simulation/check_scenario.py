@@ -63,10 +63,10 @@ __all__ = [
 #: What `check` cannot detect.
 NOT_COVERED = (
     "kernels of several communicators that compete for one GPU",
-    "NCCL splitting a very large batch differently on each rank",
-    "faults of networks, switches and proxies",
+    "large batches of messages that NCCL splits differently on each rank",
+    "faults of the network, switches or proxies",
 )
-#: The findings on these verdicts already say why another backend hangs.
+#: The findings on these verdicts already explain why another backend hangs.
 _EXPLAINED_VERDICTS = ("invalid", "mismatch", "deadlock")
 
 

@@ -61,6 +61,8 @@ def critical_path_by_kind(simulation: Simulation) -> tuple[CriticalPathShare, ..
 
 
 def _kind_of_piece(trace: Trace, piece: CriticalPathPiece) -> str:
+    if piece.why == "late start":
+        return piece.why
     if piece.row < 0:
         return "nothing runs"
     op = str(trace.text("op", int(trace["op"][piece.row])))
@@ -186,7 +188,7 @@ def metric_differences(a: Simulation, b: Simulation) -> tuple[MetricDifference, 
     shares = ("compute", "exposed_comm", "waiting", "idle")
     for share in shares:
         means = [_mean_of_ranks(each, f"{share}_ns") for each in (a, b)]
-        what = f"{share.replace('_comm', ' communication')}, a rank"
+        what = f"{share.replace('_comm', ' communication')} per rank"
         rows.append(MetricDifference(what, "ns", *means))
     metrics = training_metrics(a), training_metrics(b)
     for what, unit, value_of in _METRICS:
@@ -212,7 +214,7 @@ def _path_kind_differences(a: Simulation, b: Simulation) -> Iterator[MetricDiffe
     paths = [{row.kind: row.ns for row in critical_path_by_kind(one)} for one in (a, b)]
     for kind in dict.fromkeys([*paths[0], *paths[1]]):
         yield MetricDifference(
-            f"on the critical path: {kind}", "ns", paths[0].get(kind, 0), paths[1].get(kind, 0)
+            f"critical path: {kind}", "ns", paths[0].get(kind, 0), paths[1].get(kind, 0)
         )
 
 
@@ -252,8 +254,8 @@ def parse_stragglers(text: str) -> StragglerModel:
         found = StragglerModel(-1.0, 0.0)
     if not 0 <= found.share <= 1 or not 1 <= found.factor <= 1e6:
         raise UsageError(
-            f"--stragglers {text}: expected a share of the ranks and how much longer they take",
-            "as --stragglers 1%x1.3",
+            f"--stragglers {text}: expected a share of the ranks and a slowdown factor",
+            "for example --stragglers 1%x1.3",
         )
     return found
 

@@ -104,6 +104,7 @@ def analyze_recording(
         replay_error_ns=_replay_error(graph),
         recorded_steps_ns=recorded_steps,
         ideal_own=ideal_own,
+        ideal_gap=gap,
     )
 
 

@@ -24,7 +24,7 @@ from distsim.recordings.recording import Recording, places_in_step
 from distsim.slow_jobs.peer_groups import PeerGroups
 from distsim.slow_jobs.slow_job import SlowFinding
 
-#: Of a step: how late a missing rank is in every step, and what it costs on average. The first is
+#: Shares of a step: how late a missing rank is in every step, and its cost on average. The first is
 #: above the 19 % that appeared in clean runs on an overloaded machine.
 _LEAST_LATENESS = 0.20
 _LEAST_COST = 0.10

@@ -117,6 +117,7 @@ class SlowJob:
     replay_error_ns: float
     recorded_steps_ns: Times
     ideal_own: Times
+    ideal_gap: Times
 
     @property
     def slowest(self) -> RankCost | None:

@@ -47,7 +47,7 @@ def decode_lines(raw: BufferedIOBase, max_first: int, max_later: int) -> Iterato
     """The lines of a file, plain or gzip.
 
     ``max_first``, ``max_later``: the largest number of bytes of the first line and of later lines.
-    Raises LineTooLong, and UnicodeDecodeError for a file that is no text.
+    Raises LineTooLong, and UnicodeDecodeError for a file that is not text.
     """
     number, limit = 1, max_first
     unfinished = bytearray()  # the beginning of the current line

@@ -73,7 +73,7 @@ def _parse_header(line: str, file: str) -> dict[str, Any]:
     is_cut = line.startswith('{"format": "distsim-trace"') and not line.endswith("\n")
     if header is None and is_cut:
         raise UsageError(
-            f"{file}:1: the file is cut short in its header, so nothing can be read of it",
+            f"{file}:1: the file ends inside its header, so it cannot be read",
             "record it again",
         )
     if not isinstance(header, dict) or header.get("format") != FORMAT:
@@ -93,7 +93,7 @@ def _check_version(header: Mapping[str, Any], file: str) -> None:
     if version > TRACE_SCHEMA_VERSION:
         raise UsageError(
             f"{file}:1: this trace has schema version {version}, "
-            f"this distsim reads up to {TRACE_SCHEMA_VERSION}",
+            f"but this distsim reads up to {TRACE_SCHEMA_VERSION}",
             "use a newer distsim, or write the trace again with this one",
         )
 
@@ -105,7 +105,8 @@ def _check_ranks(header: Mapping[str, Any], file: str) -> None:
         return
     if world_size > MAX_RANKS:
         raise UsageError(
-            f"{file}:1: {world_size} ranks are more than distsim reads, {MAX_RANKS}", TRACE_REMEDY
+            f"{file}:1: {world_size} ranks are too many: distsim reads at most {MAX_RANKS}",
+            TRACE_REMEDY,
         )
     group_ranks = [rank for _, ranks in header.get("groups") or () for rank in ranks]
     ended_ranks = [end[0] for end in header.get("ends") or ()]
@@ -124,9 +125,7 @@ def _check_keys(header: Mapping[str, Any], file: str) -> None:
     """Raise UsageError for the first key whose value a replay or a comparison could not read."""
     wrong = _wrong_key(header)
     if wrong is not None:
-        raise UsageError(
-            f"{file}:1: `{wrong}` in the header is not as distsim writes it", TRACE_REMEDY
-        )
+        raise UsageError(f"{file}:1: `{wrong}` in the header has an invalid value", TRACE_REMEDY)
 
 
 def _wrong_key(header: Mapping[str, Any]) -> str | None:

@@ -125,7 +125,7 @@ def _choose_backend(trace: Trace, wanted: str | None) -> str:
     chosen = wanted or str(trace.header.get("backend") or DEFAULT_BACKEND)
     if chosen not in BACKEND_PROFILES:
         raise UsageError(
-            f"the trace is of backend `{chosen}`, which has no profile", "name one with --backend"
+            f"distsim does not know the backend `{chosen}` of this trace", "name one with --backend"
         )
     return chosen
 

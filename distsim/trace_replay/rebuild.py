@@ -155,7 +155,7 @@ class _ProgramBuilder:
                 )
         if len(calls) and calls["iteration"].max() >= _MAX_ITERATIONS:
             raise UsageError(
-                f"the trace has a call in iteration {calls['iteration'].max()}",
+                f"the trace has a call in iteration {calls['iteration'].max()}, which is too large",
                 "write the trace again",
             )
 
@@ -205,7 +205,7 @@ class _ProgramBuilder:
         for first, *parts in self._batches(rows):
             if any(self._operation(self.rows[part]).kind != "p2p" for part in parts):
                 raise UsageError(
-                    f"the trace has a part of a batch that is no message (rank {rank})",
+                    f"the trace has a part of a batch that is not a message (rank {rank})",
                     "write the trace again",
                 )
             call = self.rows[first]

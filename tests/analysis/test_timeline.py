@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distsim.analysis.critical_path import CriticalPathSegment
@@ -14,7 +14,10 @@ from distsim.backends import BACKEND_PROFILES, default_cluster
 from distsim.engine import run_program
 from distsim.hardware.cost import CostModel
 from distsim.program.from_calls import build_program
+from distsim.scenario import Scenario
+from distsim.simulation.simulate_scenario import simulate
 from distsim.trace.model import NEVER, Trace
+from tests.support.generator import CORRECT, scenarios
 from tests.support.harness import draws
 from tests.trace.test_trace import make
 
@@ -338,17 +341,81 @@ def test_consecutive_equal_calls_are_merged_on_the_critical_path() -> None:
     assert (piece.start_ns, piece.end_ns, piece.calls) == (0, 5, 5)
 
 
-def test_time_without_any_work_is_a_wait() -> None:
+def test_time_before_all_calls_is_a_late_start_and_time_after_them_a_wait() -> None:
     trace = make([_row("compute", host=(10, 20), ran=(10, 20))], makespan_ns=30)
 
     assert [(s.why, s.start_ns, s.end_ns) for s in build_timeline(trace).critical_path] == [
-        ("wait", 0, 10),
+        ("late start", 0, 10),
         ("compute", 10, 20),
         ("wait", 20, 30),
     ]
 
 
+def test_the_critical_path_continues_on_the_peer_that_releases_a_host() -> None:
+    """Creating an NCCL communicator blocks rank 0 in irecv until rank 1 calls isend at 8."""
+    trace = make(
+        [
+            _row("irecv", host=(0, 8), ran=(12, 14), match=0),
+            _row("compute", host=(8, 20), ran=(8, 20), name="launches"),
+            _row("compute", 1, (0, 8), (0, 8), name="late"),
+            _row("isend", 1, (8, 8), (12, 12), match=0),
+        ]
+    )
+
+    assert [
+        (s.rank, s.name, s.start_ns, s.end_ns) for s in build_timeline(trace).critical_path
+    ] == [
+        (1, "late", 0, 8),
+        (0, "launches", 8, 20),
+    ]
+
+
+def test_a_message_that_arrives_before_its_receive_ends_is_a_transfer() -> None:
+    """Under mpi the row of such a receive has no duration: it ends when the message arrives."""
+    trace = make(
+        [
+            _row("compute", host=(0, 5), ran=(0, 5)),
+            _row("isend", host=(5, 5), ran=(5, 5), match=0),
+            _row("recv", 1, (0, 15), (15, 15), match=0),
+            _row("compute", 1, (15, 20), (15, 20)),
+        ]
+    )
+
+    assert [(s.rank, s.why, s.start_ns, s.end_ns) for s in build_timeline(trace).critical_path] == [
+        (0, "compute", 0, 5),
+        (1, "transfer", 5, 15),
+        (1, "compute", 15, 20),
+    ]
+
+
+def test_a_process_that_starts_late_begins_the_critical_path() -> None:
+    trace = make(
+        [
+            _row("compute", host=(0, 20), ran=(10, 20)),
+            _row("compute", 1, (10, 12), (10, 12)),
+        ]
+    )
+
+    assert [(s.rank, s.why, s.start_ns, s.end_ns) for s in build_timeline(trace).critical_path] == [
+        (1, "late start", 0, 10),
+        (0, "compute", 10, 20),
+    ]
+
+
 # --- of simulated runs ---
+
+
+@settings(max_examples=draws(80), deadline=None)
+@given(scenarios(CORRECT))
+def test_the_critical_path_of_a_run_that_completes_contains_no_waiting(
+    scenario: dict[str, Any],
+) -> None:
+    """A chain of work and transfers, and possibly the late start of a process."""
+    simulation = simulate(Scenario(**scenario), with_values=False)
+    assume(simulation.outcome == "completes")
+
+    assert _tiles(simulation.timeline)
+    assert "wait" not in {piece.why for piece in simulation.timeline.critical_path}
 
 
 @pytest.mark.parametrize("backend", ["gloo", "mpi"])

@@ -92,3 +92,11 @@ def test_the_ranks_of_a_comparison_fit_40_columns(
     section = changed.stdout.partition("Ranks, B - A")[2]
     assert section
     assert max(map(len, section.splitlines())) <= 40
+
+
+def test_doctor_exits_with_2_if_it_can_read_no_file(cli: Cli, tmp_path: Path) -> None:
+    """Exit status 0 would say that no rank waits."""
+    damaged = tmp_path / "fr_rank_0"
+    damaged.write_bytes(b"\x80\x02}q\x00(X")
+
+    assert cli("doctor", damaged).returncode == 2

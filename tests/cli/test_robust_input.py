@@ -267,9 +267,9 @@ def test_an_endless_file_is_read_up_to_a_limit():
 def test_a_pipe_without_a_writer_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.2)
     os.mkfifo(tmp_path / "pipe.yaml")
-    with pytest.raises(ScenarioErrors, match="cannot be read: nothing came for"):
+    with pytest.raises(ScenarioErrors, match="cannot be read: received no data for"):
         load(tmp_path / "pipe.yaml")
-    with pytest.raises(UsageError, match="cannot be read: nothing came for"):
+    with pytest.raises(UsageError, match="cannot be read: received no data for"):
         read_trace(tmp_path / "pipe.yaml")
 
 

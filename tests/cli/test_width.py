@@ -129,7 +129,7 @@ def test_the_page_of_a_finding_follows_the_terminal(columns: int) -> None:
 
     set_page_width(columns)
     for code in CODES:
-        text = explain_page(code).partition("A scenario that has it")[0]
+        text = explain_page(code).partition("\nExample (")[0]
         assert [
             line
             for line in text.splitlines()

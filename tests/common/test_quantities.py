@@ -63,7 +63,7 @@ def test_an_error_in_a_quantity_points_into_the_text() -> None:
 
 def test_a_quantity_without_ranks_is_evaluated_at_once() -> None:
     assert read_quantity("2 * step", "a duration", {"step": 5}, {"step": "a duration"}) == 10
-    with pytest.raises(ExpressionError, match="rank is no number that is the same on every rank"):
+    with pytest.raises(ExpressionError, match="rank is not a number with one value for all ranks"):
         read_quantity("rank * 1 ms", "a duration", {}, {})
 
 
@@ -189,12 +189,12 @@ def test_times_and_sizes_of_a_strategy_may_be_expressions() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("lanes * 25", "rank * 25", "rank is no number that is the same on every rank"),
+        ("lanes * 25", "rank * 25", "rank is not a number with one value for all ranks"),
         ("step // 1000", "step // 1 GiB", "a duration divided by a size is not a quantity"),
         (
             "forward: step",
             "forward: step * rank",
-            "rank is no number that is the same on every rank",
+            "rank is not a number with one value for all ranks",
         ),
         ("forward: step", "forward: step * step", "a duration times a duration is not a quantity"),
         ("m * 1 KiB", "m * 1 ms", "expected a size, such as `4 MiB`, but m * 1 ms is a duration"),
@@ -216,6 +216,6 @@ def test_a_cluster_file_accepts_only_numbers(tmp_path: Path) -> None:
     assert load_cluster(file).intra.bytes_per_ns == 300.0
 
     file.write_text("preset: dgx-a100\nintra: {bandwidth: lanes * 25 GB/s}\n", encoding="utf-8")
-    with pytest.raises(ScenarioErrors, match="known here are no names") as caught:
+    with pytest.raises(ScenarioErrors, match="known names: no names") as caught:
         load_cluster(file)
     assert (caught.value.problems[0].line, caught.value.problems[0].column) == (2, 20)

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
+from distsim.hang_doctor import Diagnosis, Evidence, diagnose_hang, read_evidence
+from distsim.hang_doctor.model.reconcile import reconcile
+from distsim.hang_doctor.readers.flight_recorder import read_flight_recorder
 from tests.support.doctor_dumps import dump, entry, write
 from tests.support.hung_jobs import hung, lapped, random_job, without_some
 
@@ -427,3 +429,28 @@ def test_for_a_rank_that_stops_the_calls_that_others_wait_for_are_found(tmp_path
             named += diagnosed(tmp_path / str(seed), hung(job)[1]).culprits == (job.faulty,)
 
     assert named >= 10
+
+
+def test_in_3000_hangs_with_lost_files_no_rank_is_blamed_wrongly_and_no_hang_is_denied() -> None:
+    """The dumps of some ranks are missing, and in every third job the buffers have wrapped."""
+    wrong, denied, hangs, seed = [], [], 0, 0
+    while hangs < 3000:
+        job = random_job(seed)
+        is_hung, dumps = hung(job)
+        seed += 1
+        if not is_hung:
+            continue
+        hangs += 1
+        if seed % 3 == 0:
+            dumps = lapped(dumps, seed)
+        evidence = Evidence()
+        for rank, dumped in without_some(dumps, seed).items():
+            read_flight_recorder(evidence, dumped, rank, f"fr_rank_{rank}")
+        reconcile(evidence)
+        found = diagnose_hang(evidence)
+        if found.culprits and job.faulty not in found.culprits:
+            wrong.append(seed - 1)
+        if not found.causes:
+            denied.append(seed - 1)
+
+    assert (wrong, denied) == ([], [])

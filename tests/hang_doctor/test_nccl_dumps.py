@@ -363,3 +363,16 @@ def test_an_empty_dump_of_a_disabled_recorder_blames_no_rank(
 
     assert found.culprits == ()
     assert any("the recorder was off" in file.problem for file in found.evidence.files)
+
+
+def test_a_cause_on_a_rank_with_disputed_files_is_only_suspected(tmp_path: Path) -> None:
+    """The cause stays in the report, but it proves nothing and blames no rank."""
+    done = [entry(1, "all_reduce", 10)]
+    waiting = [*done, entry(2, "all_reduce", 12, "started")]
+    write(tmp_path, {0: dump(waiting), 1: dump(waiting), 2: dump(done), 3: dump(waiting)})
+    evidence = read_evidence([str(tmp_path)])
+    evidence.disputed_ranks.add(2)
+
+    (cause,) = diagnose_hang(evidence).causes
+
+    assert (cause.kind, cause.grade, cause.culprits) == ("behind", "suspected", ())

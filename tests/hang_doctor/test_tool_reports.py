@@ -14,8 +14,8 @@ import pytest
 
 from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
 from tests.hang_doctor.test_logs import said
-from tests.hang_doctor.test_truth import failure, summary
 from tests.support.doctor_dumps import dump, entry
+from tests.support.torchrun_summary import failure, summary
 
 OOM = "[77.1] Memory cgroup out of memory: Killed process 102 (python) total-vm:2623712kB, anon-rss"
 LINES = {

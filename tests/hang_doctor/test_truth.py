@@ -13,6 +13,7 @@ from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
 from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from tests.hang_doctor.test_command import run
 from tests.support.doctor_dumps import dump, entry, write
+from tests.support.torchrun_summary import failure, summary
 
 STACK_HEAD = (
     'Process 1: python train.py\nPython v3.11.7 (python3.11)\n\nThread 1 (idle): "MainThread"'
@@ -40,23 +41,6 @@ def stack(*frames: str) -> str:
 def stacks(folder: Path, by_rank: dict[int, list[str]]) -> None:
     for rank, frames in by_rank.items():
         (folder / f"pyspy_rank{rank}.txt").write_text(stack(*frames))
-
-
-def failure(rank: int, exit_code: str, time: str, pid: int = 0) -> list[str]:
-    return [
-        f"[{rank}]:",
-        f"  time      : 2026-11-23_{time}",
-        "  host      : localhost",
-        f"  rank      : {rank} (local_rank: {rank})",
-        f"  exitcode  : {exit_code} (pid: {pid or 100 + rank})",
-        "  error_file: <N/A>",
-        "  traceback : Signal received",
-    ]
-
-
-def summary(first: list[str], *others: list[str]) -> str:
-    lines = ["Failures:", *(line for other in others for line in other)]
-    return "\n".join([*lines, "Root Cause (first observed failure):", *first]) + "\n"
 
 
 def diagnosed(folder: Path) -> Diagnosis:
@@ -254,3 +238,51 @@ def test_an_error_without_a_rank_is_reported_with_its_line(tmp_path: Path) -> No
     assert result.exit_code == 1
     assert "a process of unknown rank gave up waiting" in " ".join(result.output.split())
     assert "train.py:20" in result.output
+
+
+# --- what to collect next ---
+
+
+def advice(folder: Path) -> str:
+    return " | ".join(diagnosed(folder).collect)
+
+
+def test_advice_asks_for_no_stack_of_a_job_that_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(WATCHDOG)
+
+    assert "while the job hangs" not in advice(tmp_path)
+    assert "when it hangs again" in advice(tmp_path)
+
+
+def test_advice_on_gloo_asks_for_no_dump_that_torch_never_writes(tmp_path: Path) -> None:
+    (tmp_path / "job.log").write_text(
+        "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [1.1.1.1]:9\n"
+    )
+
+    assert "TORCH_NCCL_DUMP_ON_TIMEOUT" not in advice(tmp_path)
+    assert "Gloo writes no dump by itself" in advice(tmp_path)
+
+
+def test_advice_on_a_data_loader_is_to_look_at_its_workers(tmp_path: Path) -> None:
+    stacks(tmp_path, {0: BACKWARD, 1: DATA_LOADER})
+
+    assert "--live PID` on the node of rank 1" in advice(tmp_path)
+
+
+def test_advice_asks_for_no_newer_torch_if_the_log_names_its_groups(tmp_path: Path) -> None:
+    line = (
+        "[rank0]:[E1123 08:10:00.2 ProcessGroupNCCL.cpp:2277] [PG ID 0 PG GUID 0(default_pg) Rank "
+        "0]  failure detected by watchdog at work sequence id: 5 PG status: last enqueued work: 5, "
+        "last completed work: 4\n"
+    )
+    (tmp_path / "job.log").write_text(WATCHDOG + line)
+
+    assert "newer" not in advice(tmp_path)
+
+
+def test_no_advice_is_given_twice(tmp_path: Path) -> None:
+    stacks(tmp_path, {0: BACKWARD, 1: DATA_LOADER})
+    (tmp_path / "job.log").write_text(WATCHDOG)
+    found = diagnosed(tmp_path).collect
+
+    assert len(found) == len({text.partition(":")[0] for text in found})

@@ -13,6 +13,18 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def build_wheel(source: Path, folder: Path) -> Path:
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=source,
+        check=True,
+        capture_output=True,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1700000000"},
+    )
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """A folder with the contents of the wheel, as pip would install them."""
@@ -43,17 +55,20 @@ def installed(tmp_path_factory):
             tar.add(ROOT / name, name)
     with tarfile.open(archive) as tar:
         tar.extractall(source, filter="data")
-    subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
-        cwd=source,
-        check=True,
-        capture_output=True,
-    )
-    (wheel,) = folder.glob("*.whl")
+    wheel = build_wheel(source, folder)
     target = folder / "site-packages"
     with zipfile.ZipFile(wheel) as archive_of_wheel:
         archive_of_wheel.extractall(target)
     return target
+
+
+def test_a_wheel_that_is_built_again_later_is_the_same_byte_for_byte(installed, tmp_path):
+    source = installed.parent / "source"
+    for path in source.rglob("*.py"):
+        os.utime(path, (2_000_000_000, 2_000_000_000))
+
+    (first,) = installed.parent.glob("*.whl")
+    assert build_wheel(source, tmp_path).read_bytes() == first.read_bytes()
 
 
 @pytest.fixture

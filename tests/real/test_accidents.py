@@ -361,7 +361,7 @@ def test_an_unknown_or_unreachable_host_is_an_environment_error_with_its_name():
         ),  # TEST-NET-1, RFC 5737
         (
             RealRunOptions(init="tcp://192.0.2.1:29511", timeout_ns=500_000_000),
-            "ranks 0-3 did not meet through tcp://192.0.2.1:29511",
+            "ranks 0-3 did not connect through tcp://192.0.2.1:29511",
         ),
     ):
         with pytest.raises(EnvironmentFault, match=re.escape(said)):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from distsim.common.errors import UsageError
+from distsim.checker.verdict import verdict_of
+from distsim.common.errors import ScenarioErrors, UsageError
 from distsim.program.lower import lower
 from distsim.repair.remove_rank import without_rank
 from distsim.repair.shrink import failure_of, shrink, shrink_scenario
 from distsim.repair.shrink_candidates import smaller_scenarios
 from distsim.scenario import load, loads
+from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.simulation.check_scenario import check_scenario
+from tests.support.single_faults import faulty_programs
 
 #: Failing scenarios of several kinds, and under which back end.
 _FAILING = {
@@ -130,7 +134,7 @@ def test_the_command_writes_a_file_that_tests_itself(cli: Any, tmp_path: Path) -
     found = cli("shrink", "scenarios/zoo/z02_both_send_first.yaml", "-o", out)
 
     assert found.returncode == 0, found.stderr
-    assert "DS301 first" in found.stderr
+    assert "first finding DS301" in found.stderr
     assert cli("test", out).returncode == 0
 
 
@@ -192,3 +196,42 @@ def test_no_candidate_drops_the_group_of_a_call() -> None:
     for candidate in smaller_scenarios(data):
         for step in candidate["program"]:
             assert step["all_reduce"]["group"] == "g"
+
+
+def _core_waits(text: str) -> list[tuple[str, str, bool]]:
+    """The operation and the group in which each rank of the core is blocked; any source or not."""
+    program = lower(loads(text))
+    verdict = verdict_of(program, 2000)
+    assert verdict.final_state is not None
+    waits = []
+    for blocked in verdict.final_state.blocked:
+        for need in blocked.needs if blocked.rank in verdict.core else ():
+            at_end = need.position >= len(program.code(blocked.rank).calls)
+            call = None if at_end else program.call(blocked.rank, need.position)
+            waits.append(
+                ("", "", need.any) if call is None else (call.op, call.group.name, need.any)
+            )
+    return sorted(waits)
+
+
+@pytest.mark.parametrize("seed", range(4 * int(os.environ.get("DISTSIM_DRAWS", "1"))))
+def test_shrinking_a_random_hang_keeps_its_ranks_groups_and_calls(seed: int) -> None:
+    """The blocked calls of the core, their groups and the dependence on order stay the same."""
+    for _, faulty in faulty_programs(seed):
+        try:
+            whole = loads(dump_yaml(faulty))
+            before = verdict_of(lower(whole), 2000)
+        except ScenarioErrors:
+            continue
+        is_small = lower(whole).call_count < 25
+        if before.verdict != "deadlock" or not is_small or check_scenario(whole).status() == 0:
+            continue
+
+        found = shrink_scenario(whole, most=150)
+
+        after = verdict_of(lower(loads(found.text)), 2000)
+        assert (after.verdict, after.depends_on) == (before.verdict, before.depends_on)
+        assert len(after.core) == len(before.core)
+        assert _core_waits(found.text) == _core_waits(dump_yaml(faulty))
+        return
+    pytest.skip("no fault of this seed makes a small program hang")

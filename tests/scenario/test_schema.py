@@ -24,7 +24,7 @@ VALIDATOR = Schema(as_json(SCHEMA))
 _NAMES = re.compile(
     r"unknown (tensor|group|handle|name|axis)|is defined further down|no call defines|outside the world"
     r"|does not give the world|known (beside|in)"
-    r"|is already|like itself|not in the mesh|is no number that is the same"
+    r"|is already|like itself|not in the mesh|is not a number with one value"
 )
 
 

@@ -26,6 +26,7 @@ from distsim.repair.proposals import ADDS_CALLS
 from distsim.script_capture.launch import preload
 from distsim.script_capture.launch.command_line import parse_command
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
+from distsim.script_capture.launch.rank_environment import RankPosition, launcher_environment
 from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
@@ -98,9 +99,33 @@ def test_a_rank_that_exited_halfway_is_not_said_to_skip_a_branch():
         ("exited", "with code 7"),
         ("killed", "SIGKILL"),
     ]
-    assert {"DS801", "DS803"} <= {f.code for f in judged.simulation.findings}
+    (finding,) = [f for f in judged.simulation.findings if f.severity == "error"]
+    assert "rank 1  has exited with code 7" in finding.message
+    assert "rank 2  was killed" in finding.message
     assert "DS608" not in text
     assert not re.search(r", \?| at$", text, flags=re.MULTILINE)
+
+
+def reduces_a_metric_on_rank_0() -> None:
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    for step in range(4):
+        loss = model(torch.ones(2, 8)).sum()
+        loss.backward()
+        if dist.get_rank() == 0 and step == 2:
+            dist.all_reduce(loss.detach())
+
+
+def test_an_extra_call_in_a_branch_is_named_with_the_ddp_call_that_it_met():
+    judged = testing.run(reduces_a_metric_on_rank_0, 2, check=False)
+
+    head = judged.simulation.findings[0].message.partition("\n")[0]
+
+    assert head.startswith("rank 0 makes one extra all_reduce (")
+    assert head.endswith(", in backward())")
+    assert "DDP" not in " ".join(judged.simulation.findings[0].help)
 
 
 def test_a_syntax_error_in_a_script_shows_no_frame_of_distsim(tmp_path: Path):
@@ -236,10 +261,18 @@ def parent_of(folder: Path) -> int:
         ("python3.11 -u train.py", None, None),
         ("train.py", None, None),
         ("-m train", None, None),
-        ("torchrun --nproc_per_node=4 train.py", 4, None),
+        ("torchrun --nproc_per_node=4 train.py", 4, 1),
         ("torchrun --standalone --nnodes 2 --nproc-per-node 4 train.py a b", 4, 2),
-        ("python -m torch.distributed.run --nproc-per-node 2 -m train", 2, None),
-        ("accelerate launch --cpu --num_processes 4 train.py", 4, None),
+        ("python -m torch.distributed.run --nproc-per-node 2 -m train", 2, 1),
+        ("accelerate launch --cpu --num_processes 4 train.py", 4, 1),
+        ("python -m accelerate.commands.launch --num_processes 2 train.py", 2, 1),
+        ("python -m torch.distributed.launch --use_env --nproc_per_node 2 train.py", 2, 1),
+        ("deepspeed --num_gpus=4 --num_nodes 2 train.py --deepspeed", 4, 2),
+        ("srun -N2 -n 8 --gres=gpu:4 -u python train.py", 4, 2),
+        ("srun --nodes=2 --ntasks-per-node=4 --exclusive python train.py", 4, 2),
+        ("srun -N 2 torchrun --nnodes 2 --nproc_per_node 4 train.py", 4, 2),
+        ("mpirun -np 4 --mca btl tcp -x A=1 python -u train.py", 4, None),
+        ("A=1 B=2 torchrun --nproc-per-node=gpu train.py", None, 1),
     ],
 )
 def test_a_command_line_is_parsed_like_by_its_launcher(words, ranks, nodes, tmp_path, monkeypatch):
@@ -261,6 +294,85 @@ def test_a_command_line_is_parsed_like_by_its_launcher(words, ranks, nodes, tmp_
 def test_a_command_that_starts_no_program_is_refused_with_an_example(words):
     with pytest.raises(UsageError):
         parse_command(words.split())
+
+
+def test_a_launcher_passes_on_variables_and_the_local_rank(tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    mpi = parse_command(
+        ["A=1", "mpirun", "-n", "2", "-x", "B=2", "-x", "C", "-x", "D=4", "python", "train.py"]
+    )
+    launch = parse_command(
+        ["python", "-m", "torch.distributed.launch", "--nproc_per_node", "2", "train.py"]
+    )
+    deepspeed = parse_command(["deepspeed", "train.py"])
+
+    assert mpi.environment == {"A": "1", "B": "2", "D": "4"}
+    assert mpi.launcher == "mpi"
+    assert launch.local_rank_argument == "--local-rank"
+    assert (deepspeed.local_rank_argument, deepspeed.one_per_gpu) == ("--local_rank", True)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "variables"),
+    [
+        ("torchrun", {"RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8"}),
+        ("slurm", {"SLURM_PROCID": "5", "SLURM_LOCALID": "1", "SLURM_NTASKS": "8"}),
+        ("mpi", {"OMPI_COMM_WORLD_RANK": "5", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}),
+    ],
+)
+def test_a_rank_gets_the_variables_of_its_launcher(launcher, variables):
+    found = launcher_environment(launcher, RankPosition(5, 8, 4, 2))
+
+    assert variables.items() <= found.items()
+    assert ("RANK" in found) == (launcher == "torchrun")
+
+
+SHELL_SCRIPT = """\
+set -e
+python -c "print('one line')"
+python prepare.py
+export SETTING=7
+torchrun --nproc_per_node=$RANKS train.py --x 1
+python train.py
+echo finished
+"""
+STARTED_BY_SHELL = """\
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+print(f"{os.environ['SETTING']} {sys.argv[1:]} {dist.get_world_size()}")
+"""
+
+
+def test_a_shell_script_runs_and_the_program_that_it_launches_is_captured(tmp_path):
+    (tmp_path / "run.sh").write_text(SHELL_SCRIPT)
+    (tmp_path / "prepare.py").write_text("print('prepared')\n")
+    (tmp_path / "train.py").write_text(STARTED_BY_SHELL)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "python").symlink_to(sys.executable)
+    (tools / "torchrun").write_text(f"#!{sys.executable}\nraise SystemExit('the launcher ran')\n")
+    (tools / "torchrun").chmod(0o755)
+    environment = {**os.environ, "RANKS": "2", "PATH": f"{tools}:{os.environ['PATH']}"}
+    words = ("-m", "distsim", "capture", "--", "env", "bash", "run.sh")
+
+    done = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment | {"PYTHONPATH": str(Path(programs.__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[:5] == ["one line", "prepared", *["7 ['--x', '1'] 2"] * 2, "finished"]
+    assert "train.py: completes" in done.stdout
+    assert "not run, because one program is captured: python train.py" in done.stderr
 
 
 def test_only_installed_modules_are_imported_before_the_ranks_fork(tmp_path):

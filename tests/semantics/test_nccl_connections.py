@@ -150,8 +150,8 @@ def test_launches_that_connect_different_directions_are_reported_with_both_calls
     (told,) = (one for one in check_scenario(loads(ASYMMETRIC)).findings if one.code == "DS705")
 
     assert [place.line for place in told.places] == [6, 7]
-    assert "connects to 1 and from 1" in told.message
-    assert told.message.endswith("connects from 0")
+    assert "connects to rank 1 and from rank 1" in told.message
+    assert told.message.endswith("connects from rank 0")
     assert check_scenario(loads(ASYMMETRIC)).profiles["nccl"].possible == (
         "raises",
         "undefined",

@@ -309,3 +309,16 @@ def test_configurations_that_deepspeed_refuses_are_refused_with_their_field(
     with pytest.raises(ScenarioErrors) as raised:
         scenario(**fields)
     assert words in str(raised.value)
+
+
+def test_the_first_layer_of_a_bucket_overwrites_it_and_later_ones_add_to_it() -> None:
+    """All layers fit into one bucket. DeepSpeed fills it from the last layer on."""
+    program = lower(scenario(stage=3, iterations=1))
+    effects = []
+    for call in program.codes[0].calls:
+        written = [buffer.name for buffer in call.fields.get("writes", ())]
+        added = [buffer.name for buffer in call.fields.get("adds", ())]
+        if any("_bucket_" in name for name in (*written, *added)):
+            effects.append((len(written), len(added)))
+
+    assert effects == [(1, 0), (0, 1), (0, 1)]

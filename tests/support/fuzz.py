@@ -107,7 +107,7 @@ TRACE = (
 )
 #: What tells what to do: advice, or what would be right in the place.
 REMEDY = re.compile(
-    r"help: |expected|needs? |did you mean|known here are|there (are|is) |declared are|presets are|allowed|first in|quote it|it has|"
+    r"help: |expected|needs? |did you mean|known here are|known names|there (are|is) |declared are|presets are|allowed|first in|quote it|it has|"
     r"known|is outside|up to|holds |lists |twice|"
     r"(give|take|use|write|say) |unreadable|at (most|least)"
 )

@@ -620,7 +620,7 @@ LEFT_OUT: dict[str, str] = {
     "more.coalescing": "covered by test_ops_gloo.py; there is no step with `device=`",
     "more.inference_of_device_meta_fake": "a file cannot contain meta tensors",
     "more.lazy_init": "TORCH_GLOO_LAZY_INIT is not modelled; two different results were observed",
-    "more.uneven_reduce_scatter": "the contract has no reduce_scatter with a list of different sizes",
+    "more.uneven_reduce_scatter": "distsim has no reduce_scatter with a list of different sizes",
     "p2p.buffer_reuse_isend_not_waited": "a race on a buffer: a verdict on every backend",
     "detail.dtype": "TORCH_DISTRIBUTED_DEBUG=DETAIL is a checker in front of the backend and not modelled",
     "detail.kind.all_reduce_vs_all_gather": "as detail.dtype",

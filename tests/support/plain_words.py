@@ -1,7 +1,7 @@
 """Finds wording that readers stumble over: `python -m tests.support.plain_words [PATH…]`.
 
-Reads the Markdown pages (without code frames), every string and comment of the Python modules, and
-the `about` texts and comments of the scenarios. Prints each banned phrase and each long sentence
+Reads the Markdown pages (without code frames), every string and comment of the Python modules, the
+`about` texts and comments of the scenarios, and the recorded outputs of scenarios. Prints each banned phrase and each long sentence
 with its place and a better wording. The list comes from an edit of all user-visible texts; a phrase
 is banned because readers had to read it twice, not because it is wrong.
 """
@@ -45,6 +45,30 @@ BANNED: tuple[tuple[str, str], ...] = (
         r"\bought to\b|\blest\b|\bwhence\b|\bwherein\b|\bwhereof\b|\bthereof\b|\bsave for\b",
         "plain words",
     ),
+    (r"\bof one's own\b|\bof its own accord\b", "by itself"),
+    (r"(?<!ere )\bis no (?:number|text|trace|message|loop|file|folder|integer)\b", "is not a"),
+    (r"\bas --\w", "for example --option"),
+    (r"\bnever c(?:o|a)mes?\b", "never arrives"),
+    (r"\bwhose rules hold\b|\bwhat it costs\b", "rules that apply, cost"),
+    (r"\b(?:and|but) nothing else is\b|\bnothing else does\b", "name the thing"),
+    (r"\bput right\b|\bmade small\b|\bcomes to on\b", "repaired, reduced, outcome"),
+)
+#: Internal words, banned only from what users read: pages of the manual, help, findings, scenarios.
+BANNED_FOR_USERS: tuple[tuple[str, str], ...] = (
+    (r"\bcontracts?\b", "rules of torch.distributed"),
+    (r"\b(?:every|all|each|these|four) readings?\b", "assumption about sends"),
+    (r"\bunder every reading\b", "with and without buffered sends"),
+    (r"(?<!/)\bmeets?\b|\bmet\b", "is matched with, connects"),
+    (r"\bknots?\b", "wait-for cycle"),
+    (r"\bunder way\b", "in flight, still running"),
+    (r"\bstands? for\b|\bstood\b", "represents, means"),
+    (r"\bstrangers?\b", "rank that is not a member"),
+    (r"\bcounterparts?\b", "matching call"),
+    (r"\bno verdict of its own\b", "does not change the verdict"),
+    (r"\bdepends on the schedule\b|\bdepends on schedule\b", "depends on the order of events"),
+    (r"\bhas a choice\b|\bmade to agree\b", "plain words"),
+    (r"\btake(?:s|n)? the place of\b|\bin place of\b", "replaces, instead of"),
+    (r"\bgoes on\b|\bgo on\b|\bgoing on\b", "continues"),
 )
 #: (file, first words of the phrase): why it may stay.
 ALLOWED: dict[tuple[str, str], str] = {
@@ -57,11 +81,13 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("distsim/script_capture/cuda/build_extension.py", "import ctypes,"): "a Python program",
     ("distsim/script_capture/protocol/message_types.py", "token of"): "a table of fields",
     ("distsim/script_capture/protocol/message_types.py", "send a"): "a table of messages",
-    ("docs/explanation/zoo.md", "leave out"): "recorded output of `benchmarks/zoo.py`",
-    ("docs/explanation/zoo.md", "leaves out"): "recorded output of `benchmarks/zoo.py`",
-    ("docs/explanation/zoo.md", "left out"): "recorded output of `benchmarks/zoo.py`",
 }
-BANNED_PATTERN = re.compile("|".join(f"({pattern})" for pattern, _ in BANNED), re.IGNORECASE)
+_PATTERN = re.compile("|".join(f"({pattern})" for pattern, _ in BANNED), re.IGNORECASE)
+_USER_PATTERN = re.compile(
+    "|".join(f"({pattern})" for pattern, _ in (*BANNED, *BANNED_FOR_USERS)), re.IGNORECASE
+)
+#: Pages and modules for people who change distsim; internal words may occur there.
+_FOR_DEVELOPERS = ("docs/contributing/", "docs/explanation/architecture.md", "CONTRIBUTING.md")
 MOST_WORDS = 32
 _FRAME = re.compile(r"^(?:```|~~~).*?^(?:```|~~~)", re.MULTILINE | re.DOTALL)
 _SENTENCE_END = re.compile(r"(?<=[.!?:;])\s+|\n\s*\n|\n(?=\s*[-*|#])|\|")
@@ -114,21 +140,38 @@ def passages_of_scenario(source: str) -> Iterator[Passage]:
             yield Passage(number, line[line.index("#") :])
 
 
+def passages_of_output(source: str) -> Iterator[Passage]:
+    """The lines of a recorded output; its tables are not sentences."""
+    for number, line in enumerate(source.splitlines(), start=1):
+        yield Passage(number, line)
+
+
 def complaints_about(path: Path) -> Iterator[Complaint]:
     """Every complaint about one file."""
     source = path.read_text(encoding="utf-8")
-    readers = {".md": passages_of_page, ".py": passages_of_module}
+    readers = {
+        ".md": passages_of_page,
+        ".py": passages_of_module,
+        ".out": passages_of_output,
+    }
     passages = readers.get(path.suffix, passages_of_scenario)
     name = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else str(path)
     for passage in passages(source):
         yield from _complaints_about_passage(name, passage)
 
 
+def _is_for_users(name: str) -> bool:
+    """Whether users of distsim read this file; text that a command printed always counts."""
+    return not name.endswith(".py") and not name.startswith(_FOR_DEVELOPERS)
+
+
 def _complaints_about_passage(name: str, passage: Passage) -> Iterator[Complaint]:
-    for match in BANNED_PATTERN.finditer(passage.text):
+    pattern = _USER_PATTERN if _is_for_users(name) else _PATTERN
+    for match in pattern.finditer(passage.text):
         line = passage.line + passage.text.count("\n", 0, match.start())
         assert match.lastindex is not None
-        yield Complaint(name, line, match[0], BANNED[match.lastindex - 1][1])
+        advice = (*BANNED, *BANNED_FOR_USERS)[match.lastindex - 1][1]
+        yield Complaint(name, line, match[0], advice)
     yield from _long_sentences(name, passage)
 
 
@@ -169,7 +212,7 @@ def files_to_read(paths: list[str]) -> Iterator[Path]:
         if path.is_file():
             yield path
             continue
-        for suffix in ("*.md", "*.py", "*.yaml"):
+        for suffix in ("*.md", "*.py", "*.yaml", "*.out"):
             yield from sorted(path.rglob(suffix))
 
 

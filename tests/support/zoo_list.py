@@ -1,6 +1,4 @@
-"""The list of scenarios/zoo/README.md, made from the files: ``python -m tests.support.zoo_list``
-writes it anew.
-"""
+"""Writes the list in scenarios/zoo/README.md: ``python -m tests.support.zoo_list``."""
 
 from __future__ import annotations
 
@@ -14,17 +12,18 @@ ZOO = Path(__file__).resolve().parents[2] / "scenarios" / "zoo"
 HEAD = """\
 # Hangs that people reported
 
-Each file is one report made small: what happened, a link, and under `expect` the verdict and what a run comes to on each backend.
-A `_repaired` file is the same program put right. `distsim test scenarios/zoo` runs them all, `distsim simulate` explains one.
+Each file is a small version of one report. It says what happened and has a link. Its `expect` block states the verdict, and the outcome
+on each backend. A `_repaired` file is the repaired program. `distsim test scenarios/zoo` runs all files; `distsim simulate` explains one.
 [The zoo, case by case](../../docs/explanation/zoo.md) compares the repairs in the reports with those that `check --fix` proposes.
-Outcomes on gloo were observed with torch 2.13 or follow from rules that were; those on nccl and mpi come from the reports and from
-sources. `undefined` means that NCCL promises nothing there; where a field is empty nothing is known.
 
-| file | what it shows | verdict | gloo | nccl | mpi |
+Outcomes on gloo were observed with torch 2.13, or follow from observed rules. Outcomes on nccl and mpi come from the reports and from the
+source code. `undefined` means that NCCL does not define the behaviour. An empty field means that the outcome is not known.
+
+| file | program | verdict | gloo | nccl | mpi |
 |---|---|---|---|---|---|
 """
 TAIL = """
-## Not here, because distsim does not cover it
+## Reports that distsim cannot reproduce
 
 - Batches of so many messages that NCCL splits them into several launches, differently on each rank:
   https://github.com/pytorch/pytorch/issues/174942.

@@ -225,7 +225,7 @@ def _damaged(line: int, change: Any) -> list[str]:
             r"t:1: expected world_size",
         ),
         (_damaged(2, lambda s: s[:40]), r"t:3: "),
-        (_damaged(0, lambda s: s[:60])[:1], r"t:1: the file is cut short in its header"),
+        (_damaged(0, lambda s: s[:60])[:1], r"t:1: the file ends inside its header"),
         (
             _damaged(3, lambda s: s.replace('"rank": 1', '"rank": 77', 1)),
             r"t:4: `rank` 77 is outside the world of 2",

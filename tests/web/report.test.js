@@ -95,6 +95,16 @@ test("the chain of a wait tiles it, and leads to who made it wait", () => {
   assert.deepEqual(walk.why(3, 0).map((p) => [p.rank, p.why, p.start, p.end]), [[1, "transfer", 10, 12], [0, "compute", 0, 10]]);
 });
 
+test("a chain continues on the peer whose arrival released a host that was creating a communicator", () => {
+  const run = made([
+    { rank: 0, op: "irecv", peer: 1, posted: 0, returned: 8, started: 12, finished: 14, match: 0 },
+    { rank: 0, op: "compute", name: "launches", posted: 8, returned: 10, started: 8, finished: 10 },
+    { rank: 1, op: "compute", name: "late", posted: 0, returned: 8, started: 0, finished: 8 },
+    { rank: 1, op: "isend", peer: 0, posted: 8, returned: 8, started: 12, finished: 12, match: 0 },
+  ], { backend: "nccl" });
+  assert.deepEqual(new Walk(run).why(1, 0).map((p) => [p.rank, p.why, p.start, p.end]), [[1, "compute", 0, 8]]);
+});
+
 test("equal neighbours of a chain are one", () => {
   const run = made([0, 1, 2].map((i) => ({ rank: 0, op: "compute", name: "f", posted: i, started: i, finished: i + 1, returned: i + 1, line: 3 })));
   const pieces = [2, 1].map((row) => ({ row, rank: 0, start: row, end: row + 1, why: "compute" }));

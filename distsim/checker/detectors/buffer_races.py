@@ -416,9 +416,11 @@ def _data_race_finding(program: Program, race: DataRace) -> Finding:
     elif race.opened == race.position:
         advice = "give each message its own buffer, or make the calls one after the other"
     else:
+        names = (f"the {opened.op}", f"the {use.op}")
+        if opened.op == use.op:
+            names = (f"the first {opened.op}", "the second")
         advice = (
-            f"wait for the {opened.op} before the {use.op}, "
-            "or give each call its own tensor (`copies:`)"
+            f"wait for {names[0]} before {names[1]}, or give each call its own tensor (`copies:`)"
         )
     return Finding(
         race.code,

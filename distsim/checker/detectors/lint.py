@@ -121,7 +121,7 @@ def _new_group_calls(program: Program) -> Iterable[tuple[CallSite, CodeCall]]:
 
 # --- DS607 ---
 _DROPPED_REQUEST_EFFECT = {
-    "cancels": "cancels the message unless its counterpart already waits",
+    "cancels": "cancels the message unless the peer has already made the matching call",
     "crashes": "ends the process if the request is still open",
 }
 

@@ -243,7 +243,7 @@ def one_sided_race_findings(program: Program, races: Sequence[OneSidedRace]) -> 
         one_line, other_line = (parenthesised(location_text(place)) for place in places)
         head = (
             f"{calls[1].op} on rank {race.other[0]}{other_line} {does} {race.label} of rank "
-            f"{race.owner}, in no defined order with {calls[0].op} on rank {race.one[0]}{one_line}"
+            f"{race.owner}; nothing orders it with {calls[0].op} on rank {race.one[0]}{one_line}"
         )
         rows = [
             (f"rank {use[0]}", call_words(call), location_text(place))

@@ -60,8 +60,8 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
         for (rank, k), one, peer in zip(calls, launches, (q, p), strict=True)
     ]
     head = (
-        f"undefined behaviour on {profile.name}: ranks {p} and {q} connect in calls with different "
-        f"directions{more}"
+        f"undefined behaviour on {profile.name}: ranks {p} and {q} open their connection in "
+        f"different directions{more}"
     )
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
@@ -86,7 +86,7 @@ def _direction_words(launched: ConnectingLaunch, peer: int) -> str:
     """The directions of a launch, to and from its peer."""
     return " and ".join(
         words
-        for way, words in (("send", f"to {peer}"), ("recv", f"from {peer}"))
+        for way, words in (("send", f"to rank {peer}"), ("recv", f"from rank {peer}"))
         if way in launched.ways
     )
 

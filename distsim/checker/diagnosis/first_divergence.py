@@ -29,6 +29,17 @@ from distsim.program.model import Program
 _MAX_COMPARED: Final = 8
 
 
+#: By a part of the file that makes a captured call: what users call it.
+_CALLERS: Final = {
+    "torch/nn/parallel/distributed.py": "in DistributedDataParallel",
+    "torch/distributed/fsdp/": "in FSDP",
+    "torch/distributed/pipelining/": "in the pipeline schedule",
+    "torch/distributed/checkpoint/": "in torch.distributed.checkpoint",
+    "torch/distributed/tensor/": "in DTensor",
+    "_engine_run_backward": "in backward()",
+}
+
+
 class PlacedCall(NamedTuple):
     """A call of a rank at a position of its program."""
 
@@ -228,7 +239,7 @@ def _extra_head(program: Program, divergence: CallDivergence, members: int) -> s
     if divergence.met is None:
         return head
     met = f"{_op_name(program, divergence.met)} of {_others_text(divergence, members)}"
-    return f"{head}, {which} met the {met}{_at(program, divergence.met)}"
+    return f"{head}, {which} was matched with the {met}{_at(program, divergence.met)}"
 
 
 def _missing_head(program: Program, divergence: CallDivergence, members: int) -> str:
@@ -243,7 +254,7 @@ def _missing_head(program: Program, divergence: CallDivergence, members: int) ->
     head = f"{rank_list(divergence.ranks)} {skips} {what}"
     if divergence.met is None:
         return head
-    return f"{head}, so {its} {_call_at(program, divergence.met)} met {it}"
+    return f"{head}, so {its} {_call_at(program, divergence.met)} was matched with {it}"
 
 
 def _swapped_head(program: Program, divergence: CallDivergence, members: int) -> str:
@@ -275,12 +286,20 @@ def _call_at(program: Program, call: PlacedCall) -> str:
 
 
 def _call_comma(program: Program, call: PlacedCall) -> str:
-    location = location_text(program.place(*call))
-    return _op_name(program, call) + (f", {location}" if location else "")
+    where = _where(program, call)
+    return _op_name(program, call) + (f", {where}" if where else "")
 
 
 def _at(program: Program, call: PlacedCall) -> str:
-    return parenthesised(location_text(program.place(*call)))
+    return parenthesised(_where(program, call))
+
+
+def _where(program: Program, call: PlacedCall) -> str:
+    """The line of a call, and the part of PyTorch that made it, if the program was captured."""
+    place = location_text(program.place(*call))
+    via = program.sites[program.code_call(*call).site].via
+    callers = (name for folder, name in _CALLERS.items() if folder in via)
+    return ", ".join(part for part in (place, next(callers, "")) if part)
 
 
 def divergence_places(program: Program, divergence: CallDivergence) -> tuple[SourceLocation, ...]:

@@ -41,6 +41,8 @@ _MORE_CONSEQUENCES = " more waits as a result"
 _EXPLAINED_BY_SLIPS = ("DS501", "DS607", "DS608")
 #: Findings on ranks that ended early, which the finding on a wait for them explains.
 _RANK_END_CODES = ("DS801", "DS802", "DS803", "DS805")
+#: Findings on messages that meet in another order than was meant.
+_SHIFTED_MESSAGES = ("DS602", "DS610")
 #: Errors on calls that raise on some ranks; other ranks then wait for these.
 _RAISING_CODES = ("DS804", "DS807")
 #: The code of a difference in a collective, the gravest first.
@@ -193,6 +195,7 @@ def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     awaited = {rank for finding in errors for rank in finding.awaited}
     failing = {rank for finding in errors for rank in finding.ranks}
     invalid = {rank for finding in errors if _is_invalid_call(finding) for rank in finding.ranks}
+    lost = [each for each in errors if each.code == "DS304" or _is_invalid_call(each)]
     unwaited = {
         _position(place) for finding in found for place in finding.places if finding.code == "DS501"
     }
@@ -204,6 +207,8 @@ def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
         if finding.code in _EXPLAINED_BY_SLIPS and is_on_slip:
             continue
         if _follows_from_invalid_call(finding, invalid):
+            continue
+        if _is_shifted_message(finding, lost):
             continue
         if finding.code == "DS608" and not failing.isdisjoint(finding.ranks):
             continue
@@ -225,6 +230,16 @@ def _follows_from_invalid_call(finding: Finding, invalid: set[int]) -> bool:
     """Whether calls mismatch or block because one of these ranks has made no valid call there."""
     is_failure = finding.code.startswith(("DS2", "DS3"))
     return is_failure and not invalid.isdisjoint(finding.core or finding.ranks)
+
+
+def _is_shifted_message(finding: Finding, lost: list[Finding]) -> bool:
+    """Whether messages meet wrongly because an earlier one of their ranks was lost."""
+    if finding.code in _SHIFTED_MESSAGES:
+        return any(set(each.ranks) & set(finding.ranks) for each in lost)
+    if finding.code not in ("DS208", "DS209"):
+        return False
+    places = {_position(place) for place in finding.places}
+    return any(_position(slip) in places for each in lost for slip in each.slips)
 
 
 #: File, line and column of a place.

@@ -92,9 +92,11 @@ class MissingMessageFindings:
             *notes,
         ]
         sends = OPERATIONS[awaited.call.op].direction == "send"
-        return self.rows.finding(
+        found = self.rows.finding(
             "DS304", lines, core, advise_message(awaited, near, sends), _waits(edges)
         )
+        # The call that would match meets a later message instead, which may not fit.
+        return replace(found, slips=tuple(miss.place for miss in near if miss.place is not None))
 
     def _creates_communicator(self, rank: int, need: WaitDependency, awaited_rank: int) -> bool:
         """Whether a batch waits for a rank to which it has no message (semantics N8)."""
@@ -184,7 +186,7 @@ class MissingMessageFindings:
         own_place = parenthesised(location_text(self.rows.place(edge.rank, edge.need)))
         head = (
             f"rank {edge.rank} waits to {waits_for} rank {awaited.rank}{own_place}, but rank "
-            f"{awaited.rank} {why}{at_line}, which cancelled the message"
+            f"{awaited.rank} {why}{at_line}, so the message was cancelled"
         )
         posted = blocked_call_words(self.program, awaited.rank, position, position, WHOLE_CALL)
         rows = [

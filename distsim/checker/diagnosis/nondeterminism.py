@@ -62,8 +62,8 @@ def buffering_findings(
         return ()
     if frequencies["rendezvous"] == frequencies["early"] == "never":
         message = (
-            "the program completes if all sends are buffered or none is, but hangs if only some "
-            "are: with an eager limit between its message sizes"
+            "the program completes if all sends are buffered, and if none is; it hangs if only "
+            "some are, which happens if the eager limit lies between its message sizes"
         )
         advice = (
             "name the sources of the receives, so that no message can take the place of another"
@@ -71,7 +71,7 @@ def buffering_findings(
     elif sends:
         message = (
             "the program completes only if sends are buffered; mpi buffers small messages, and "
-            "nccl does so after the ranks have connected"
+            "nccl buffers them once the ranks have connected"
         )
         advice = (
             "fix the deadlock and do not rely on buffering: with a larger tensor or another "

@@ -215,6 +215,8 @@ class _SequenceNumbering:
         self.extra_slots: list[dict[str, int]] = []
         self._members: dict[tuple[int, int], int] = {}
         self._sequences: dict[str, int] = {}
+        #: The ranks of each sequence with a key.
+        self._rank_sets: dict[int, frozenset[int]] = {}
 
     def members_of(self, code: SharedCode) -> list[list[int]]:
         """The members of a code, as a table row -> slot -> member."""
@@ -231,7 +233,7 @@ class _SequenceNumbering:
             members = [_UNUSED] * len(code.groups)
             extra = []
             for sequence in sequences:
-                is_member = rank in self.ranks[sequence]
+                is_member = rank in self._rank_sets[sequence]
                 own = sequence if is_member else self._sequence_alone(rank)
                 extra.append(self._member(own, rank))
             for slot in group_slots:
@@ -246,6 +248,8 @@ class _SequenceNumbering:
             ranks: tuple[int, ...] = tuple(range(self.program.world_size))
             if call.fields.get("local_sync"):
                 ranks = tuple(sorted(call.fields.get("ranks", ranks)))
+            # A set: the world may have 100 000 ranks, and each of them is looked up.
+            self._rank_sets[len(self.ranks)] = frozenset(ranks)
             self.ranks.append(ranks)
             self.names.append(call.op)
         return self._sequences[key]

@@ -31,7 +31,9 @@ OpsOption = Annotated[
 ]
 SamplesOption = Annotated[
     int,
-    typer.Option("--samples", min=1, max=10000, help="Number of samples per operation and size."),
+    typer.Option(
+        "--samples", metavar="N", min=1, max=10000, help="Number of samples per operation and size."
+    ),
 ]
 TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="TIME", help="Stop after this long.")

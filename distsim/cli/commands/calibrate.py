@@ -20,7 +20,7 @@ _DEFAULT_PRESET = "cpu-10gbe"
 SourcesArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="SOURCE…",
+        metavar="SOURCE",
         help="Outputs of `distsim bench`, traces (.jsonl), or nccl-tests output (text or JSON).",
     ),
 ]
@@ -32,8 +32,10 @@ BaseOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="Cluster (preset or file) that supplies values the sources do not "
-        "contain. [default: a preset chosen by the sources]",
+        help=(
+            "Cluster (preset or file) for values that the sources do not contain. [default: a "
+            "preset that suits the sources]"
+        ),
     ),
 ]
 NameOption = Annotated[

@@ -1,4 +1,4 @@
-"""`distsim capture`: run an unmodified script of torch.distributed and judge the calls it makes.
+"""`distsim capture`: run an unmodified torch.distributed script and check its calls.
 
 The ranks are forked processes of this machine, without network or GPU; `distsim.script_capture`
 runs them and matches their calls by the rules of a backend.
@@ -31,6 +31,7 @@ from distsim.cli.shared.scenario_output import check_scenario_suffix
 from distsim.cli.shared.trace_output import trace_writer
 
 if TYPE_CHECKING:
+    from distsim.script_capture.launch.command_hook import WrappedCommand
     from distsim.script_capture.launch.command_line import LaunchCommand
     from distsim.script_capture.launch.parent_process import CapturedRun, CaptureRunOptions
     from distsim.script_capture.result.evaluation import CaptureResult
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _MAX_RANKS = 1024
 #: torch counts the devices of a machine in a signed 8-bit integer (c10/core/Device.h).
 _MAX_DEVICES = 127
-#: Devices that a script finds if it starts its ranks itself: many start one rank per device.
+#: GPUs of a node if nothing says how many: scripts and launchers start one rank for each.
 _DEFAULT_DEVICES = 4
 #: What the report of a hang needs, cheapest first.
 _HANG_REPORT_MODULES = (
@@ -53,7 +54,8 @@ _HANG_REPORT_MODULES = (
 CommandArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="-- COMMAND", help="Command to run: python train.py …, or torchrun … train.py."
+        metavar="-- COMMAND",
+        help="Command to run, as in a shell: python, torchrun, accelerate launch, srun, bash.",
     ),
 ]
 ScriptBackendOption = Annotated[
@@ -123,7 +125,12 @@ FakeOption = Annotated[
 PrefixOption = Annotated[
     bool, typer.Option("--prefix", help="Begin each line of the script's output with its rank.")
 ]
-StrictOption = Annotated[bool, typer.Option("--strict", help="Treat leaks as errors.")]
+StrictOption = Annotated[
+    bool,
+    typer.Option(
+        "--strict", help="Fail also for leaks: requests and messages that never complete."
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -157,18 +164,23 @@ def command(arguments: CaptureArguments) -> None:
     \b
     Example: distsim capture --nproc 4 -- python train.py --epochs 1
     Example: distsim capture --backend nccl -- torchrun --nproc-per-node 2 t.py
-    Example: distsim capture --nproc 2 --trace run.jsonl -- -m package.train
+    Example: distsim capture --nproc 2 --trace run.jsonl -- bash run.sh
     """
     from distsim.script_capture.launch.command_line import parse_command
     from distsim.script_capture.launch.parent_process import run_capture
     from distsim.script_capture.launch.preload import preload
     from distsim.script_capture.result.evaluation import evaluate_capture
 
-    options = _capture_options(parse_command(arguments.words or ()), arguments)
+    command = parse_command(arguments.words or ())
     check_scenario_suffix(arguments.scenario)
     check_report_path(arguments.report)
     writers = [trace_writer(path) for path in arguments.trace or ()]
     _require_torch()
+    folder = os.getcwd()
+    wrapped = _start_wrapped_command(command)
+    if wrapped is not None:
+        command = _program_of(wrapped)
+    options = _capture_options(command, arguments)
 
     script = options.target.home or options.target.name
     # Before torch is loaded: it looks for devices when it is imported.
@@ -176,6 +188,9 @@ def command(arguments: CaptureArguments) -> None:
     _silence_interpreter_exit()
     preload(script, options.target.args)
     captured = run_capture(options, lambda: _preload_hang_report(options.ranks))
+    os.chdir(folder)
+    if wrapped is not None:
+        wrapped.finish(int(not captured.ended_normally), console.note)
     if not captured.world:
         raise typer.Exit(_report_no_ranks(captured))
 
@@ -189,6 +204,29 @@ def command(arguments: CaptureArguments) -> None:
     for_github = arguments.format is FindingsFormat.github
     console.out(_report(result, arguments.format), commands=for_github)
     raise typer.Exit(result.simulation.status(arguments.strict))
+
+
+# --- commands that start the program themselves ---
+
+
+def _start_wrapped_command(command: LaunchCommand) -> WrappedCommand | None:
+    """Start a command such as ``bash run.sh``; None if the command line names the program."""
+    if command.target is not None:
+        return None
+    from distsim.script_capture.launch.command_hook import WrappedCommand
+
+    return WrappedCommand(command)
+
+
+def _program_of(wrapped: WrappedCommand) -> LaunchCommand:
+    """The program that the command starts. This process takes its folder and environment."""
+    program = wrapped.program()
+    os.chdir(program.folder)
+    os.environ.clear()
+    os.environ.update(program.environment)
+    words = " ".join(program.words)
+    console.note(f"capturing the program that the command started: {words}")
+    return program.command
 
 
 # --- options ---
@@ -209,8 +247,7 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
     nodes = arguments.nnodes or command.nodes or 1
     ranks_per_node = arguments.nproc or command.ranks
     if not ranks_per_node:
-        # A launcher starts one rank on each node by default. 0: the script starts its ranks itself.
-        ranks_per_node = 1 if command.nodes else 0
+        ranks_per_node = _default_ranks_per_node(command)
     if ranks_per_node < 0 or nodes < 1 or ranks_per_node * nodes > _MAX_RANKS:
         raise UsageError(
             f"{ranks_per_node} ranks on each of {nodes} nodes",
@@ -221,6 +258,7 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
     timeout_s = None
     if arguments.timeout is not None:
         timeout_s = parse_duration_ns(arguments.timeout) / 1e9
+    assert command.target is not None
     counts_compute = arguments.compute
     if counts_compute is None:
         counts_compute = arguments.cluster is not None
@@ -230,10 +268,20 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
         nodes=nodes,
         backend=arguments.backend and str(arguments.backend),
         timeout_s=timeout_s,
+        environment=command.environment,
+        launcher=command.launcher,
+        local_rank_argument=command.local_rank_argument,
         child_options=ChildOptions(
             counts=counts_compute, fakes=arguments.fake, prefixes=arguments.prefix
         ),
     )
+
+
+def _default_ranks_per_node(command: LaunchCommand) -> int:
+    """The number that a launcher starts if nothing says it; 0 if the script starts its ranks."""
+    if command.one_per_gpu:
+        return _DEFAULT_DEVICES
+    return 1 if command.is_launched else 0
 
 
 # --- preparing this process, which the ranks are forked from ---
@@ -262,7 +310,7 @@ def _choose_devices(cuda: bool | None, script: str, options: CaptureRunOptions) 
     from distsim.script_capture.cuda.script_scan import CudaUse, find_cuda_use
 
     if cuda is None:
-        use = find_cuda_use(script)
+        use = find_cuda_use(script, options.target.args)
     else:
         use = CudaUse(cuda, "of --cuda" if cuda else "of --no-cuda")
     if not use.needed:

@@ -43,7 +43,7 @@ STANDARD_INPUT = "-"
 PathsArgument = Annotated[
     list[str],
     typer.Argument(
-        metavar="FILE…",
+        metavar="FILE",
         help="Scenario files, traces, or folders with scenarios; - reads standard input.",
     ),
 ]
@@ -60,7 +60,9 @@ FixOption = Annotated[
     bool,
     typer.Option(
         "--fix",
-        help="Repair each failing scenario file in place, if a repair that checks ok is found.",
+        help=(
+            "Repair each failing scenario file in place, if distsim finds a repair with verdict ok."
+        ),
     ),
 ]
 DiffOption = Annotated[
@@ -94,9 +96,8 @@ class CheckArguments:
 def command(arguments: CheckArguments) -> None:
     """Check scenarios: verdict, findings, and the outcome on every backend.
 
-    The verdict covers every order of events. It also covers both kinds of sends: those that wait
-    for their receive, and those that return early. A file that cannot be read is reported, and
-    the other files are still checked.
+    The verdict covers every order of events, with and without buffered sends. A file that cannot be
+    read is reported, and the other files are still checked.
 
     Exit status: 2 if a file cannot be read. 1 if a file has an error finding or does not complete
     under its backend (or --backend), or if the search reached its limit and some backend may hang.
@@ -138,7 +139,7 @@ def _check_fix_options(arguments: CheckArguments) -> None:
         raise UsageError(f"{option} repairs the file as written", "omit --set")
     if STANDARD_INPUT in arguments.files:
         raise UsageError(
-            f"{option} needs a file, and standard input is none", "name a scenario file"
+            f"{option} needs a file; it cannot repair standard input", "name a scenario file"
         )
 
 
@@ -147,7 +148,9 @@ def _check_report_options(arguments: CheckArguments, files: list[str]) -> None:
 
     check_report_path(arguments.report)
     if arguments.report is not None and len(files) > 1:
-        raise UsageError(f"--report is of one file, and these are {len(files)}", "name one file")
+        raise UsageError(
+            f"--report describes one file, but {len(files)} were given", "name one file"
+        )
 
 
 def expand_folders(paths: list[str]) -> list[str]:

@@ -10,7 +10,7 @@ from distsim.cli.shared import console
 
 NameArgument = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Preset to print in full, in the form of `cluster:`."),
+    typer.Argument(metavar="NAME", help="Preset to print in full, as a `cluster:` block."),
 ]
 
 

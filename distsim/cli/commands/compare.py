@@ -27,8 +27,10 @@ FirstRunArgument = Annotated[
     str,
     typer.Argument(
         metavar="A",
-        help="Trace, or scenario to simulate. If B is omitted: measured times that --cluster "
-        "should match.",
+        help=(
+            "Trace, or scenario to simulate. Without B: measured times (nccl-tests, `distsim "
+            "bench`) to compare with --cluster."
+        ),
     ),
 ]
 SecondRunArgument = Annotated[

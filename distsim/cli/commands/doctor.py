@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PathsArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PATH…",
+        metavar="PATH",
         help="Dumps, logs, stacks and traces, or folders with them. The content "
         "decides the file type.",
     ),

@@ -29,7 +29,7 @@ OutputOption = Annotated[
 
 
 def command(name: NameArgument = None, output: OutputOption = None) -> None:
-    """List the lessons, show one, or write their scenarios into a folder to try and change.
+    """List the lessons, show one, or copy their scenarios into a folder, to run and change them.
 
     \b
     Example: distsim learn

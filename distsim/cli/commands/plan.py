@@ -76,7 +76,10 @@ StepFieldsOption = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Set a field of `transformer:`, such as 'launch=0 ns'. Repeatable.",
+        help=(
+            "Set a field of the `transformer:` block (`distsim explain transformer`), such as "
+            "'launch=0 ns'. Repeatable."
+        ),
     ),
 ]
 OutputsOption = Annotated[

@@ -39,7 +39,10 @@ BackendOption = Annotated[
     choice_option(
         RealBackendName,
         "--backend",
-        help="Backend of the run; overrides the scenario. auto: a backend that is available here.",
+        help=(
+            "Backend of the run; overrides the scenario. auto chooses a backend that works on "
+            "this machine."
+        ),
     ),
 ]
 TraceOption = Annotated[

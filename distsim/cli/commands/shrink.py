@@ -63,7 +63,8 @@ def command(
     ranks_before, ranks_after = shrunk.ranks
     console.note(
         f"reduced {calls_before:,} calls on {ranks_before:,} ranks to "
-        f"{calls_after:,} on {ranks_after:,}: {shrunk.failure} ({shrunk.tried:,} scenarios checked)"
+        f"{calls_after:,} calls on {ranks_after:,} ranks; unchanged: {shrunk.failure} "
+        f"({shrunk.tried:,} scenarios checked)"
     )
     if not shrunk.whole:
         console.note(

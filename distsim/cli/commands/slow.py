@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -42,6 +43,22 @@ FailAboveOption = Annotated[
         "[any finding].",
     ),
 ]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="F.json", help="Write the recorded and the ideal job for Perfetto."
+    ),
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output",
+        "-o",
+        metavar="F",
+        help="Draw excess by rank and step, the breakdown, and one step (.svg), or write a page "
+        "with the report as well (.html).",
+    ),
+]
 JobsOption = Annotated[
     int, typer.Option("--jobs", "-j", min=1, help="Processes that read ranks.", show_default=True)
 ]
@@ -53,6 +70,8 @@ def command(
     ideal: IdealOption = "peers",
     format: FormatOption = OutputFormat.text,
     fail_above: FailAboveOption = None,
+    trace: TraceOption = None,
+    output: PictureOption = None,
     jobs: JobsOption = 4,
 ) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
@@ -68,14 +87,30 @@ def command(
     Example: distsim slow profiles/
     Example: distsim slow run.jsonl --format json
     Example: distsim slow profiles/ --fail-above 10%
+    Example: distsim slow profiles/ -o slow.html --trace perfetto.json
     """
     from distsim.api.functions import slow
 
+    _check_output(output)
     limit = None if fail_above is None else parse_share(fail_above, "--fail-above")
     with progress_bar("reading ranks") as advance:
         answer = slow(*paths, steps=steps, ideal=ideal, jobs=jobs, progress=advance)
+    if trace is not None:
+        console.write_file(trace, answer.timeline())
+        console.note(f"wrote {trace}")
+    if output is not None:
+        is_page = output.suffix == ".html"
+        console.write_file(output, answer.to_html().html if is_page else answer.to_svg().content)
+        console.note(f"wrote {output}")
     if format is OutputFormat.json:
         console.out(console.to_json(answer.to_json()))
     else:
         console.out(answer.to_text())
     raise typer.Exit(int(not answer.ok if limit is None else answer.cost_share > limit))
+
+
+def _check_output(output: Path | None) -> None:
+    from distsim.common.errors import UsageError
+
+    if output is not None and output.suffix not in (".svg", ".html"):
+        raise UsageError(f"{output}: unknown suffix", "use .svg or .html")

@@ -80,9 +80,9 @@ class SweepArguments:
 def command(arguments: SweepArguments, workers: WorkerArguments) -> None:
     """Simulate a scenario at every point of a grid, and list the fastest points first.
 
-    Without --grid and --cluster, the grid is the `sweep:` block of the file. Equal points, and
-    points that the output file already contains, are computed once. Exit status: 0 if a point
-    completes, otherwise 1.
+    Without --grid and --cluster, the grid is the `sweep:` block of the file. Each point is
+    simulated once, even if it occurs twice. Points that the output file already contains are not
+    simulated again. Exit status: 0 if a point completes, otherwise 1.
 
     \b
     Example: distsim sweep scenarios/hybrid.yaml --cluster dgx-a100,dgx-h100

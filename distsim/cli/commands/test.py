@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 PathsArgument = Annotated[
     list[Path],
     typer.Argument(
-        metavar="PATH…", help="Scenario files, or folders with scenarios; - reads standard input."
+        metavar="PATH", help="Scenario files, or folders with scenarios; - reads standard input."
     ),
 ]
 

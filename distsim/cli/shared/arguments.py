@@ -70,8 +70,10 @@ AllRanksOption = Annotated[
     bool,
     typer.Option(
         "--all-ranks",
-        help="Simulate every rank separately. [default: in large programs, simulate ranks "
-        "with equal roles once]",
+        help=(
+            "Simulate every rank separately. [default: in large programs, simulate one rank for "
+            "all ranks with the same role]"
+        ),
     ),
 ]
 MaxCallsOption = Annotated[
@@ -80,7 +82,10 @@ MaxCallsOption = Annotated[
         "--max-calls",
         metavar="N",
         min=1,
-        help="Simulate at most N calls. [default: 5000000 calls and 131072 ranks]",
+        help=(
+            "Refuse programs of more than N calls. [default: 5000000 calls, and at most 131072 "
+            "ranks]"
+        ),
     ),
 ]
 ReportOption = Annotated[
@@ -103,7 +108,10 @@ StrictOption = Annotated[
     bool,
     typer.Option(
         "--strict",
-        help="Treat leaks as errors, and a search that reached its limit as a failure.",
+        help=(
+            "Fail also for leaks (requests and messages that never complete), and if the search "
+            "reached its limit."
+        ),
     ),
 ]
 

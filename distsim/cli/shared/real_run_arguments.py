@@ -43,8 +43,10 @@ LauncherOption = Annotated[
     choice_option(
         LauncherName,
         "--launcher",
-        help="Method that starts the processes; elastic: torch's own launcher. "
-        "[default: fork; spawn if a forked rank cannot use its GPU]",
+        help=(
+            "How the processes are started; elastic uses torch's own launcher. [default: fork, "
+            "or spawn if forked ranks cannot use a GPU]"
+        ),
     ),
 ]
 DeviceOption = Annotated[
@@ -52,7 +54,7 @@ DeviceOption = Annotated[
     choice_option(
         RealDeviceName,
         "--device",
-        help="Device of the tensors; auto: GPU for nccl, otherwise CPU.",
+        help="Device of the tensors; auto uses GPUs with nccl, otherwise the CPU.",
     ),
 ]
 InitMethodOption = Annotated[
@@ -66,27 +68,37 @@ InitMethodOption = Annotated[
 RepeatOption = Annotated[
     int,
     typer.Option(
-        "--repeat", min=1, max=1000, help="Number of measured runs after one warm-up run."
+        "--repeat",
+        metavar="N",
+        min=1,
+        max=1000,
+        help="Number of measured runs after one warm-up run.",
     ),
 ]
 ForceOption = Annotated[
     bool, typer.Option("--force", help="Run even if the simulation predicts a failure.")
 ]
 NnodesOption = Annotated[
-    int, typer.Option("--nnodes", min=1, help="Number of nodes; each runs one launcher.")
+    int,
+    typer.Option("--nnodes", metavar="N", min=1, help="Number of nodes; each runs one launcher."),
 ]
-NodeRankOption = Annotated[int, typer.Option("--node-rank", min=0, help="Index of this node.")]
+NodeRankOption = Annotated[
+    int, typer.Option("--node-rank", metavar="N", min=0, help="Index of this node.")
+]
 MasterAddrOption = Annotated[
     str | None, typer.Option("--master-addr", metavar="HOST", help="Address of node 0.")
 ]
 MasterPortOption = Annotated[
-    int | None, typer.Option("--master-port", min=1, max=65535, help="Port of the store on node 0.")
+    int | None,
+    typer.Option(
+        "--master-port", metavar="PORT", min=1, max=65535, help="Port of the store on node 0."
+    ),
 ]
 
 
 @dataclass(frozen=True)
 class RealRunArguments:
-    """How a run on torch.distributed is made; of `run` and `replay`."""
+    """How `run` and `replay` start a run on torch.distributed."""
 
     timeout: TimeoutOption = "10 s"
     launcher: LauncherOption = None

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from distsim.repair.search import ScenarioRepair
     from distsim.simulation.check_scenario import CheckResult
 
-#: By `ScenarioRepair.kind`.
-_REPAIR_KINDS = ("order", "arguments", "calls added", "a call removed: check that it is not needed")
+#: A note on repairs of some kinds, by their number (`ScenarioRepair.kind`).
+_REPAIR_NOTES = {3: " (it removes a call: check that the call is not needed)"}
 
 
 def failing_results(results: list[CheckResult]) -> list[CheckResult]:
@@ -125,8 +125,8 @@ def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: 
     """The list of repairs, and the patch of the first one."""
     if not repairs:
         return f"\n{file}: no repair found that checks ok"
-    noun_and_verb = "repair checks" if len(repairs) == 1 else "repairs check"
-    lines = [f"\n{file}: {len(repairs)} {noun_and_verb} ok under every reading"]
+    repairs_found = "1 repair" if len(repairs) == 1 else f"{len(repairs)} repairs"
+    lines = [f"\n{file}: {repairs_found} found; the verdict is ok with each"]
     for number, repair in enumerate(repairs, 1):
         lines += _repair_lines(number, repair)
     return "\n".join([*lines, before_patch, repairs[0].patch])
@@ -135,9 +135,14 @@ def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: 
 def _repair_lines(number: int, repair: ScenarioRepair) -> list[str]:
     """The changes of one repair, and what they lead to."""
     from distsim.common.units import show_ns
+    from distsim.output.text_layout import wrapped_lines
 
     backends = ", ".join(repair.completes)
+    note = _REPAIR_NOTES.get(repair.kind, "")
+    changes = f"{number}. {'; then '.join(repair.words)}{note}"
+    first, *rest = wrapped_lines(changes, indent="     ")
     return [
-        f"  {number}. {'; then '.join(repair.words)} ({_REPAIR_KINDS[repair.kind]})",
+        f"  {first.lstrip()}",
+        *rest,
         f"     completes on {backends}; predicted time {show_ns(repair.makespan_ns)}",
     ]

@@ -1,4 +1,4 @@
-"""The arguments of `distsim simulate`: of the simulation itself, and of its what-if questions."""
+"""The arguments of `distsim simulate`: for the simulation itself, and for its what-if questions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ from distsim.cli.shared.arguments import (
 NoVerdictOption = Annotated[
     bool,
     typer.Option(
-        "--no-verdict", help="Simulate this run only; skip the verdict over all orders of events."
+        "--no-verdict",
+        help=("Simulate one order of events only; skip the verdict, which covers all orders."),
     ),
 ]
 NoValuesOption = Annotated[
@@ -36,7 +37,7 @@ EventOrderOption = Annotated[
     typer.Option(
         "--event-order",
         metavar="F",
-        help="Replay the order of events in F, a file written by `check --format json`.",
+        help="Replay the order of events in F, an output of `check --format json`.",
     ),
 ]
 CompareWithOption = Annotated[
@@ -44,7 +45,7 @@ CompareWithOption = Annotated[
     typer.Option(
         "--compare-with",
         metavar="FILE",
-        help="Compare with the scenario FILE, and print a table of differences.",
+        help="Compare with the scenario FILE (A in the table of differences).",
     ),
 ]
 WhatIfOption = Annotated[

@@ -71,7 +71,7 @@ def _scenario_comparison(
     if arguments.cluster is not None:
         words.append(f"cluster={arguments.cluster}")
     differences = metric_differences(other_simulation, simulation)
-    return difference_sections(differences, (" ".join(words), other))
+    return difference_sections(differences, (other, " ".join(words)))
 
 
 def _speedup_sections(simulation: Simulation, show_phase: Callable[[str], None]) -> list[Section]:
@@ -121,7 +121,9 @@ def _distribution_text(
             values=False,
         )
         if simulation.outcome != "completes":
-            return f"the run with seed {draw.seed} {simulation.outcome}, so there is no spread"
+            return (
+                f"the run with seed {draw.seed} {simulation.outcome}, so no spread can be computed"
+            )
         makespans.append(simulation.makespan_ns)
     causes = []
     if scenario.jitter:

@@ -355,7 +355,8 @@ def _some_ranks_elsewhere(
         grade,
         f"{ranks_text(communicating)} {verb_form(communicating, 'is', 'are')} in {calls}, "
         f"{ranks_text(others)} {others_text}",
-        ranks=others,
+        # Without a majority in the calls, either side may be wrong.
+        ranks=others if grade == "suspected" else tuple(sorted((*communicating, *others))),
         lines=lines,
         details=["stacks contain no groups and no call numbers, so this is no proof"],
     )

@@ -32,6 +32,8 @@ def int_field(given: object, key: str, most: int = MAX_CALL_NUMBER) -> int:
     UNKNOWN_NUMBER if there is none, if it is negative, or if it is not below ``most``.
     """
     value = given.get(key) if isinstance(given, dict) else None
+    if type(value) is int:  # almost always, and dumps have a million of them
+        return value if 0 <= value < most else UNKNOWN_NUMBER
     try:
         number = int(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):

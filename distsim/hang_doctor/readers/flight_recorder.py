@@ -37,7 +37,7 @@ _MAX_FRAMES = 64
 _MAX_TENSORS = 65536
 _MAX_DIMENSIONS = 64
 #: ``send 0->1``, ``recv 1<-0``, ``recv 1<-?``.
-_P2P_NAME = re.compile(r"^(send|recv)\s+(\d+)?\s*(?:->|<-)\s*(\d+|\?)$")
+_P2P_NAME = re.compile(r"^(send|recv)\s+(?:(\d+)\s*)?(?:->|<-)\s*(\d+|\?)$")
 
 
 def is_flight_recorder(data: object) -> bool:
@@ -443,9 +443,17 @@ def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
     """The stack of a call; calls with equal stacks share one object."""
     if not isinstance(given, (list, tuple)):
         return ()
-    found = tuple(_stack_frame(frame) for frame in given[:_MAX_FRAMES] if _is_frame(frame))
-    key = tuple(frame[:3] for frame in found)
-    return evidence.call_stacks.setdefault(key, found)
+    frames = [frame for frame in given[:_MAX_FRAMES] if _is_frame(frame)]
+    key = tuple(_frame_key(frame) for frame in frames)
+    known = evidence.call_stacks.get(key)
+    if known is None:
+        known = tuple(_stack_frame(frame) for frame in frames)
+        evidence.call_stacks[key] = known
+    return known
+
+
+def _frame_key(frame: dict[str, Any]) -> tuple[str, str, int]:
+    return str(frame.get("name", "")), str(frame.get("filename", "")), frame["line"]
 
 
 def _is_frame(given: object) -> bool:

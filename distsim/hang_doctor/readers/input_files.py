@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from distsim.common.errors import UsageError
+from distsim.common.records import gc_paused
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
 from distsim.hang_doctor.model.reconcile import reconcile
@@ -54,7 +55,7 @@ _MAX_OBJECTS: Final = 3_000_000
 _MAX_ITEMS: Final = 20_000_000
 #: Longer lines of a text are cut.
 _MAX_LINE: Final = 20_000
-#: A file with more zero bytes at its beginning is no text.
+#: A file with more zero bytes at its beginning is not text.
 _MAX_ZERO_BYTES: Final = 8
 #: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
 _MAX_NAME: Final = 255
@@ -93,11 +94,12 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     problem.
     """
     evidence = Evidence()
-    if paths:
-        for path in files_of_last_attempts(evidence, list_files(paths)):
-            _read_path(evidence, path)
-    reconcile(evidence)
-    drop_stale_ranks(evidence)
+    with gc_paused():
+        if paths:
+            for path in files_of_last_attempts(evidence, list_files(paths)):
+                _read_path(evidence, path)
+        reconcile(evidence)
+        drop_stale_ranks(evidence)
     return evidence
 
 

@@ -8,7 +8,8 @@ the arguments of communication calls.
 Flight Recorder dumps are requested as torch 2.13 offers it: a byte in the pipe
 ``TORCH_NCCL_DEBUG_INFO_PIPE_FILE`` + rank + ``.pipe`` (``DumpPipe`` in ``ProcessGroupNCCL.hpp``),
 or the handler ``fr_trace_json`` at the socket ``TORCH_WORKER_SERVER_SOCKET``
-(``torch/distributed/elastic/control_plane.py``). No process is stopped or ended.
+(``torch/distributed/elastic/control_plane.py``). py-spy pauses a process while it reads
+its stacks; doctor ends no process, and leaves none stopped.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ standard library's pickletools). Any other opcode, above all GLOBAL, is refused.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 #: Limit of executed opcodes.
@@ -21,6 +21,7 @@ _CHECK_INTERVAL: Final = 50_000
 #: Integers from here on can have equal hashes (CPython computes them modulo 2**61 - 1).
 _MAX_INT_KEY: Final = 1 << 60
 _U32: Final = struct.Struct("<I").unpack_from
+_I32: Final = struct.Struct("<i").unpack_from
 
 
 class UnsafePickle(ValueError):
@@ -48,7 +49,7 @@ class _PickleMachine:
         self.below: list[list[object]] = []
         self.memo: dict[int, object] = {}
 
-    def run(self) -> object:  # noqa: PLR0912  (hot loop, see below)
+    def run(self) -> object:  # noqa: PLR0912, PLR0915  (hot loop, see below)
         """Execute opcodes up to STOP.
 
         Hot loop: the frequent opcodes are executed here, on local variables; the others by the
@@ -84,6 +85,22 @@ class _PickleMachine:
                 elif code == 0x28:  # MARK
                     below.append(stack)
                     stack = []
+                elif code == 0x4A:  # BININT
+                    stack.append(_I32(data, at)[0])
+                    at += 4
+                elif code == 0x75:  # SETITEMS
+                    items, stack = stack, below.pop()
+                    self.set_items(stack[-1], items)
+                elif code == 0x5D:  # EMPTY_LIST
+                    stack.append([])
+                elif code == 0x61:  # APPEND
+                    value = stack.pop()
+                    self.extend(stack[-1], (value,))
+                elif code == 0x7D:  # EMPTY_DICT
+                    stack.append({})
+                elif code == 0x65:  # APPENDS
+                    items, stack = stack, below.pop()
+                    self.extend(stack[-1], items)
                 elif code == 0x2E:  # STOP
                     return stack[-1]
                 else:
@@ -126,11 +143,12 @@ class _PickleMachine:
         if not isinstance(target, dict) or len(items) % 2:
             raise UnsafePickle("it is damaged")
         keys = items[::2]
-        if not all(map(_is_safe_key, keys)):
+        # The keys of a dump are texts, which are checked fastest by their type alone.
+        if set(map(type, keys)) != {str} and not all(map(_is_safe_key, keys)):
             raise UnsafePickle("it has a key that is neither a text nor a small integer")
         target.update(zip(keys, items[1::2], strict=True))
 
-    def extend(self, target: object, items: list[object]) -> None:
+    def extend(self, target: object, items: Sequence[object]) -> None:
         if not isinstance(target, list):
             raise UnsafePickle("it is damaged")
         target.extend(items)

@@ -21,7 +21,7 @@ _PYSPY_VALUE_HEADS = ("Arguments:", "Locals:", "Arguments::", "Locals::")
 _FAULT_THREAD = re.compile(
     r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*?)\])? \(most recent call first\):\s*$"
 )
-_FAULT_FRAME = re.compile(r'^\s*File "(.*?)", line (\d+) in (.*?)\s*$')
+_FAULT_FRAME = re.compile(r'^\s*File "(.*?)", line (\d+) in (.*)$')
 _FAULT_NO_FRAME = ("<no Python frame>", "...")
 _COMMAND_RANK = re.compile(r"--(?:node_)?rank[= ](\d{1,7})\b")
 #: Functions in which every thread but the main one starts.
@@ -123,7 +123,7 @@ def _take_fault_frame(thread: _OpenThread, line: str) -> bool:
     frame = _FAULT_FRAME.match(line)
     if frame is None:
         return line.strip() in _FAULT_NO_FRAME
-    thread.add_frame(frame[3], frame[1], int(frame[2]))
+    thread.add_frame(frame[3].strip(), frame[1], int(frame[2]))
     return True
 
 

@@ -28,7 +28,7 @@ _GROUP = re.compile(
 )
 _OWN_RANK = re.compile(r"\[Rank (\d{1,7})\]")
 _WORK = re.compile(
-    r"WorkNCCL\((?:SeqNum=(?P<number>\d+)|\.\.\.),\s*OpType=(?P<op>\w+)"
+    r"WorkNCCL\((?:(?:SeqNum=(?P<number>\d+)|\.\.\.),\s*)?OpType=(?P<op>\w+)"
     r"(?:,\s*NumelIn=(?P<in>\d+))?(?:,\s*NumelOut=(?P<out>\d+))?"
 )
 _LAST_WORK = re.compile(

@@ -72,11 +72,13 @@ class ComputeDevice(_ClusterPart):
 
     name: str = Field(description="Name of the device.", examples=["A100-80G"])
     peak: dict[str, FlopRate] = Field(
-        description="Peak rate by dtype; an omitted dtype runs at the rate of float32.",
+        description="Dense peak rate of each dtype; an omitted dtype has the rate of float32.",
         examples=[{"bfloat16": "312 TFLOP/s"}],
     )
     memory_bytes_per_ns: Bandwidth = Field(
-        alias="memory_bandwidth", description="Bandwidth of the device memory.", examples=["2 TB/s"]
+        alias="memory_bandwidth",
+        description=("Bandwidth of the device memory, from the data sheet."),
+        examples=["2 TB/s"],
     )
     memory_nbytes: Size = Field(
         alias="memory_size", description="Size of the device memory.", examples=["80 GiB"]
@@ -91,17 +93,17 @@ class ComputeDevice(_ClusterPart):
     launch_ns: Duration = Field(
         default=0,
         alias="launch",
-        description="Time of one kernel launch.",
+        description="Time from the host's call to the start of a kernel.",
         examples=["5 us"],
     )  # one kernel
     compute_efficiency: Efficiency = Field(
         default=1.0,
-        description="Share of the peak rate that a large matrix product reaches.",
+        description=("Share of the peak rate that large matrix products reach in a training step."),
         examples=[0.7],
     )  # share of peak that a large matrix product reaches
     memory_efficiency: Efficiency = Field(
         default=1.0,
-        description="Share of the memory bandwidth that kernels reach.",
+        description="Share of the memory bandwidth that memory-bound kernels reach.",
         examples=[0.8],
     )
     #: Factor by which a kernel is slower while its rank communicates.
@@ -148,23 +150,34 @@ class IntraNodeLink(_ClusterPart):
         description="Kind of link.", examples=["nvlink"]
     )
     latency_ns: Duration = Field(
-        alias="latency", description="Latency of one hop of one message.", examples=["3 us"]
+        alias="latency",
+        description=("Latency of one hop. With `collectives: nccl`, NCCL's own hop times apply."),
+        examples=["3 us"],
     )
     bytes_per_ns: Bandwidth = Field(
-        alias="bandwidth", description="Bandwidth per rank and direction.", examples=["300 GB/s"]
+        alias="bandwidth",
+        description=(
+            "Bandwidth of all links of a rank together, per direction, from the data sheet."
+        ),
+        examples=["300 GB/s"],
     )
     #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
     #: share that NCCL assumes.
     efficiency: Efficiency = Field(
-        default=1.0, description="Share of the bandwidth that a ring reaches.", examples=[0.8]
+        default=1.0,
+        description=(
+            "Share of the bandwidth that a ring reaches. With `collectives: "
+            "nccl`, the share that NCCL assumes."
+        ),
+        examples=[0.8],
     )
     #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
     #: pairs of GPUs directly.
     switch: bool = Field(
         default=True,
         description=(
-            "Whether the links meet in a switch (which can reduce, from H100 on). Otherwise they "
-            "join GPUs directly."
+            "Whether the links go to a switch (which can reduce, from H100 on). Otherwise they "
+            "connect GPUs directly."
         ),
         examples=[True],
     )
@@ -240,7 +253,13 @@ class NetworkCards(_ClusterPart):
     """The network cards of a node; ``bandwidth`` is one card's, per direction."""
 
     count: int = Field(
-        default=1, ge=1, le=1024, description="Number of NICs per node.", examples=[8]
+        default=1,
+        ge=1,
+        le=1024,
+        description=(
+            "Number of NICs per node. A rank uses the NIC with the index local_rank modulo `count`."
+        ),
+        examples=[8],
     )
     latency_ns: Duration = Field(
         default=0,
@@ -252,7 +271,12 @@ class NetworkCards(_ClusterPart):
         alias="bandwidth", description="Bandwidth of one NIC, per direction.", examples=["25 GB/s"]
     )
     efficiency: Efficiency = Field(
-        default=1.0, description="Share of the bandwidth that transfers reach.", examples=[0.9]
+        default=1.0,
+        description=(
+            "Share of the bandwidth that transfers reach. With "
+            "`collectives: nccl`, the share that NCCL assumes."
+        ),
+        examples=[0.9],
     )
     source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
@@ -296,7 +320,9 @@ class Network(_ClusterPart):
         default="ib", description="Transport of the NICs.", examples=["ib"]
     )
     reduces: bool = Field(
-        default=False, description="Whether the network switches can reduce.", examples=[True]
+        default=False,
+        description=("Whether the network switches reduce (SHARP) and NCCL uses them (CollNet)."),
+        examples=[True],
     )
     source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
@@ -373,7 +399,10 @@ class Cluster(_ClusterPart):
     call_overhead_ns: Duration = Field(
         default=0,
         alias="call_overhead",
-        description="Fixed cost of a communication call, before its first byte moves.",
+        description=(
+            "Time of a communication call before its first byte moves; the whole cost in "
+            "a group of one."
+        ),
         examples=["8 us"],
     )
     collectives: Literal["nccl", "rails", "flat"] = Field(
@@ -393,12 +422,12 @@ class Cluster(_ClusterPart):
     )
     host: Literal["intel", "amd", "arm"] = Field(
         default="intel",
-        description="Vendor of the CPU; NCCL's choice between nodes depends on it.",
+        description="Vendor of the CPU; between nodes, NCCL's size limit for LL depends on it.",
         examples=["intel"],
     )
     algorithms: dict[str, str] = Field(
         default_factory=dict,
-        description="Collective algorithm for each effect (such as all_reduce), or `cheapest`.",
+        description="Algorithm of each collective (such as all_reduce), or `cheapest`.",
         examples=[{"all_reduce": "ring"}],
     )
     shared_links: bool = Field(
@@ -413,15 +442,18 @@ class Cluster(_ClusterPart):
         ge=0,
         le=4,
         description=(
-            "Flat clusters: share of a transfer's moving time that occupies the thread of the "
-            "process, from 0 to 4."
+            "For `collectives: flat`: slowdown by each other transfer of the same process, from "
+            "0 to 4 (1: two transfers take twice as long)."
         ),
         examples=[1.0],
     )
     reduce_bytes_per_ns: Bandwidth | None = Field(
         default=None,
         alias="reduce_bandwidth",
-        description="Bandwidth at which a CPU rank reduces received data into its own.",
+        description=(
+            "Rate at which a CPU rank combines received data with its own data [default: "
+            "hidden behind transfers]."
+        ),
         examples=["5 GB/s"],
     )
     measured: tuple[MeasuredCurve, ...] = Field(
@@ -491,7 +523,9 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
         if data and "name" not in data:
             merged["name"] = f"{base}{CHANGED_SUFFIX}"
         if data and "error_band" not in data:
-            merged["error_band"] = f"{merged['error_band']}; wider for a changed preset"
+            merged["error_band"] = (
+                f"{merged['error_band']}; the range is wider, because the preset was changed"
+            )
         data = merged
     try:
         return Cluster.model_validate(data)

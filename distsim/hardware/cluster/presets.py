@@ -15,7 +15,10 @@ from typing import Final
 from distsim.hardware.cluster import devices
 from distsim.hardware.cluster.devices import CPU, LOOPBACK, PresetData
 
-_CPU_RANGE = "+-40 % of the predicted time (an estimate: hosts and TCP stacks vary widely)"
+_CPU_RANGE = (
+    "measured times may differ from the predicted time by 40 % (an estimate: hosts and "
+    "TCP stacks vary widely)"
+)
 _ONE_CARD = "a guess: one 100 Gbit/s card"
 _NCCL_SOURCE = "NCCL topo.h and tuning.cc"
 #: Covers 90 % of the measured times of held-out systems, which the fit did not use

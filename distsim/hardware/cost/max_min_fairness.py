@@ -240,9 +240,11 @@ def fair_rates(
     ports' levels, and all transfers at a port that fills up before every other port of its
     transfers.
     """
-    counts = [len(d.ports) for d in demands]
-    ports = np.fromiter(chain.from_iterable(d.ports for d in demands), np.int64, sum(counts))
-    weight = np.fromiter(chain.from_iterable(d.weights for d in demands), np.float64, len(ports))
+    ports_of = [d.ports for d in demands]
+    counts = list(map(len, ports_of))
+    ports = np.array(list(chain.from_iterable(ports_of)), dtype=np.int64)
+    weights_of = [d.weights for d in demands]
+    weight = np.array(list(chain.from_iterable(weights_of)), dtype=np.float64)
     used, port_of = np.unique(ports, return_inverse=True)
     flow_of = np.repeat(np.arange(len(demands)), counts)
     limit = np.array([d.rate for d in demands] if limits is None else limits, dtype=np.float64)

@@ -25,7 +25,7 @@ from distsim.trace.model import Trace
 
 FORMAT_VERSION = 1
 #: The kinds of pieces of the critical path, as the page numbers them.
-_PATH_REASONS = ("compute", "transfer", "sleep", "wait")
+_PATH_REASONS = ("compute", "transfer", "sleep", "wait", "late start")
 #: The largest number of listed differences between two runs.
 _MAX_DIVERGENCES = 500
 

@@ -96,7 +96,7 @@ _READING_CONDITION = {
 
 
 def _readings_text(verdict: Verdict) -> str:
-    """How often each reading of the contract deadlocks, unless all are equal."""
+    """How often the program deadlocks under each assumption about sends, unless all are equal."""
     frequencies = dict(verdict.readings)
     if len(set(frequencies.values())) < 2:
         return ""
@@ -105,7 +105,7 @@ def _readings_text(verdict: Verdict) -> str:
     conditions = [
         f"{frequency} {_READING_CONDITION[reading]}" for reading, frequency in frequencies.items()
     ]
-    return f"It deadlocks {', '.join(conditions)}."
+    return f"Deadlocks: {', '.join(conditions)}."
 
 
 _BACKEND_COLUMNS = [text_column(key) for key in ("backend", "outcome", "details")]

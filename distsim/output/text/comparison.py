@@ -47,7 +47,13 @@ _DIVERGENCE_KINDS = {
     "value": ("different value", "different values"),
     "time": ("call that ends at different times", "calls that end at different times"),
 }
-_REASON_TEXT = {"compute": "compute", "transfer": "transfer", "sleep": "sleep", "wait": "idle"}
+_REASON_TEXT = {
+    "compute": "compute",
+    "transfer": "transfer",
+    "sleep": "sleep",
+    "late start": "late start",
+    "wait": "idle",
+}
 
 
 def compare_text(comparison: RunComparison, names: tuple[str, str]) -> str:
@@ -145,7 +151,7 @@ def _outcome_text(trace: Trace, outcome: str) -> str:
 def _makespan_difference(a_ns: int, b_ns: int) -> str:
     if a_ns == b_ns:
         return "equal makespans"
-    share = f", {_percent(abs(b_ns - a_ns) / a_ns)}" if a_ns else ""
+    share = f" ({_percent(abs(b_ns - a_ns) / a_ns)})" if a_ns else ""
     direction = "longer" if b_ns > a_ns else "shorter"
     return f"B is {show_ns(abs(b_ns - a_ns))}{share} {direction} than A"
 

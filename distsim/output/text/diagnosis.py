@@ -194,7 +194,7 @@ def _awaited_text(wait: _Wait) -> str:
     if wait.missing:
         parts.append(f"for {ranks_text(wait.missing)}")
     if wait.not_given:
-        parts.append(f"for {ranks_text(wait.not_given)} (no file given)")
+        parts.append(f"for {ranks_text(wait.not_given)} (no files given)")
     if parts:
         return f"waiting {' and '.join(parts)}"
     if wait.open_ended:
@@ -231,8 +231,6 @@ def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
     evidence = diagnosis.evidence
     for text in evidence.disputes[:_MAX_NOTES]:
         yield _Paragraph("contradiction: ", "  ", text)
-    if diagnosis.absent:
-        yield _Paragraph("no file given: ", "  ", ranks_text(diagnosis.absent))
     for text in evidence.notes[:_MAX_NOTES]:
         yield _Paragraph("note: ", "  ", text)
     if evidence.orphans:

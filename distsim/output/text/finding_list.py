@@ -13,7 +13,7 @@ from distsim.checker.verdict import Verdict
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.output.report_record import Block, Paragraph, Report, Section, paragraphs
 from distsim.output.report_text import write_text
-from distsim.output.text_layout import rank_list, ranks_label
+from distsim.output.text_layout import ranks_label
 
 #: Findings, and places of one finding, that are shown; the others are counted.
 MAX_FINDINGS = 20
@@ -78,11 +78,12 @@ def verdict_text(verdict: Verdict) -> str:
     """The verdict, what it depends on, and the ranks that it concerns."""
     text = f"verdict {verdict.verdict}"
     if verdict.depends_on:
-        text += f", depends on {verdict.depends_on}"
+        causes = verdict.depends_on.replace("schedule", "the order of events")
+        text += f", depends on {causes}"
     if verdict.ranks:
         text += f", {ranks_label(sorted(verdict.ranks))}"
     if verdict.core and tuple(verdict.core) != tuple(verdict.ranks):
-        text += f" (the cause: {rank_list(sorted(verdict.core))})"
+        text += f" (caused by {ranks_label(sorted(verdict.core))})"
     return text
 
 

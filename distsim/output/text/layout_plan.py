@@ -305,11 +305,11 @@ def _first_number(reason: str) -> int:
 def rejection_kind(reason: str) -> str:
     """A reason without the numbers that differ from layout to layout."""
     if reason.startswith(_OUT_OF_MEMORY):
-        return "do not fit in the device's memory"
+        return "they do not fit in the device's memory"
     if reason.startswith("it hangs"):
         return "hang"
     if reason.startswith("the global batch"):
-        return "replicas and micro-batches do not divide the global batch"
+        return "the global batch is not divisible by replicas x micro-batch"
     # The remedy is for a scenario file; a plan has rejected the layout already.
     words = reason.partition(";")[0].partition(": set ")[0].split()
     return " ".join("N" if word.rstrip(",;").isdigit() else word for word in words)

@@ -368,8 +368,10 @@ def segment_cells(s: CriticalPathSegment, makespan_ns: int) -> dict[str, str]:
 def segment_text(s: CriticalPathSegment) -> str:
     """``forward`` for a compute's name, ``send`` for a transfer, ``idle before send`` for a gap.
 
-    A critical path has only work, transfers and gaps: in a gap the rank runs no call at all.
+    Only a run that does not complete has such gaps.
     """
+    if s.why == "late start":
+        return "process starts late"
     if not s.op:
         return "idle"
     text = f"idle before {s.op}" if s.why == "wait" else s.name or s.op

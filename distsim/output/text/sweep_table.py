@@ -48,11 +48,8 @@ def sweep_report(swept: SweepResult, shown: int) -> Report:
     columns = rows[0] if rows else {}
     variables = [name for name in columns if name not in (*RESULT_COLUMNS, "key")]
     points = "1 point" if len(rows) == 1 else f"{len(rows)} points"
-    known = f", {swept.known} from the cache" if swept.known else ""
-    head = (
-        f"{points}: {len(simulated)} simulated, {len(failed)} failed "
-        f"({swept.computed} computed{known})"
-    )
+    known = f" ({swept.known} taken from the output file)" if swept.known else ""
+    head = f"{points}: {len(simulated)} simulated{known}, {len(failed)} failed"
     table = _point_table(simulated[:shown], variables)
     return Report(
         [

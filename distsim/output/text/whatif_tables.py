@@ -42,14 +42,14 @@ def _percent_text(share: float) -> str:
 
 _PATH_KIND_COLUMNS = [
     text_column("kind"),
-    *map(Column, ("time", "share", "segments", "slack off the path")),
+    *map(Column, ("time", "share", "segments", "slack on other ranks")),
 ]
 
 
 def path_kind_section(rows: Sequence[CriticalPathShare]) -> Section:
     """The critical path by kind.
 
-    The slack is how much longer work of the kind may take on ranks off the path.
+    The slack is how much longer work of this kind may take on ranks off the path.
     """
     cells = [
         (
@@ -78,22 +78,25 @@ def speedup_section(rows: Sequence[ResourceSpeedup], makespan_ns: int) -> Sectio
         (row.resource, show_ns(row.makespan_ns), _change_text(row.change), _speed_up_note(row))
         for row in sorted(rows, key=lambda r: (r.change, r.resource))
     ]
-    title = f"One resource twice as fast at a time (makespan now: {show_ns(makespan_ns)})"
+    title = f"Makespan with one resource twice as fast (now {show_ns(makespan_ns)})"
     return Section([table_of(_SPEEDUP_COLUMNS, cells)], title)
 
 
 def _speed_up_note(row: ResourceSpeedup) -> str:
-    return "no effect: hidden or unused" if abs(row.change) < _NEGLIGIBLE else ""
+    return "unchanged: overlapped or unused" if abs(row.change) < _NEGLIGIBLE else ""
 
 
 def _change_text(change: float | None) -> str:
-    return "" if change is None else f"{100 * change:+.1f} %"
+    if change is None:
+        return ""
+    text = f"{100 * change:+.1f} %"
+    return "0.0 %" if text in ("+0.0 %", "-0.0 %") else text
 
 
 _DIFFERENCE_COLUMNS = (
     text_column("metric", ""),
-    Column("B"),
     Column("A"),
+    Column("B"),
     Column("change"),
 )
 

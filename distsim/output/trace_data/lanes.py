@@ -212,7 +212,7 @@ def row_hashes(trace: Trace, rows: Ints, times: bool, offset: Ints | int) -> Has
 
 def _family_ids(trace: Trace, name: str) -> HashArray:
     """The texts of a column by their family: ``tp[dp=0]`` and ``tp[dp=1]`` count as one. Index -1
-    is no text.
+    is not text.
     """
     texts = [re.sub(r"\[.*|pair \S+", "", str(text)) for text in trace.tables.get(name, [])]
     numbers = {text: i + 1 for i, text in enumerate(dict.fromkeys(texts))}

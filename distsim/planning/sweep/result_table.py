@@ -71,7 +71,8 @@ class ResultTable:
         if not lines or tuple(lines[0]) != self.columns:
             remedy = "name another file, or remove it"
             raise UsageError(
-                f"{path} holds another table: its columns are not those of this one", remedy
+                f"{path} contains another table: its columns differ from those of this sweep",
+                remedy,
             )
         for line in lines[1:]:
             if len(line) == len(self.columns):
@@ -166,7 +167,7 @@ def _parquet_rows(path: Path) -> list[list[str]]:
         data = parquet.read_table(path).to_pydict()
     except Exception as error:  # pyarrow's own kinds
         raise UsageError(
-            f"{path} is no Parquet file: {error}", "name another file, or remove it"
+            f"{path} is not a Parquet file: {error}", "name another file, or remove it"
         ) from None
     return [
         list(data),

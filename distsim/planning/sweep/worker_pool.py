@@ -87,8 +87,8 @@ def _joblib_backend(joblib: Any, address: str | None) -> Iterator[None]:
             yield
     else:
         raise UsageError(
-            f"--address {address}: expected a Dask scheduler's or Ray's",
-            "as tcp://node0:8786 or ray://node0:10001",
+            f"--address {address}: expected the address of a Dask scheduler or a Ray cluster",
+            "for example tcp://node0:8786 or ray://node0:10001",
         )
 
 

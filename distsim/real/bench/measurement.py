@@ -132,7 +132,7 @@ def _group_sizes(world_size: int) -> list[int]:
 
 def _check_request(ranks: Sequence[int], ops: Sequence[str]) -> None:
     if not ranks or min(ranks) < 2:
-        raise UsageError("a measurement needs at least two ranks", "as --ranks 2,4")
+        raise UsageError("a measurement needs at least two ranks", "for example --ranks 2,4")
     for op in ops:
         if op not in BENCH_OPS:
             raise UsageError(
@@ -185,7 +185,7 @@ def bench_from_json(text: str, file: str = "<bench>") -> BenchResult:
     if data.get("schema_version") != SCHEMA_VERSION:
         raise UsageError(
             f"{file} has schema version {data.get('schema_version')}, "
-            f"this distsim reads {SCHEMA_VERSION}",
+            f"but this distsim reads {SCHEMA_VERSION}",
             remedy,
         )
     rows = _rows_from_json(data)

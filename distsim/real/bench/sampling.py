@@ -104,7 +104,7 @@ def _wait_for_ranks(ranks: ProcessLauncher, timeout_s: float, error: Path) -> No
         if time.monotonic() > deadline:
             raise EnvironmentFault(
                 f"the measurement took more than {timeout_s:.0f} s and was stopped",
-                "ask for fewer sizes, rounds or ranks, or for a longer --timeout",
+                "use fewer sizes, samples or ranks, or a longer --timeout",
             )
         time.sleep(0.02)
 

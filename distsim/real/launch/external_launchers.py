@@ -71,12 +71,14 @@ LAUNCHER_VARIABLES = (
     ),
     (
         "elastic",
-        "the same as torchrun; each restart assigns the ranks again, so RANK may change; "
-        "the first node to arrive serves the store",
+        (
+            "the same as torchrun; RANK may change, because each restart assigns the ranks again; "
+            "the first node to arrive runs the store"
+        ),
     ),
     (
         "mp.spawn",
-        "nothing: the function gets its rank as the first argument (mp.Process: in args)",
+        "none; the function gets its rank as the first argument (mp.Process: in args)",
     ),
     (
         "srun",
@@ -447,7 +449,7 @@ def _integer_variable(env: Mapping[str, str], name: str) -> int:
     text = env.get(name, "0")
     if not text.isdigit():
         raise EnvironmentFault(
-            f"{name} is {text!r}, which is no number",
+            f"{name} is {text!r}, which is not a number",
             "start the ranks with torchrun, srun or mpirun",
         )
     return int(text)

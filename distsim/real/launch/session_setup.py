@@ -138,8 +138,10 @@ def start_method(scenario: Scenario, options: RealRunOptions, devices: RankDevic
         raise UsageError(f"unknown launcher {name}", f"one of {', '.join(START_METHODS)}")
     if name == "fork" and _default_start_method(devices) != "fork":
         raise UsageError(
-            "--launcher fork cannot be used with CUDA here: "
-            "a forked process cannot use a CUDA context that its parent has made",
+            (
+                "--launcher fork cannot be used with CUDA here: a forked process cannot use a CUDA "
+                "context that its parent has created"
+            ),
             "use --launcher spawn or forkserver",
         )
     return name

@@ -144,7 +144,9 @@ def check_environment_faults(
     broken = [snapshot for snapshot in watched.seen.values() if snapshot.phase == RankPhase.BROKEN]
     if broken:
         hint = "" if watched.starts_ns else f"ranks meet {_meeting_place(session, job)}"
-        raise EnvironmentFault(f"rank {broken[0].rank} could not go on: {broken[0].message}", hint)
+        raise EnvironmentFault(
+            f"rank {broken[0].rank} could not continue: {broken[0].message}", hint
+        )
     for rank, snapshot in snapshots:
         exit_code = watched.exits.get(rank)
         if exit_code is not None and snapshot.phase in (RankPhase.NEW, RankPhase.LOADING):
@@ -168,8 +170,8 @@ def check_environment_faults(
             rank for rank, snapshot in snapshots if snapshot.phase == RankPhase.CONNECTING
         ]
         raise EnvironmentFault(
-            f"{rank_list(connecting)} did not meet {_meeting_place(session, job)}",
-            "the host must be the one of rank 0, and its port free and open",
+            f"{rank_list(connecting)} did not connect {_meeting_place(session, job)}",
+            "the host must be that of rank 0, and its port must be free and open",
         )
 
 

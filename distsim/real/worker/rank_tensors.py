@@ -195,7 +195,7 @@ def check_memory(program: Program, ranks: Sequence[int]) -> None:
     if free is not None and needed > free * 3 // 4:
         raise EnvironmentFault(
             f"the tensors of {len(ranks)} ranks take {show_bytes(needed)}, "
-            f"and {show_bytes(free)} of memory are free here",
+            f"but only {show_bytes(free)} of memory are free here",
             "make them smaller with --set, or run on a node with more memory",
         )
 

@@ -148,7 +148,10 @@ class _RankRows:
     def add_stream_calls(self) -> int:
         """Add the rows of a rank that launches its work on streams."""
         omitted = 0
-        last_on_queue: dict[str, int] = {}
+        last_on_queue: dict[str, list[int]] = {}
+        #: (position of a batch, queue) -> what its parts follow. They run next to each other.
+        before_batch: dict[tuple[int, str], list[int]] = {}
+        batches = {call.position for call in self.calls if call.part >= 0}
         last_compute: int | None = None
         pending: list[int] = []
         for call in self.calls:
@@ -160,12 +163,15 @@ class _RankRows:
             if call.part < 0:
                 name = "launch" if on_stream else launch.label
                 self.host = self.builder.add(launch._replace(label=name), self._after_host())
-            if not on_stream:
+            is_batch = call.part < 0 and call.position in batches
+            if is_batch or not on_stream:
                 continue
             if call.finished_ns == NEVER or call.started_ns == NEVER:
                 omitted += 1
                 continue
-            before = [last_on_queue[call.queue]] if call.queue in last_on_queue else []
+            before = list(last_on_queue.get(call.queue, ()))
+            if call.part >= 0:
+                before = list(before_batch.setdefault((call.position, call.queue), before))
             if call.match == NO_MEETING:
                 before += pending
                 number = self._add_stream_work(call, before)
@@ -174,7 +180,10 @@ class _RankRows:
                 before += [] if last_compute is None else [last_compute]
                 number = self._add_stream_communication(call, before)
                 pending.append(number)
-            last_on_queue[call.queue] = number
+            if call.part >= 1:
+                last_on_queue.setdefault(call.queue, []).append(number)
+            else:
+                last_on_queue[call.queue] = [number]
         return omitted
 
     def _add_stream_work(self, call: TraceCall, before: list[int]) -> int:

@@ -85,6 +85,8 @@ def gloo_recording(profiles: Sequence[RankProfile]) -> Recording:
 
 
 def _read_hosts(by_rank: Mapping[int, RankProfile]) -> ReadHosts:
+    if not any(profile.steps for profile in by_rank.values()):
+        by_rank = {rank: _as_one_step(profile) for rank, profile in by_rank.items()}
     common = set.intersection(*(set(profile.steps) for profile in by_rank.values()))
     if not common:
         raise UsageError(
@@ -101,6 +103,13 @@ def _read_hosts(by_rank: Mapping[int, RankProfile]) -> ReadHosts:
         for number, step in host_steps(profile, numbers, texts).items():
             steps[rank, number] = _shifted_step(step, shift)
     return ReadHosts(steps, numbers, list(texts))
+
+
+def _as_one_step(profile: RankProfile) -> RankProfile:
+    """A profile without steps as a single step."""
+    starts = [event.start for event in profile.events]
+    ends = [event.end for event in profile.events]
+    return profile._replace(steps={0: (min(starts, default=0.0), max(ends, default=0.0))})
 
 
 def _shifted_step(step: HostStep, shift: float) -> HostStep:

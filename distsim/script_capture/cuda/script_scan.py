@@ -15,7 +15,7 @@ import ast
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from itertools import islice
 from pathlib import Path
@@ -30,7 +30,7 @@ _CUDA_PATTERN: Final = re.compile(rb"\bcuda\b|\btorch\.accelerator\b")
 #: A package asks torch for GPUs if it says so in code; a word in a comment is not enough.
 _PACKAGE_PATTERN: Final = re.compile(rb"\btorch\.(cuda|accelerator)\b|[\"']cuda[\"']")
 #: Packages that ask torch for GPUs and are too large to be searched.
-_GPU_PACKAGES: Final = frozenset(
+GPU_PACKAGES: Final = frozenset(
     {
         "accelerate",
         "colossalai",
@@ -75,9 +75,13 @@ class CudaUse(NamedTuple):
     reason: str
 
 
-def find_cuda_use(script: str | os.PathLike[str]) -> CudaUse:
-    """Search the program's files, and the installed packages that they import."""
-    files, packages = _own_files(Path(script))
+def find_cuda_use(script: str | os.PathLike[str], args: Sequence[str] = ()) -> CudaUse:
+    """Search the program's files, and the installed packages that they import.
+
+    ``args``: the program's arguments. Files of Python among them belong to it, as for pytest.
+    """
+    named = [Path(word.partition("::")[0]) for word in args]
+    files, packages = _own_files([Path(script), *(path for path in named if path.suffix == ".py")])
     for file in files:
         found = _CUDA_PATTERN.search(_read_start(file))
         if found is not None:
@@ -91,10 +95,10 @@ def find_cuda_use(script: str | os.PathLike[str]) -> CudaUse:
 
 
 # --- own files ---
-def _own_files(script: Path) -> tuple[list[Path], dict[str, Path]]:
+def _own_files(scripts: Sequence[Path]) -> tuple[list[Path], dict[str, Path]]:
     """The program's own files, and the other packages, each with a file that imports it."""
-    roots = [script.absolute().parent, Path.cwd()]
-    pending = [script]
+    roots = [*(script.absolute().parent for script in scripts), Path.cwd()]
+    pending = list(scripts)
     files: list[Path] = []
     packages: dict[str, Path] = {}
     while pending and len(files) < _MAX_OWN_FILES:
@@ -166,7 +170,7 @@ def _files_along(root: Path, parts: list[str]) -> list[Path]:
 def _asks_for_gpus(package: str) -> bool:
     if package in _DEVICE_FREE_PACKAGES:
         return False
-    if package in _GPU_PACKAGES:
+    if package in GPU_PACKAGES:
         return PathFinder.find_spec(package) is not None
     return any(_PACKAGE_PATTERN.search(_read_start(file)) for file in _package_files(package))
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any, Final
 
@@ -23,12 +23,18 @@ from distsim.backends.profile import BackendProfile
 from distsim.common.records import gc_paused
 from distsim.script_capture.hub.event_loop import Hub
 from distsim.script_capture.hub.state import RankProcess
+from distsim.script_capture.launch.rank_environment import (
+    LauncherName,
+    RankPosition,
+    launcher_environment,
+)
 from distsim.script_capture.launch.rank_process import (
+    RANK_VARIABLE,
+    RANKS_VARIABLE,
     CaptureTarget,
     ChildOptions,
     die_with_parent,
     run_rank_process,
-    torchrun_environment,
 )
 from distsim.script_capture.launch.reaper import (
     CAPTURE_VARIABLE,
@@ -55,7 +61,8 @@ class CaptureRunOptions:
 
     The rules of ``backend`` choose between messages; None takes the backend that the script asks
     for, which the hub learns only then. ``devices`` is a text for the report: which devices the
-    ranks have, and why.
+    ranks have, and why. ``launcher`` decides which variables a rank gets; ``local_rank_argument``
+    is the option by which it also passes the local rank.
     """
 
     target: CaptureTarget
@@ -66,6 +73,8 @@ class CaptureRunOptions:
     environment: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
     devices: str = ""
+    launcher: LauncherName = "torchrun"
+    local_rank_argument: str = ""
     child_options: ChildOptions = field(default_factory=ChildOptions)
 
 
@@ -88,6 +97,14 @@ class CapturedRun:
     ranks_before_timeout: Mapping[int, RankProcess] | None = None
     past: tuple[CapturedRun, ...] = ()
     uses_store: bool = False
+
+    @property
+    def ended_normally(self) -> bool:
+        """Whether every process ran to its end."""
+        processes = (*self.ranks.values(), *self.others)
+        exits = [process.ended for process in processes]
+        has_ended = self.ended == "ended" and bool(exits)
+        return has_ended and all(end is None or end.how == "ended" for end in exits)
 
     @property
     def evaluated_ranks(self) -> Mapping[int, RankProcess]:
@@ -269,17 +286,23 @@ class _RankLauncher:
         address: HubAddress,
         regions: SharedMemoryRegions,
     ) -> int:
+        target = capture_options.target
         environment = {**capture_options.environment, CAPTURE_VARIABLE: self.reaper.token}
         ranks = capture_options.ranks
         if ranks:
             nodes = capture_options.nodes
-            environment |= torchrun_environment(rank, ranks, ranks // nodes, nodes)
-            environment["DISTSIM_RANKS"] = str(ranks)
+            position = RankPosition(rank, ranks, ranks // nodes, nodes)
+            environment |= launcher_environment(capture_options.launcher, position)
+            environment |= {RANK_VARIABLE: str(rank), RANKS_VARIABLE: str(ranks)}
+            option = capture_options.local_rank_argument
+            if option:
+                words = (f"{option}={position.local_rank}", *target.args)
+                target = replace(target, args=words)
         if capture_options.keep_output:
             _redirect_output(self.output_descriptors[rank])
         faulthandler.enable()
         return run_rank_process(
-            capture_options.target, environment, address, regions, capture_options.child_options
+            target, environment, address, regions, capture_options.child_options
         )
 
     def outputs_by_rank(self) -> dict[int, str]:

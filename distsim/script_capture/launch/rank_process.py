@@ -28,6 +28,9 @@ from distsim.script_capture.rank.exit_reason import exit_of_exception
 
 #: prctl(2): set the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG: Final = 1
+#: The variables with the rank and the number of ranks of a process that capture started.
+RANK_VARIABLE: Final = "DISTSIM_RANK"
+RANKS_VARIABLE: Final = "DISTSIM_RANKS"
 #: Functions that end a process, or replace it by another program, without running Python's exit.
 _ENDING_FUNCTIONS: Final = (
     (os, ("_exit", "abort", "kill", "execv", "execve")),
@@ -118,7 +121,7 @@ def run_rank_process(
 
 
 def _output_prefix() -> str:
-    rank = os.environ.get("RANK")
+    rank = os.environ.get(RANK_VARIABLE)
     return f"[rank{rank}] " if rank is not None else ""
 
 
@@ -235,25 +238,3 @@ def _run_target(target: CaptureTarget) -> object:
         return runpy.run_module(target.name, run_name="__main__", alter_sys=True)
     sys.path.insert(0, os.path.dirname(os.path.abspath(target.name)))
     return runpy.run_path(target.name, run_name="__main__")
-
-
-def torchrun_environment(rank: int, ranks: int, local_size: int, nodes: int) -> dict[str, str]:
-    """What torchrun sets (torch/distributed/elastic/agent/server/local_elastic_agent.py)."""
-    values: dict[str, object] = {
-        "RANK": rank,
-        "LOCAL_RANK": rank % local_size,
-        "GROUP_RANK": rank // local_size,
-        "ROLE_RANK": rank,
-        "ROLE_NAME": "default",
-        "WORLD_SIZE": ranks,
-        "LOCAL_WORLD_SIZE": local_size,
-        "GROUP_WORLD_SIZE": nodes,
-        "ROLE_WORLD_SIZE": ranks,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": 29500,
-        "TORCHELASTIC_RESTART_COUNT": 0,
-        "TORCHELASTIC_MAX_RESTARTS": 0,
-        "TORCHELASTIC_RUN_ID": "distsim",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",
-    }
-    return {name: str(value) for name, value in values.items()}

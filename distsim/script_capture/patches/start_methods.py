@@ -118,7 +118,7 @@ def _spawn_replacement(client: HubClient) -> Callable[..., object]:
                 f"the script spawns {nprocs} processes itself: omit --nproc, or give"
                 f" --nproc {nprocs}"
             )
-        fn(int(os.environ["RANK"]), *args)
+        fn(int(os.environ["DISTSIM_RANK"]), *args)
         return None
 
     return spawn

@@ -103,9 +103,17 @@ class CompletionConditions:
 
     @cached_property
     def window(self) -> int:
-        """Bytes of a channel that may be sent and not yet received; found by bisection."""
+        """Bytes of a channel that may be sent and not yet received.
+
+        A profile answers whether a message has room (`BackendProfile.credit`), so a limit
+        between the two extremes is found by bisection.
+        """
         credit, options = self.linked.profile.credit, self.linked.program.options
-        low, high = 0, _UNLIMITED_BYTES
+        if not credit(0, 1, options):
+            return 0
+        if credit(0, _UNLIMITED_BYTES, options):
+            return _UNLIMITED_BYTES
+        low, high = 1, _UNLIMITED_BYTES - 1
         while low < high:
             middle = (low + high + 1) // 2
             if credit(0, middle, options):

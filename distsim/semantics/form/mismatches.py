@@ -256,8 +256,10 @@ def refuse_too_many_comparisons(linked: LinkedProgram, instances: Iterable[int])
         raise UsageError(
             f"calls of one collective differ from rank to rank: {comparisons:,} comparisons, "
             f"about {minutes:,.0f} min, where {MOST_COMPARED:,} are allowed",
-            "let the members agree (root, sizes, dtype, operation), "
-            "or look at the same program with fewer ranks: `world:`",
+            (
+                "pass the same root, sizes, dtype and operation on all members, or use fewer ranks "
+                "(`world:`)"
+            ),
         )
 
 

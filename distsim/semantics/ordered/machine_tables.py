@@ -273,6 +273,16 @@ class MachineTables:
         return any(self.fits_buffer)
 
     @cached_property
+    def receive_channels(self) -> dict[tuple[int, int, int], tuple[int, ...]]:
+        """The channels of the receives of each direction: (group, receiving rank, peer)."""
+        receives = np.flatnonzero(self.linked.kind == PartKind.RECEIVE).tolist()
+        channels: dict[tuple[int, int, int], dict[int, None]] = {}
+        for row in receives:
+            direction = (self.group[row], self.rank_of[row], self.peer[row])
+            channels.setdefault(direction, {})[self.channel[row]] = None
+        return {direction: tuple(found) for direction, found in channels.items()}
+
+    @cached_property
     def may_mismatch(self) -> frozenset[int]:
         """Instances of collectives whose calls may differ."""
         differing, uneven = suspect_instances(self.linked)

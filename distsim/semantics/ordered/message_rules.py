@@ -215,13 +215,14 @@ class MessageRules(MachineTables):
         receives that are already open have arrived before.
         """
         direction = (self.group[send], self.rank_of[send], self.peer[send])
-        noticed = [
-            row
-            for rows in state.receives.values()
-            for row in rows
-            if (self.group[row], self.rank_of[row], self.peer[row]) == direction
-        ]
-        state.silenced.setdefault(direction, SilencedPair(data_withheld, frozenset(noticed)))
+        if direction in state.silenced:
+            return
+        noticed: list[int] = []
+        # Only the sender's own channels: a program that drops each of its requests silences each
+        # of its directions, and all pending receives would be looked at for each of them.
+        for channel in self.receive_channels.get(direction, ()):
+            noticed += state.receives.get(channel, ())
+        state.silenced[direction] = SilencedPair(data_withheld, frozenset(noticed))
 
     def _hang_on_peer(self, state: RunState, row: int) -> None:
         peer = self.peer[row] if self.peer[row] >= 0 else self.rank_of[row]

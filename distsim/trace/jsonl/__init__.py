@@ -138,7 +138,9 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     except LineTooLong as fault:
         raise UsageError(f"{shown}:{fault.number}: {fault}", TRACE_REMEDY) from None
     except UnicodeDecodeError:
-        raise UsageError(f"{shown}: this is no text, so no trace", TRACE_REMEDY) from None
+        raise UsageError(
+            f"{shown}: this is not a text file, so it is not a trace", TRACE_REMEDY
+        ) from None
 
 
 def _escape_trace(trace: Trace) -> Trace:

@@ -63,7 +63,7 @@ def compact_trace(
     """
     if not len(trace):
         raise UsageError(
-            "the trace has no calls, so there is no program to write", "record one that has"
+            "the trace has no calls, so there is no program to write", ("record a trace with calls")
         )
     simulated = trace.header.get("source") == "simulated"
     exact = simulated if exact is None else exact
@@ -71,7 +71,7 @@ def compact_trace(
     backend = str(trace.header.get("backend") or DEFAULT_BACKEND)
     if backend not in BACKEND_PROFILES:
         raise UsageError(
-            f"the trace is of backend `{backend}`, which has no profile",
+            f"distsim does not know the backend `{backend}` of this trace",
             f"distsim knows {', '.join(BACKEND_PROFILES)}",
         )
     rebuilt = rebuild_program(trace, backend=backend, resolve=resolve)

@@ -107,7 +107,7 @@ def _join_entries(a: AlignedEntry, b: AlignedEntry) -> AlignedEntry:
         return AlignedStep(a.form, a.ints | b.ints, a.times | b.times)
     if isinstance(a, AlignedLoop) and isinstance(b, AlignedLoop):
         return AlignedLoop(a.times | b.times, _merge_entries(a.body, b.body))
-    raise TypeError("a step is no loop")
+    raise TypeError("a step is not a loop")
 
 
 def _merge_unequal(a: list[AlignedEntry], b: list[AlignedEntry]) -> list[AlignedEntry]:

@@ -1,6 +1,9 @@
-/** Why a call started when it did, followed back in time: the walk that finds the critical path (distsim/analysis/timeline.py), from any call. */
+/**
+ * Why a call started when it did, followed back in time from any call. This is the walk of distsim/analysis/critical_path.py, which explains
+ * the rules.
+ */
 
-import { isCompute, isReceive, matchesOf, moves, opOf } from "./calls.js";
+import { isCompute, isReceive, isSend, matchesOf, moves, opOf } from "./calls.js";
 import { lowest } from "./lanes.js";
 
 /** The largest number of pieces of a chain. */
@@ -12,6 +15,8 @@ export class Walk {
   constructor(run) {
     this.run = run;
     this.matches = matchesOf(run);
+    /** When the work of every row began: its start, or the start of a message that was sent earlier. */
+    this.began = Float64Array.from({ length: run.count }, (_, row) => this.beganAt(row));
     /** For every rank: rows that did work, sorted by their ends. @type {{row: number[], end: Float64Array}[]} */
     this.ended = Array.from({ length: run.world }, (_, rank) => {
       /** @type {number[]} */
@@ -30,19 +35,43 @@ export class Walk {
   }
 
   /**
-   * When a row's work started, and the rows of which the last one determined this start. A message that was sent before its
-   * receive was posted started with the send, which did not wait.
+   * When a row's work began. A message that was sent before its receive could start began with the send, which did not wait.
    * @param {number} row
-   * @returns {[number, number[]]}
    */
-  origin(row) {
+  beganAt(row) {
     const { run } = this;
-    const others = [...this.matches.of(row)].filter((other) => other !== row);
-    if (isReceive(opOf(run, row)) && others.length === 1) {
-      const [began, left] = [run.started[others[0]], run.finished[others[0]]];
-      if (began >= 0 && began <= left && left < run.finished[row]) return [began, others];
+    const mates = this.matches.of(row);
+    if (!isReceive(opOf(run, row)) || mates.length !== 2) return run.started[row];
+    const send = mates[0] === row ? mates[1] : mates[0];
+    const [began, left] = [run.started[send], run.finished[send]];
+    const isEager = began >= 0 && began < run.started[row] && began <= left && left < run.finished[row];
+    return isEager ? began : run.started[row];
+  }
+
+  /**
+   * The rows of a row's match, with the row itself first.
+   * @param {number} row
+   */
+  members(row) {
+    return [row, ...[...this.matches.of(row)].filter((other) => other !== row)];
+  }
+
+  /**
+   * When a row's work began, the row that ended then (-1 if there is none), and the row among the members that waited.
+   * @param {number} row
+   * @returns {[number, number, number]}
+   */
+  startAndCause(row) {
+    const { run } = this;
+    const [start, own] = [this.began[row], run.started[row]];
+    const members = this.members(row);
+    const [cause, waiter] = this.cause(start < own ? members.slice(1) : members, start);
+    if (cause < 0 && start > 0 && start < own && own < run.finished[row]) {
+      // The message was on its way, but its receive waited for an earlier kernel.
+      const [ownCause, ownWaiter] = this.cause(members, own);
+      if (ownCause >= 0) return [own, ownCause, ownWaiter];
     }
-    return [run.started[row], [row, ...others]];
+    return [start, cause, waiter];
   }
 
   /**
@@ -57,17 +86,45 @@ export class Walk {
     const todo = [...late, ...members.filter((row) => run.posted[row] < at)];
     const first = todo[0];
     const seen = new Set();
+    /** @type {[number, number] | null} */
+    let arrival = null;
     for (let i = 0; i < todo.length; i += 1) {
       const rank = run.rank[todo[i]];
       if (seen.has(rank)) continue;
       seen.add(rank);
       for (const row of this.ending(rank, at)) {
         if (run.started[row] < at) return [row, todo[i]];
+        if (this.began[row] < at) arrival ??= [row, todo[i]];
         const mates = this.matches.of(row);
-        if (mates.every((mate) => run.finished[mate] === at)) todo.push(...mates);
+        if (isSend(opOf(run, row)) || mates.every((mate) => run.finished[mate] === at)) todo.push(...mates);
       }
+      todo.push(...this.latePeers(rank, at));
     }
-    return [-1, first];
+    return arrival ?? [-1, first];
+  }
+
+  /**
+   * The rows, posted by peers at this instant, for which the host of a rank was waiting in its last call.
+   * @param {number} rank
+   * @param {number} at
+   */
+  latePeers(rank, at) {
+    const { run } = this;
+    let last = -1;
+    /** @type {number[]} */
+    let rows = [];
+    for (let row = run.first[rank]; row < run.first[rank + 1]; row += 1) {
+      if (run.posted[row] >= at || run.posted[row] < last || !moves(run, row)) continue;
+      if (run.posted[row] > last) [last, rows] = [run.posted[row], []];
+      rows.push(row);
+    }
+    /** @type {number[]} */
+    const peers = [];
+    for (const row of rows) {
+      const posts = [...this.matches.of(row)].map((mate) => run.posted[mate]);
+      if (Math.max(...posts) === at) peers.push(...[...this.matches.of(row)].filter((mate) => run.posted[mate] === at));
+    }
+    return peers;
   }
 
   /**
@@ -88,7 +145,7 @@ export class Walk {
   before(rank, at) {
     const { row, end } = this.ended[rank];
     for (let i = lowest(end, at) - 1; i >= 0; i -= 1) {
-      if (this.run.finished[row[i]] > this.run.started[row[i]]) return row[i];
+      if (this.run.finished[row[i]] > this.began[row[i]]) return row[i];
     }
     return -1;
   }
@@ -104,9 +161,8 @@ export class Walk {
     /** @type {Piece[]} */
     const found = [];
     let at = row;
-    let [start, members] = this.origin(at);
+    let [start, cause, waiter] = this.startAndCause(at);
     while (start > since && found.length < MOST_PIECES) {
-      const [cause, waiter] = this.cause(members, start);
       if (cause < 0) {
         const before = this.before(run.rank[waiter], start);
         const until = before < 0 ? 0 : run.finished[before];
@@ -116,7 +172,7 @@ export class Walk {
         start = until;
       } else at = cause;
       const end = start;
-      [start, members] = this.origin(at);
+      [start, cause, waiter] = this.startAndCause(at);
       found.push({ row: at, rank: run.rank[at], start: Math.max(Math.min(start, end), since), end, why: this.kind(at) });
     }
     return found;

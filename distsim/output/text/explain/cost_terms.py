@@ -35,7 +35,7 @@ def cost_explanation_text(op: str, cluster: str, found: CostExplanation) -> str:
     )
     sections = [
         wrapped_lines(head),
-        [f"{_form_name(best)}, the fastest of {len(found.candidates)}", *_term_lines(best)],
+        [_chosen_text(found), *_term_lines(best)],
         ["All algorithms and protocols", *candidates],
     ]
     if found.ways:
@@ -46,6 +46,10 @@ def cost_explanation_text(op: str, cluster: str, found: CostExplanation) -> str:
 
 def _form_name(candidate: ExplainedForm) -> str:
     return f"{candidate.algorithm}, {candidate.protocol}"
+
+
+def _chosen_text(found: CostExplanation) -> str:
+    return f"Chosen: {_form_name(found.candidates[0])}, the fastest of {len(found.candidates)}"
 
 
 def _duration_text(us: float) -> str:
@@ -88,7 +92,7 @@ def _link_lines(found: CostExplanation) -> list[str]:
     ]
     return [
         "Links, the slowest first",
-        *table_lines(("link", "bytes", "bandwidth", "at least"), rows),
+        *table_lines(("link", "bytes", "bandwidth", "minimum time"), rows),
     ]
 
 
@@ -106,12 +110,13 @@ def _candidate_row(candidate: ExplainedForm) -> tuple[str, str, str, str, str]:
 def _closing_text(found: CostExplanation) -> str:
     # Without an NVSwitch, a smaller group has fewer of the links, and may therefore be slower.
     is_mesh = found.at.intra == "nvlink" and not found.at.switch
-    smaller = "with fewer bytes"
+    smaller = "for fewer bytes"
     if found.kind not in SEND_RECV_OPERATIONS and not is_mesh:
-        smaller += " or in a group inside this one"
+        smaller += " or for a part of the group"
     parts = [
-        "Where the fastest choice changes, the cost is smoothed and lies below the minimum. "
-        f"It is never lower than {smaller}."
+        "Near sizes where another algorithm becomes the fastest, the cost is smoothed, so it is "
+        "slightly below the fastest row. "
+        f"The cost is never lower than {smaller}."
     ]
     if found.at.driven > 1:
         parts.append(

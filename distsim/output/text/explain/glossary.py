@@ -32,8 +32,11 @@ _TERMS = (
     ),
     GlossaryTerm(
         "bubble",
-        "Share of a training step in which a rank neither computes nor communicates. It waits for "
-        "other ranks, is idle, or launches work. In a pipeline, filling and draining cause it.",
+        (
+            "Share of a training step in which a rank neither computes nor communicates: the rank "
+            "waits for other ranks, is idle, or launches work. In a pipeline, filling and draining "
+            "the pipeline cause the bubble."
+        ),
         ("exposed", "pipeline"),
     ),
     GlossaryTerm(

@@ -20,7 +20,7 @@ from distsim.operations.core.field_types import parse_each, to_plain_data
 
 
 def integer(low: int, high: int, what: str = "an integer") -> Callable[[Any], int]:
-    """Parser of an integer within bounds; 4.0 is 4, true is no integer."""
+    """Parser of an integer within bounds; 4.0 is 4, true is not an integer."""
 
     def parse(value: object) -> int:
         if isinstance(value, float) and value.is_integer():

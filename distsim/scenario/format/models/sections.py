@@ -206,7 +206,7 @@ class MemoryDecl(FormatModel):
     gathered_nbytes: Size = Field(
         default=0,
         alias="gathered",
-        description="Memory of gathered full parameters whose layers are stored as shards.",
+        description="Memory of full parameters that are gathered from shards (FSDP).",
         examples=["1 GiB"],
     )
     allocated_nbytes: Size = Field(

@@ -30,7 +30,7 @@ from distsim.scenario.format.source.yaml_nodes import (
 #: Keys and indices that lead from the root to a value.
 DataPath = tuple[str | int, ...]
 
-_COLON_WITHOUT_SPACE = re.compile(r"([A-Za-z_]\w*):([{\[])")
+_COLON_WITHOUT_SPACE = re.compile(r"(?<!\w)([A-Za-z_]\w*):([{\[])")
 _LINE_BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 
 

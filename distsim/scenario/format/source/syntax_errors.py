@@ -102,7 +102,7 @@ def _outer_bracket_is_unclosed(lines: Sequence[str], text: str, opened: int, now
     first, second = _line_number(text, opened), _line_number(text, now)
     indent = _indent(lines[first - 1])
     return any(
-        _indent(line) <= indent and re.match(r"\s*(?:- |[\w ]+:(?:\s|$))", line)
+        _indent(line) <= indent and re.match(r"\s*+(?:- |\w[\w ]*:(?:\s|$))", line)
         for line in lines[first:second]
     )
 
@@ -193,7 +193,7 @@ def _indented_below_value(
 def misplaced_colon(lines: Sequence[str], number: int, column: int) -> SyntaxDiagnosis | None:
     """A second `key: ` on a line, a key under a line that is no key."""
     line = lines[number - 1]
-    keys = list(re.finditer(r"([\w.-]+):(?=\s|$)", line[: column + 1]))
+    keys = list(re.finditer(r"(?<![\w.-])([\w.-]+):(?=\s|$)", line[: column + 1]))
     if len(keys) > 1 and "{" not in line:
         first, rest = keys[0][1], line[keys[0].end() :].strip()
         if first in ("about", "name", "message", "fail"):

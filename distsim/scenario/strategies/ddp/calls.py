@@ -86,7 +86,7 @@ class DdpWriter(ReplicaWriter):
             self.iteration_name = f"{self.prefix}_batch"
             self.iterations = max(ddp.inputs.values())
         #: With find_unused_parameters buckets are never rebuilt, and unused parameters are known,
-        #: so that no rank waits for gradients that never come. A static graph overrules it.
+        #: so that no rank waits for gradients that are never computed. A static graph overrules it.
         self.finds_unused = ddp.find_unused_parameters and not ddp.static_graph
         self.buckets = self.bucket_layouts(ddp.bucket_cap_mb, "bucket", self.finds_unused)
         self.state = model_parameters(ddp.model, frozen=True)

@@ -50,7 +50,7 @@ class DataParallel(LayeredModelStrategy):
 
     group: AxesOrGroup | None = Field(
         default=None,
-        description=("Ranks that stand for the devices of nn.DataParallel [default: all ranks]."),
+        description=("Ranks that represent the devices of nn.DataParallel [default: all ranks]."),
         examples=["dp"],
     )
     batch: Shape = Field(

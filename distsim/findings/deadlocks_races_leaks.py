@@ -25,19 +25,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "rank waits for a rank that has already ended",
         "error",
         "deadlock",
-<<<<<<< HEAD
         "A rank is blocked in a call, but another rank has ended (or exited) without making its "
         "part of the call.",
         "The call never completes. NCCL's watchdog ends the job after its timeout; on Gloo, ranks "
         'that need the ended rank raise "Connection closed by peer".',
-=======
-        (
-            "A rank is blocked in a call that needs another rank, but that rank has already ended "
-            "without making the matching call."
-        ),
-        "The call never completes. NCCL's watchdog ends the job after its timeout; Gloo may "
-        "report a closed connection.",
->>>>>>> main
         "Make the same number of calls on every member. Usual causes: uneven batches, an early "
         "return, a skipped branch.",
         two_rank_scenario("{barrier: {}, ranks: 0}"),

@@ -41,12 +41,14 @@ class RunOptions(TypedDict, total=False):
 
     ``check``: raise RanksFailed if the ranks do not complete (True). ``cuda``: each rank finds
     GPUs, which are the CPU by another name (False). ``fake``: tensors have sizes only (False).
+    ``check_values``: compare replicas, gradients and FSDP units between ranks (False).
     """
 
     timeout: float | None
     check: bool
     cuda: bool
     fake: bool
+    check_values: bool
 
 
 class RanksFailed(AssertionError):
@@ -91,6 +93,7 @@ def run(
         keep_output=True,
         child_options=ChildOptions(
             fakes=options.get("fake", False),
+            checks_values=options.get("check_values", False),
             alias_devices=nproc if options.get("cuda") else 0,
         ),
     )

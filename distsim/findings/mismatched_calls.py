@@ -176,4 +176,21 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
             "{new_group: {name: g, ranks: [1]}, ranks: 1}",
         ),
     ),
+    CodeInfo(
+        "DS211",
+        "values that must be equal differ",
+        "error",
+        None,
+        "The calls of a captured script match, but replicas, gradients or FSDP units differ between "
+        "ranks (`distsim capture --check-values`).",
+        "Nothing hangs and nothing raises: the model trains on wrong numbers.",
+        "Find what differs between the ranks at the named step: a seed, no_sync(), a write to a "
+        "parameter, or a checkpoint that only some ranks load.",
+        "import torch\nimport torch.distributed as dist\n\n"
+        'dist.init_process_group("gloo")\n'
+        "model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2))\n"
+        "with torch.no_grad():\n"
+        "    model.module.bias.add_(dist.get_rank())\n"
+        "model(torch.ones(1, 2)).sum().backward()\n",
+    ),
 )

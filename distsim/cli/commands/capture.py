@@ -125,6 +125,14 @@ FakeOption = Annotated[
 PrefixOption = Annotated[
     bool, typer.Option("--prefix", help="Begin each line of the script's output with its rank.")
 ]
+CheckValuesOption = Annotated[
+    bool,
+    typer.Option(
+        "--check-values",
+        help="Report replicas, gradients and FSDP units that differ between ranks although the "
+        "calls match.",
+    ),
+]
 StrictOption = Annotated[
     bool,
     typer.Option(
@@ -152,6 +160,7 @@ class CaptureArguments:
     compute: ComputeOption = None
     fake: FakeOption = False
     prefix: PrefixOption = False
+    check_values: CheckValuesOption = False
 
 
 @command_with_arguments(CaptureArguments)
@@ -272,7 +281,10 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
         launcher=command.launcher,
         local_rank_argument=command.local_rank_argument,
         child_options=ChildOptions(
-            counts=counts_compute, fakes=arguments.fake, prefixes=arguments.prefix
+            counts=counts_compute,
+            fakes=arguments.fake,
+            prefixes=arguments.prefix,
+            checks_values=arguments.check_values,
         ),
     )
 

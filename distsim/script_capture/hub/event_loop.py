@@ -34,6 +34,7 @@ from distsim.script_capture.hub.state import (
     HubState,
     PendingReply,
     RankProcess,
+    ValueReport,
 )
 from distsim.script_capture.hub.store_server import StoreValueError
 from distsim.script_capture.protocol.message_types import CallOrigin, ProcessExit
@@ -103,6 +104,7 @@ class Hub:
             "store": self._on_store,
             "template": self._on_template,
             "thread": self._on_thread,
+            "values": self._on_values,
             "threads": self._on_threads,
             "wait": self._on_wait,
             "waited": self._on_waited,
@@ -447,6 +449,14 @@ class Hub:
         process.add_event(
             HubEvent(number, kind, site, group=process.groups.get(group), facts=facts)
         )
+
+    def _on_values(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """Checksums for `--check-values`."""
+        _, site, kind, owner, ranks, step, entries = message
+        place = process.sites[site]
+        checksums = tuple((name, value) for name, value in entries)
+        report = ValueReport(kind, owner, tuple(ranks), step, place, checksums)
+        process.values.append(report)
 
     def _on_heard(self, process: RankProcess, *_: object) -> None:
         """A notice has been handled; until then, the process does not count as waiting."""

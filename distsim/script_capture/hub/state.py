@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from distsim.backends.profile import BackendProfile
 from distsim.script_capture.hub.matching import CallMatcher, CallTemplate, GroupInstance, RankCall
@@ -161,6 +161,20 @@ class PendingReply:
         self.reply(["raise", kind, text])
 
 
+class ValueReport(NamedTuple):
+    """Checksums that a rank reports at a step, of values that ``ranks`` must share.
+
+    ``owner``: the number of the model or optimizer on its rank.
+    """
+
+    kind: str
+    owner: int
+    ranks: tuple[int, ...]
+    step: int
+    place: CallOrigin
+    entries: tuple[tuple[str, str], ...]
+
+
 @dataclass(eq=False)
 class RankProcess:
     """A process of the program.
@@ -192,6 +206,7 @@ class RankProcess:
     ended: ProcessExit | None = None
     disconnected: bool = False
     asked_at_progress: int = -1
+    values: list[ValueReport] = field(default_factory=list)
 
     def snapshot(self) -> RankProcess:
         """A copy that stays as this record is now."""

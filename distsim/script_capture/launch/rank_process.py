@@ -63,13 +63,15 @@ class ChildOptions(NamedTuple):
     """``counts``: report what a rank computes. ``fakes``: its tensors have sizes only.
 
     ``alias_devices``: so many GPUs that are the CPU by another name, 0 for what the parent has.
-    ``prefixes``: begin each line of output with the rank.
+    ``prefixes``: begin each line of output with the rank. ``checks_values``: report checksums of
+    values that must be equal on several ranks.
     """
 
     counts: bool = False
     fakes: bool = False
     alias_devices: int = 0
     prefixes: bool = False
+    checks_values: bool = False
 
 
 _DEFAULT_OPTIONS: Final = ChildOptions()
@@ -115,6 +117,10 @@ def run_rank_process(
 
     def work() -> None:
         _install_patches(client)
+        if child_options.checks_values:
+            from distsim.script_capture.patches.value_probes import ValueProbes
+
+            ValueProbes(client).install()
         _run_with_options(child_options, client, target)
 
     return run_and_report_exit(client, work)

@@ -38,6 +38,7 @@ from distsim.script_capture.result.thread_order import (
     is_multithreaded,
 )
 from distsim.script_capture.result.torch_messages import in_torch_terms, with_backward_explanation
+from distsim.script_capture.result.value_checks import value_findings
 from distsim.simulation.simulate_scenario import (
     EACH_RANK_RAN_ALONE,
     Simulation,
@@ -98,6 +99,8 @@ def evaluate_capture(
     statuses = rank_statuses(captured, simulation.program.world_size)
 
     findings = with_backward_explanation(in_torch_terms(simulation.findings), statuses)
+    wrong_values = value_findings(captured.ranks)
+    findings = (*wrong_values, *findings)
     if has_mismatched_collective(captured):
         # The script stopped before it could wait for its requests.
         findings = tuple(finding for finding in findings if finding.code != "DS501")
@@ -107,6 +110,8 @@ def evaluate_capture(
     is_blocked = captured.ended == "stalled" and _all_exited_normally(captured, outcome)
     if outcome == "hangs" or is_blocked:
         found = with_store_key_findings(found, statuses)
+    if outcome == "completes" and wrong_values:
+        found = replace(found, outcome="wrong-data", verdict=None)
     if outcome == "completes" and _each_rank_ran_alone(captured):
         found = _without_communication(captured, found)
     calls = _count_calls(simulation.program)

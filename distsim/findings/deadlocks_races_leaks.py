@@ -25,8 +25,10 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "rank waits for a rank that has already ended",
         "error",
         "deadlock",
-        "A rank is blocked in a call, but another rank has ended (or exited) without making its "
-        "part of the call.",
+        (
+            "A rank is blocked in a call that needs another rank, but that rank has already ended "
+            "without making the matching call."
+        ),
         "The call never completes. NCCL's watchdog ends the job after its timeout; on Gloo, ranks "
         'that need the ended rank raise "Connection closed by peer".',
         "Make the same number of calls on every member. Usual causes: uneven batches, an early "

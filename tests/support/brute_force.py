@@ -181,7 +181,9 @@ class BruteForce:
         if one in state.kept:
             return (), False
         number = self.joined(state, one[0], lane).index(one[1])
-        missing = tuple(r for r in self.members(lane) if not self.takes_part(state, r, lane, number))
+        missing = tuple(
+            r for r in self.members(lane) if not self.takes_part(state, r, lane, number)
+        )
         return tuple(
             r
             for r in missing

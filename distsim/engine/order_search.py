@@ -24,6 +24,7 @@ from distsim.backends.message_matching import ANY_SENDER
 from distsim.findings.final_state import FinalState
 from distsim.semantics.form.instructions import PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.form.order_dependence import exits_with_open_requests
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import OP_POST
 from distsim.semantics.ordered.state import (
@@ -91,6 +92,7 @@ class _OrderSearch:
         self.rules = rules
         self.max_states = max_states
         self.every_step = every_step
+        self.exits_with_open_requests = exits_with_open_requests(rules.linked)
         self.has_early_exit = False
         self.ends: dict[ProgramEnd, None] = {}
 
@@ -151,20 +153,23 @@ class _OrderSearch:
         Also detects exits whose order matters.
         """
         for event in events:
-            if isinstance(event, RowCancelled) or self._exits_early(state, event):
+            if isinstance(event, RowCancelled) or self._may_lose_requests(state, event):
                 self.has_early_exit = True
             if isinstance(event, RowsMismatched):
                 ranks = tuple(sorted(self.rules.rank_of[row] for row in event.rows))
                 notes |= {MismatchNote(event.outcome, event.fields, ranks)}
         return notes
 
-    @staticmethod
-    def _exits_early(state: RunState, event: TransitionEvent) -> bool:
-        """Whether a rank ends with an error."""
+    def _may_lose_requests(self, state: RunState, event: TransitionEvent) -> bool:
+        """Whether a rank ends with an error, or its process ends with requests that are open in
+        this order or another one.
+        """
         if not isinstance(event, RankEnded):
             return False
         end = state.ends[event.rank]
-        return end is not None and end.status != "ended"
+        if end is not None and end.status != "ended":
+            return True
+        return event.gone and self.exits_with_open_requests
 
     def _may_overtake_any_source(self, state: RunState, rank: int) -> bool:
         """Whether a rank is about to post a receive that overtakes an older any-source receive.

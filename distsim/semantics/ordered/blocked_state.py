@@ -30,7 +30,7 @@ def blocked_state_at(rules: TransitionRules, state: RunState) -> FinalState:
     blocked = tuple(
         builder.blocked(rank)
         for rank, end in enumerate(state.ends)
-        if end is None or _is_blocked_in_exit(state, rank)
+        if end is None or _is_blocked_in_exit(rules, state, rank)
     )
     ends = tuple(_end_of_rank(rules, state, rank) for rank in rules.program.present)
     return FinalState(ends, blocked, tuple(_unreceived_messages(rules, state)))
@@ -38,7 +38,7 @@ def blocked_state_at(rules: TransitionRules, state: RunState) -> FinalState:
 
 def _end_of_rank(rules: TransitionRules, state: RunState, rank: int) -> RankEnd:
     end, position = state.ends[rank], rules.position(state, rank)
-    if _is_blocked_in_exit(state, rank):
+    if _is_blocked_in_exit(rules, state, rank):
         position = rules.part(rules.open_collectives(state, rank)[0]).position
         return RankEnd(rank, "blocked", position)
     if end is None:
@@ -46,12 +46,14 @@ def _end_of_rank(rules: TransitionRules, state: RunState, rank: int) -> RankEnd:
     return RankEnd(rank, end.status, position, 0, end.message)
 
 
-def _is_blocked_in_exit(state: RunState, rank: int) -> bool:
+def _is_blocked_in_exit(rules: TransitionRules, state: RunState, rank: int) -> bool:
     """Whether a process cannot end, because it waits for a collective. A failed rank counts as
-    failed.
+    failed. A process without open collectives can end: the state is then not the last one.
     """
     end = state.ends[rank]
-    return rank in state.exiting and end is not None and end.status == "ended"
+    if rank not in state.exiting or end is None or end.status != "ended":
+        return False
+    return bool(rules.open_collectives(state, rank))
 
 
 def _unreceived_messages(rules: TransitionRules, state: RunState) -> list[tuple[int, int, int]]:

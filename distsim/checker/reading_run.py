@@ -294,7 +294,7 @@ def _requests_open_at_exit(linked: LinkedProgram, unit: CompilationUnit) -> list
 
 
 class OpenRequestFilter:
-    """Tells the open requests whose loss may change the result of a program.
+    """Finds the open requests whose loss may change the result of a program.
 
     The loss of a collective changes nothing if no member waits for it and the calls of all members
     are the same: it is only a leak. Messages always count, because a lost message changes which

@@ -21,7 +21,8 @@ MEMORY_RANGE: Final = (0.96, 1.14)
 #: 1.06 GB outside torch (https://github.com/NVIDIA/nccl/issues/1685); the rest is the communicator.
 _CONTEXT_NBYTES: Final = 400 * _MIB
 #: Buffers of one communicator: 544 MiB for two ranks of an A100 node, 688 MiB for more
-#: (https://github.com/NVIDIA/nccl/issues/964). RCCL on MI250X takes about as much.
+#: (https://github.com/NVIDIA/nccl/issues/964). RCCL takes about 0.65 GiB
+#: (https://github.com/Lumi-supercomputer/LUMI-AI-Guide/issues/111).
 _COMMUNICATOR_NBYTES: Final = 650 * _MIB
 #: An all_to_all connects every pair of ranks: 3.28 GB more on 8 H100
 #: (https://github.com/NVIDIA/nccl/issues/1685).

@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-import shutil
-
 import pytest
 
 import distsim
-from distsim.recordings.read_recording import SAMPLE
+from tests.support.sample_profiles import change_profile, copy_of_sample
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the sample that a test may change."""
-    shutil.copytree(SAMPLE, tmp_path / "job")
-    return tmp_path / "job"
-
-
-def change(path, edit):
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    edit(data)
-    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    return copy_of_sample(tmp_path / "job")
 
 
 def without_communication(data):
@@ -48,7 +37,7 @@ def text_of(*paths):
 
 
 def test_files_of_two_jobs_do_not_blame_a_rank(folder):
-    change(folder / "rank2.json.gz", stretched)
+    change_profile(folder / "rank2.json.gz", stretched)
 
     text = text_of(folder)
 
@@ -65,13 +54,13 @@ def test_one_rank_asks_for_the_files_of_the_others(folder):
 
 def test_profiles_without_communication_are_not_judged(folder):
     for path in folder.glob("*.json.gz"):
-        change(path, without_communication)
+        change_profile(path, without_communication)
 
     assert "No communication event links these ranks" in text_of(folder)
 
 
 def test_one_rank_without_communication_events_is_named(folder):
-    change(folder / "rank2.json.gz", without_communication)
+    change_profile(folder / "rank2.json.gz", without_communication)
 
     text = text_of(folder)
 

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import shutil
 
 import pytest
 
 import distsim
-from distsim.recordings.read_recording import SAMPLE
+from tests.support.sample_profiles import change_profile, copy_of_sample
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A copy of the sample that a test may change."""
-    shutil.copytree(SAMPLE, tmp_path / "job")
-    return tmp_path / "job"
-
-
-def change(path, edit):
-    data = json.loads(gzip.decompress(path.read_bytes()))
-    edit(data)
-    path.write_bytes(gzip.compress(json.dumps(data).encode()))
+    return copy_of_sample(tmp_path / "job")
 
 
 def test_the_straggler_is_found_with_rank_phase_place_and_length():
@@ -52,7 +43,7 @@ def test_clocks_shifted_by_an_hour_change_nothing_beyond_half_a_millisecond(fold
         def move(data, shift=shift):
             data["baseTimeNanoseconds"] += shift
 
-        change(folder / f"rank{rank}.json.gz", move)
+        change_profile(folder / f"rank{rank}.json.gz", move)
 
     after = distsim.slow(folder)
 

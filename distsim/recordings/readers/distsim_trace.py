@@ -59,10 +59,8 @@ def recording_of_trace(trace: Trace, file: str) -> Recording:
             f"{file}: no call of this run has ended: the job hangs", f"use `distsim doctor {file}`"
         )
     graph = builder.graph(iterations, {})
-    calls = (
-        "1 call that never ended was" if omitted == 1 else f"{omitted} calls that never ended were"
-    )
-    notes = (f"{calls} omitted",) if omitted else ()
+    verb = "call that never ended was" if omitted == 1 else "calls that never ended were"
+    notes = (f"{omitted} {verb} omitted",) if omitted else ()
     return Recording(
         graph,
         FORMAT,

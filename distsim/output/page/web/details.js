@@ -164,7 +164,7 @@ function waiting(model) {
 export function awaited(model) {
   const { run: index, row } = model.chosen;
   const walk = model.walk(index);
-  const [start] = walk.origin(row);
+  const [start] = walk.startAndCause(row);
   return { start, since: walk.since(row) };
 }
 

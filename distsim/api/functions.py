@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from distsim.hardware.cluster import Cluster
     from distsim.output.page import ReportRun
     from distsim.scenario import Scenario
+    from distsim.simulation.simulate_scenario import Simulation
     from distsim.trace.model import Trace
 
 #: Called with a description of the current step.
@@ -543,19 +544,19 @@ def report(
     parameters are those of `simulate`.
     """
     from distsim.analysis.run_comparison import compare_runs
-    from distsim.output.page import report_html, report_run_from_simulation
+    from distsim.output.page import report_html, report_runs
 
     if len(runs) not in (1, 2):
         raise UsageError(
             f"a report shows one or two runs, but {len(runs)} were given", "pass one or two runs"
         )
-    shown: list[ReportRun] = []
+    found: list[ReportRun | Simulation] = []
     notes: tuple[str, ...] = ()
     is_ok = True
     for run in runs:
         if is_trace(run):
             recorded = _recorded_run(str(run), backend, cluster)
-            shown.append(recorded.run)
+            found.append(recorded.run)
             notes += recorded.notes
             is_ok = is_ok and recorded.ok
             continue
@@ -563,10 +564,11 @@ def report(
             run = simulate(
                 run, backend=backend, cluster=cluster, max_calls=max_calls, progress=progress
             )
-        shown.append(report_run_from_simulation(run.raw))
+        found.append(run.raw)
         is_ok = is_ok and run.ok
     if progress is not None:
         progress("the report")
+    shown = report_runs(found)
     comparison = compare_runs(shown[0].trace, shown[1].trace) if len(shown) == 2 else None
     return HtmlReport(report_html(shown, comparison), ok=is_ok, notes=notes)
 

@@ -1,6 +1,6 @@
 /** The activity of a rank over time: lanes of spans for its compute, its communication and its host. */
 
-import { COMM, COMPUTE, SLEEP, STUCK, WAIT, isCompute, isWait, moves, onDevice, opOf } from "./calls.js";
+import { COMM, COMPUTE, SLEEP, STUCK, WAIT, isCompute, isWait, moves, onDevice, onHost, opOf } from "./calls.js";
 
 /** Names of the three lanes of a rank. */
 export const LANES = ["compute", "communication", "host"];
@@ -76,7 +76,8 @@ function addCall(run, row, gone, [work, comm, host], device) {
   const [posted, started, finished] = [run.posted[row], run.started[row], run.finished[row]];
   const back = run.returned[row] >= 0 ? run.returned[row] : gone;
   if (isCompute(op)) {
-    if (started >= 0) work.add(row, started, finished >= 0 ? finished : gone, COMPUTE);
+    // The host's own work overlaps that of its device, so it has the host's lane.
+    if (started >= 0) (onHost(run, row) ? host : work).add(row, started, finished >= 0 ? finished : gone, COMPUTE);
     return;
   }
   if (op === "sleep") {
@@ -115,6 +116,22 @@ function addGaps(run, rank, gone, [work, comm]) {
       return; // all later calls wait for this one
     }
   }
+}
+
+/**
+ * The wait of each row that waits, as the timeline draws it. All other texts about waits use this table.
+ * @param {Lane[][]} lanes of all ranks
+ * @returns {Map<number, {start: number, end: number, kind: number}>}
+ */
+export function waitsOf(lanes) {
+  const found = new Map();
+  for (const lane of lanes.flat()) {
+    for (let i = 0; i < lane.row.length; i += 1) {
+      if (lane.kind[i] !== WAIT && lane.kind[i] !== STUCK) continue;
+      found.set(lane.row[i], { start: lane.start[i], end: lane.end[i], kind: lane.kind[i] });
+    }
+  }
+  return found;
 }
 
 /**

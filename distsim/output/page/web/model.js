@@ -2,7 +2,7 @@
 
 import { callWords, isReceive, isSend, moves, opOf, placeWords } from "./calls.js";
 import { Walk } from "./chain.js";
-import { foldedRanks, lanesOf } from "./lanes.js";
+import { foldedRanks, lanesOf, waitsOf } from "./lanes.js";
 import { Held, instants, neighbour } from "./moment.js";
 import { search } from "./search.js";
 
@@ -34,6 +34,8 @@ export class Model {
     this.walks = [];
     /** @type {Held[]} */
     this.helds = [];
+    /** @type {ReturnType<typeof waitsOf>[]} */
+    this.waits = [];
     /** @type {Float64Array | null} */
     this.times = null;
   }
@@ -51,6 +53,14 @@ export class Model {
   /** @param {number} run */
   walk(run) {
     return (this.walks[run] ??= new Walk(this.runs[run]));
+  }
+
+  /**
+   * The waits of a run, by row.
+   * @param {number} run
+   */
+  waitsIn(run) {
+    return (this.waits[run] ??= waitsOf(this.lanes[run]));
   }
 
   /** @param {number} run */
@@ -84,7 +94,7 @@ export class Model {
 
   /** @param {string} text */
   find(text) {
-    this.hits = this.runs.map((run) => search(run, text));
+    this.hits = this.runs.map((run, i) => search(run, text, this.waitsIn(i)));
     this.marks = this.hits.map((rows, i) => {
       if (!rows) return null;
       const marks = new Uint8Array(this.runs[i].count);

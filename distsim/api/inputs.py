@@ -98,7 +98,7 @@ def scenario_text(source: str | Path) -> tuple[str, str]:
 def load_trace(source: Trace | str | Path) -> Trace:
     """The trace in a file; a trace unchanged. Profiles of another tool become a trace.
 
-    Raises UsageError for a file that is no trace, and for a recording that cannot be one.
+    Raises UsageError for a file that is not a trace, and for a recording that cannot be one.
     """
     from distsim.trace.jsonl import read_trace
 

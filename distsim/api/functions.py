@@ -405,15 +405,26 @@ def replay(
     backend: str | None = None,
     compute: float = 1.0,
     gaps: float = 1.0,
+    as_recorded: bool = False,
 ) -> ReplayAnswer:
     """Simulate the calls of a trace again, on another cluster or backend.
 
     ``compute`` and ``gaps`` scale the recorded compute and the pauses between calls.
+    ``as_recorded``: communication takes its recorded time, so an unscaled replay is exact.
     """
     from distsim.trace_replay import ReplayScale, replay_trace
+    from distsim.trace_replay.as_recorded import replay_as_recorded
 
     source = load_trace(trace)
     scale = ReplayScale(compute=compute, gaps=gaps)
+    if as_recorded:
+        if cluster is not None or backend is not None:
+            raise UsageError(
+                "a replay as recorded keeps the recorded communication",
+                "omit the cluster and the backend, or replay without as_recorded",
+            )
+        name = str(trace) if isinstance(trace, str | Path) else "trace"
+        return ReplayAnswer(replay_as_recorded(source, name=name, scale=scale), name)
     machines = read_cluster(cluster)
     try:
         result = replay_trace(source, cluster=machines, backend=known_backend(backend), scale=scale)

@@ -16,6 +16,7 @@ import numpy as np
 
 from distsim.common.errors import UsageError
 from distsim.findings.finding_types import Finding
+from distsim.program.code import IntVector
 from distsim.program.model import Program
 from distsim.trace.model import Trace
 
@@ -133,11 +134,13 @@ def _have_equal_classes(simulations: Sequence[Simulation]) -> bool:
     if len(simulations) < 2:
         return True
     sections = [simulation.run.section for simulation in simulations]
-    programs = [section.program for section in sections if section is not None]
-    if len(programs) < len(sections):
-        return False
-    first = programs[0].representative_of
-    return all(np.array_equal(first, program.representative_of) for program in programs[1:])
+    classes: list[IntVector] = []
+    for section in sections:
+        representative_of = None if section is None else section.program.representative_of
+        if representative_of is None:
+            return False
+        classes.append(representative_of)
+    return all(np.array_equal(classes[0], other) for other in classes[1:])
 
 
 def report_run_from_trace(trace: Trace, file: str, judged: Simulation | None) -> ReportRun:

@@ -181,7 +181,7 @@ def _report_kill() -> int:
 
     console.note(
         "error: SIGKILL ended the command\n"
-        "  help: if nobody sent it, the kernel did because the machine had no memory left: take "
+        "  help: if you did not send it, the kernel did because memory ran out: take "
         "fewer ranks, iterations or repeats"
     )
     sys.stderr.flush()

@@ -24,6 +24,8 @@ _MAX_INT_KEY: Final = 1 << 60
 #: Operands of EMPTY_LIST, MARK, BINGET…, APPENDS: a list of values that occurred before. Torch
 #: writes the stack of each call like this.
 _LIST_OF_KNOWN: Final = re.compile(rb"\(((?:h.){1,64})e", re.DOTALL)
+#: NONE, NEWTRUE and NEWFALSE.
+_CONSTANTS: Final = {0x4E: None, 0x88: True, 0x89: False}
 _CUT_SHORT: Final = "it is cut short: a length goes beyond its end"
 _TOO_MANY_DIGITS: Final = "a number of too many digits"
 #: Readers may compute the hash of a tuple, which can take for ever if tuples share tuples.
@@ -97,22 +99,8 @@ class _PickleMachine:
                 elif code == 0x4D:  # BININT2
                     stack.append(_U16(data, at)[0])
                     at += 2
-                elif code == 0x4E:  # NONE
-                    stack.append(None)
-                elif code == 0x86:  # TUPLE2
-                    second = stack.pop()
-                    first = stack.pop()
-                    if isinstance(first, tuple) or isinstance(second, tuple):
-                        raise UnsafePickle(_NESTED_TUPLE)
-                    stack.append((first, second))
-                elif code == 0x8A:  # LONG1
-                    length = data[at]
-                    at += 1 + length
-                    if length > _MAX_NUMBER_BYTES:
-                        raise UnsafePickle(_TOO_MANY_DIGITS)
-                    if at > end:
-                        raise UnsafePickle(_CUT_SHORT)
-                    stack.append(int.from_bytes(data[at - length : at], "little", signed=True))
+                elif code in _CONSTANTS:
+                    stack.append(_CONSTANTS[code])
                 elif code == 0x71:  # BINPUT
                     memo[data[at]] = stack[-1]
                     at += 1
@@ -133,15 +121,8 @@ class _PickleMachine:
                 elif code == 0x75:  # SETITEMS
                     items, stack = stack, below.pop()
                     self.set_items(stack[-1], items)
-                elif code == 0x61:  # APPEND
-                    value = stack.pop()
-                    self.extend(stack[-1], (value,))
                 elif code == 0x7D:  # EMPTY_DICT
                     stack.append({})
-                elif code == 0x88:  # NEWTRUE
-                    stack.append(True)
-                elif code == 0x89:  # NEWFALSE
-                    stack.append(False)
                 elif code == 0x2E:  # STOP
                     return stack[-1]
                 else:
@@ -265,6 +246,24 @@ def _push_flat_tuple(m: _PickleMachine, items: list[object]) -> None:
     m.push(tuple(items))
 
 
+def _push_pair(m: _PickleMachine) -> None:
+    second, first = m.stack.pop(), m.stack.pop()
+    if isinstance(first, tuple) or isinstance(second, tuple):
+        raise UnsafePickle(_NESTED_TUPLE)
+    m.stack.append((first, second))
+
+
+def _push_long(m: _PickleMachine) -> None:
+    length = m.data[m.at]
+    m.at += 1
+    m.stack.append(m.long(length))
+
+
+def _append(m: _PickleMachine) -> None:
+    value = m.stack.pop()
+    m.extend(m.stack[-1], (value,))
+
+
 def _skip_frame(m: _PickleMachine) -> None:
     m.take(8)
 
@@ -292,6 +291,9 @@ _OPCODES: dict[int, Callable[[_PickleMachine], None]] = {
     0x49: _int_line,
     0x4C: lambda m: m.push(m.digits(m.line())),
     0x46: lambda m: m.push(float(m.line())),
+    0x61: _append,
+    0x86: _push_pair,
+    0x8A: _push_long,
     0x8B: lambda m: m.push(m.long(m.number("i"))),
     0x47: lambda m: m.push(struct.unpack(">d", m.take(8))[0]),
     0x8C: lambda m: _push_text(m, m.number("B")),

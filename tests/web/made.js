@@ -16,7 +16,7 @@ export function made(calls, head = {}) {
   const index = (name) => Int32Array.from(calls, (c) => tables[name].indexOf(c[name] ?? ""));
   const end = Math.max(...calls.flatMap((c) => [c.finished ?? 0, c.returned ?? 0, c.posted ?? 0]));
   return {
-    index: 0, count: calls.length, world, end: head.makespan ?? end, first, rank: whole("rank"), op: index("op"), group: index("group"),
+    index: 0, count: calls.length, world, shown: Array.from({ length: world }, (_, r) => r), like: null, end: head.makespan ?? end, first, rank: whole("rank"), op: index("op"), group: index("group"),
     peer: whole("peer"), dtype: whole("dtype"), reduce_op: whole("reduce_op"), queue: index("queue"), name: index("name"), part: whole("part"),
     place: Int32Array.from(calls, (c) => tables.place.findIndex((p) => p[1] === c.line)), tensor: index("tensor"), root: whole("root"),
     price: whole("price"), tag: real("tag", 0), nbytes: real("nbytes", 0), iteration: whole("iteration", 0),

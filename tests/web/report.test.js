@@ -12,7 +12,8 @@ import { shortened, showBytes, showMoment, showNs, showRanks } from "../../dists
 import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/output/page/web/lanes.js";
 import { Model } from "../../distsim/output/page/web/model.js";
 import { inFlight, instants, neighbour, running } from "../../distsim/output/page/web/moment.js";
-import { foldedBlocks } from "../../distsim/output/page/web/numbers.js";
+import { equalTimes, foldedBlocks } from "../../distsim/output/page/web/numbers.js";
+import { sharesOf } from "../../distsim/output/page/web/overview.js";
 import { Raster } from "../../distsim/output/page/web/raster.js";
 import { search, termsOf } from "../../distsim/output/page/web/search.js";
 import { sorted } from "../../distsim/output/page/web/tables.js";
@@ -258,4 +259,14 @@ test("work of the host has the host's lane and does not end a wait of the device
   ], { backend: "nccl" });
   const [work, comm, host] = lanesOf(run)[0];
   assert.deepEqual([[...work.kind], [...comm.start], [...host.end]], [[], [0, 9], [8]]);
+});
+
+test("a representative rank stands for all ranks of its class, in lines, tables and shares", () => {
+  const call = (rank, finished) => ({ rank, op: "compute", posted: 0, started: 0, finished, returned: finished });
+  const run = { ...made([call(0, 5), call(3, 10)], { world: 6, ranks: [[0, 5, 0, 0, 5, 5], [3, 10, 0, 0, 0, 10]] }), shown: [0, 3], like: new Map([[0, [0, 1, 2, 4]], [3, [3, 5]]]) };
+  const model = new Model({ runs: [], sources: {} }, [run]);
+  assert.deepEqual(model.lines().map((line) => line.ranks), [[0, 1, 2, 4], [3, 5]]);
+  assert.deepEqual(equalTimes(run).map((one) => one.ranks), [[0, 1, 2, 4], [3, 5]]);
+  const [compute] = sharesOf(model);
+  assert.deepEqual([compute[0], compute.at(-1).toFixed(6)], [1, (2 / 6).toFixed(6)]);
 });

@@ -27,7 +27,7 @@ function summary(model) {
     const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
     const band = head.cost?.makespan;
     return h("div", {}, head.about && h("p", { dir: "auto" }, side, head.about),
-      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${nodes}, backend ${head.backend || "unknown"}, cluster ${head.cluster || "unknown"}; ${plural(run.count, "call")}`
+      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${nodes}, backend ${head.backend || "unknown"}, cluster ${head.cluster || "unknown"}; ${plural(run.count, "call")}${run.like ? ` on ${plural(run.shown.length, "representative rank")}, each of which stands for identical ranks` : ""}`
         + `${head.iteration_ns ? `; ${showNs(head.iteration_ns)} per iteration` : ""}. ${head.note}`),
       head.cost && !head.note && h("p", { class: "grey" }, `Hardware model ${head.cost.name}: ${head.cost.band}.`
         + `${band ? ` If all costs on the critical path are off by the same factor, the run takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),

@@ -107,7 +107,9 @@ function match(model) {
   if (!moves(run, row)) return null;
   const mates = [...model.walk(index).matches.of(row)].filter((mate) => mate !== row);
   const late = mates.concat(row).reduce((a, b) => (run.posted[b] > run.posted[a] ? b : a), row);
+  const all = run.head.groups[run.group[row]]?.[1].length ?? 0;
   return h("section", {}, h("h4", {}, `Matches ${plural(mates.length, "call")}`),
+    run.like && all > mates.length + 1 && h("p", { class: "grey" }, `of representative ranks; the group has ${plural(all, "rank")}`),
     h("ul", { class: "plain" }, ...mates.slice(0, MOST_MATES).map((mate) => h("li", {}, link(model, index, mate, model.words(index, mate)),
       h("span", { class: "grey" }, ` called at ${showNs(run.posted[mate])}${mate === late ? ", last to arrive" : ""}`)))),
     mates.length > MOST_MATES && h("p", { class: "grey" }, `and ${mates.length - MOST_MATES} more`));

@@ -1,6 +1,7 @@
 /** The activity of a rank over time: lanes of spans for its compute, its communication and its host. */
 
 import { COMM, COMPUTE, SLEEP, STUCK, WAIT, isCompute, isWait, moves, onDevice, onHost, opOf } from "./calls.js";
+import { ranksLike } from "./decode.js";
 
 /** Names of the three lanes of a rank. */
 export const LANES = ["compute", "communication", "host"];
@@ -54,7 +55,9 @@ function ends(run) {
 export function lanesOf(run) {
   const gone = ends(run);
   const device = onDevice(run);
+  const empty = LANES.map(() => new Spans().lane());
   return Array.from({ length: run.world }, (_, rank) => {
+    if (run.first[rank] === run.first[rank + 1]) return empty;
     const lanes = [new Spans(), new Spans(), new Spans()];
     for (let row = run.first[rank]; row < run.first[rank + 1]; row += 1) {
       if (run.posted[row] >= 0) addCall(run, row, gone[rank], lanes, device);
@@ -190,14 +193,14 @@ export function foldedRanks(run, lanes, alone) {
   const seen = new Map();
   /** @type {number[][]} */
   const rows = [];
-  for (let rank = 0; rank < run.world; rank += 1) {
+  for (const rank of run.shown) {
     const key = lanes[rank].map((lane) => `${lane.start.length}:${lane.reach.at(-1) ?? 0}:${lane.start.at(-1) ?? 0}`).join("|");
     const same = alone.has(rank) ? undefined : seen.get(key)?.find((ranks) => equalRanks(run, lanes, ranks[0], rank));
     if (same) {
-      same.push(rank);
+      same.push(...ranksLike(run, rank));
       continue;
     }
-    rows.push([rank]);
+    rows.push([...ranksLike(run, rank)]);
     if (!alone.has(rank)) seen.set(key, [...(seen.get(key) ?? []), rows[rows.length - 1]]);
   }
   return rows;

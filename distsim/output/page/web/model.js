@@ -2,6 +2,7 @@
 
 import { callWords, isReceive, isSend, moves, opOf, placeWords } from "./calls.js";
 import { Walk } from "./chain.js";
+import { ranksLike } from "./decode.js";
 import { foldedRanks, lanesOf, waitsOf } from "./lanes.js";
 import { Held, instants, neighbour } from "./moment.js";
 import { search } from "./search.js";
@@ -27,7 +28,7 @@ export class Model {
     this.hits = runs.map(() => null);
     /** @type {(Uint8Array | null)[]} */
     this.marks = runs.map(() => null);
-    this.folded = runs[0].world > FEW_RANKS;
+    this.folded = runs[0].shown.length > FEW_RANKS;
     /** @type {((what: string) => void)[]} */
     this.listeners = [];
     /** @type {Walk[]} */
@@ -125,7 +126,7 @@ export class Model {
    */
   lines() {
     const lines = this.runs.flatMap((run, i) => {
-      const ranks = this.folded ? foldedRanks(run, this.lanes[i], this.special(i)) : Array.from({ length: run.world }, (_, r) => [r]);
+      const ranks = this.folded ? foldedRanks(run, this.lanes[i], this.special(i)) : run.shown.map((rank) => [...ranksLike(run, rank)]);
       return ranks.map((members) => ({ run: i, ranks: members }));
     });
     return lines.sort((a, b) => a.ranks[0] - b.ranks[0] || a.run - b.run);

@@ -189,14 +189,20 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Rec
     by_rank: dict[int, RankProfile] = {}
     for profile in profiles:
         if profile.rank in by_rank:
-            raise UsageError(
-                f"{by_rank[profile.rank].file} and {profile.file} are both of rank {profile.rank}",
-                "give the files of one job, and one file per rank",
-            )
+            raise _same_rank(by_rank[profile.rank], profile)
         by_rank[profile.rank] = profile
     has_device = any(event.is_device for profile in profiles for event in profile.events)
     with reading_limits(f"{total} profiles", _total_bytes(files.profiles)):
         return cuda_recording(profiles) if has_device else gloo_recording(profiles)
+
+
+def _same_rank(first: RankProfile, second: RankProfile) -> UsageError:
+    """Two files of one rank: of two recordings of a job, if they are in different folders."""
+    folders = [Path(profile.file).parent for profile in (first, second)]
+    remedy = "give the files of one job, and one file per rank"
+    if folders[0] != folders[1]:
+        remedy = f"give the folder of one recording, for example {folders[0]}"
+    return UsageError(f"{first.file} and {second.file} are both of rank {first.rank}", remedy)
 
 
 def _read_each(paths: Sequence[Path], jobs: int) -> list[RankProfile | UsageError]:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from distsim.checker.diagnosis.wait_for_graph import build_wait_for_graph
 from distsim.common.units import show_bytes, show_ns
 from distsim.operations.one_sided import tag_text
-from distsim.operations.registry import OPERATIONS
+from distsim.operations.registry import COMPUTE_OPS, OPERATIONS
 from distsim.output.pictures.components.call_labels import (
     detail_text,
     group_text,
@@ -40,6 +40,7 @@ from distsim.output.pictures.drawing.palette import (
     LINE_COLOUR,
     MESSAGE_COLOUR,
     PALE_FILL,
+    PASS_FILLS,
     RED,
     RED_FILL,
     WHITE,
@@ -54,9 +55,10 @@ from distsim.output.pictures.drawing.sequence_diagram import (
     SequenceParticipant,
 )
 from distsim.output.text_layout import rank_list
-from distsim.output.trace_data.activity import has_passes
+from distsim.output.trace_data.activity import has_passes, pass_letter
 from distsim.output.trace_data.selection import WHOLE_RUN, RunSelection
 from distsim.program.model import Program
+from distsim.trace.model import Trace
 
 if TYPE_CHECKING:
     from distsim.engine.run_record import SimulatedRun
@@ -129,7 +131,8 @@ class _DataflowBuilder:
             self.events = [
                 [call for call in calls if call.row < most_rows] for calls in calls_of_rank
             ]
-        self.hidden = [count - len(calls) for count, calls in zip(counts, self.events, strict=True)]
+        drawn = [sum(1 + call.joined for call in calls) for calls in self.events]
+        self.hidden = [count - shown for count, shown in zip(counts, drawn, strict=True)]
         self.shown = {call for calls in self.events for call in calls}
         self.items: list[SequenceBox] = []
         self.bands: list[SequenceBand] = []
@@ -174,9 +177,12 @@ class _DataflowBuilder:
                 self._band([e for e in met if e.row == event.row])
             return
         fill = RED_FILL if event.red else _fill(event)
-        lines = [TextLine(operation_text(event.call), bold=True, colour=RED if event.red else INK)]
+        title = operation_text(event.call) if not event.joined else _joined_title(event)
+        lines = [TextLine(title, bold=True, colour=RED if event.red else INK)]
         if event.kind == "wait":
             detail = wait_text(self.program, event.rank, event.position)
+        elif event.joined:
+            detail = f"{event.joined + 1} computes, {show_ns(event.joined_ns)}"
         else:
             detail = detail_text(event.call)
         value = self._value(event, "in" if event.sends else "out")
@@ -416,7 +422,16 @@ def _fill(event: DrawnCall) -> str:
     """The background of a call's box."""
     if event.kind == "wait":
         return PALE_FILL
+    letter = pass_letter(event.call.name or "") if event.call.op == "compute" else ""
+    if letter:
+        return PASS_FILLS[letter]
     return lightened(OPERATIONS[event.call.op].colour)
+
+
+def _joined_title(event: DrawnCall) -> str:
+    """``forward`` for a forward pass of several computes; else the name of one of them."""
+    name = event.call.name or event.call.op
+    return {"F": "forward", "B": "backward"}.get(pass_letter(name), name)
 
 
 def _collective_title(heads: set[str], event: DrawnCall) -> str:
@@ -462,7 +477,9 @@ def _rank_events(
     rows = np.flatnonzero((trace["rank"] == rank) & chosen & ~batches).tolist()
     differs = {row for met, _ in run.mismatches for row in met}
     found: list[DrawnCall] = []
-    for row in rows[-most:] if last else rows[:most]:
+    runs = _joined_computes(run.trace, rows) if len(rows) > most else [[row] for row in rows]
+    for joined in runs[-most:] if last else runs[:most]:
+        row = _named_row(run.trace, joined)
         position, part = int(trace["position"][row]), int(trace["part"][row])
         call = program.call(rank, position)
         call = call.parts[part] if part >= 0 else call
@@ -470,10 +487,57 @@ def _rank_events(
         done = int(trace["returned_ns" if kind == "wait" else "finished_ns"][row]) >= 0
         facts = (int(trace["match"][row]), done, int(trace["nbytes"][row]), row in differs)
         found.append(
-            DrawnCall(column, rank, position, part, call, kind, *facts, code=program.code_of[rank])
+            DrawnCall(
+                column,
+                rank,
+                position,
+                part,
+                call,
+                kind,
+                *facts,
+                joined=len(joined) - 1,
+                joined_ns=_elapsed_ns(run.trace, joined),
+                code=program.code_of[rank],
+            )
         )
     _link_requests(program, rank, found)
     return found, len(rows)
+
+
+def _joined_computes(trace: Trace, rows: Sequence[int]) -> list[list[int]]:
+    """The rows of a rank, with consecutive computes of one pass together.
+
+    Of a large run, single computes would fill the picture and leave no room for communication.
+    Launches by the host belong to the pass around them.
+    """
+    computes = trace.ops(*COMPUTE_OPS)
+    runs: list[list[int]] = []
+    kind_of_run = ""
+    for row in rows:
+        name = trace.text("name", int(trace["name"][row]))
+        kind = pass_letter(name) or name
+        is_host_work = trace.text("queue", int(trace["queue"][row])) == "host"
+        continues = bool(runs) and computes[row] and computes[runs[-1][-1]]
+        if continues and (is_host_work or kind_of_run in (kind, "")):
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+            kind_of_run = ""
+        if not is_host_work:
+            kind_of_run = kind
+    return runs
+
+
+def _named_row(trace: Trace, rows: Sequence[int]) -> int:
+    """The row that gives a box its name: the first one that is not work of the host."""
+    queue = trace["queue"]
+    return next((r for r in rows if trace.text("queue", int(queue[r])) != "host"), rows[0])
+
+
+def _elapsed_ns(trace: Trace, rows: Sequence[int]) -> int:
+    """From the first start of some computes to their last end."""
+    ends = trace["finished_ns"][list(rows)]
+    return int(ends.max() - trace["started_ns"][list(rows)].min())
 
 
 def _link_requests(program: Program, rank: int, events: Sequence[DrawnCall]) -> None:

@@ -309,6 +309,7 @@ def doctor(
     and their child processes are inspected twice, ``interval_s`` seconds apart, and the answer has
     a bundle of what was seen. ``width``: columns of the text. Raises UsageError.
     """
+    from distsim.common.reading_limits import reading_limits
     from distsim.hang_doctor import diagnose_hang, read_evidence
 
     if not paths and not pids and torchrun is None and live is None:
@@ -326,7 +327,8 @@ def doctor(
     bundle = b""
     if live is not None:
         bundle = _inspect_live(evidence, live, interval_s)
-    return DoctorAnswer(diagnose_hang(evidence), width, bundle)
+    with reading_limits("the files", evidence.input_bytes):
+        return DoctorAnswer(diagnose_hang(evidence), width, bundle)
 
 
 def _inspect_live(evidence: Evidence, root: int, interval_s: float) -> bytes:

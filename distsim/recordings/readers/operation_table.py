@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.file_io import is_stream, open_bytes
 from distsim.common.installation import install_command
 from distsim.recordings.event_graph import (
     NO_MEETING,
@@ -217,6 +219,8 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
         raise EnvironmentFault(
             f"{path}: pyarrow is not installed, which reads Parquet", install_command("sweep")
         ) from None
+    if is_stream(path):
+        raise UsageError(f"{path}: a Parquet file cannot be read from a pipe", _REMEDY)
     try:
         table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:
@@ -230,11 +234,13 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
 
 
 def _csv_columns(path: Path) -> dict[str, Any]:
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
     columns: dict[str, list[str]] = {}
     try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            for line in csv.DictReader(file):
+        with open_bytes(path) as raw:
+            is_gzip = path.suffix.lower() == ".gz"
+            unpacked = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+            text = io.TextIOWrapper(unpacked, encoding="utf-8", newline="")
+            for line in csv.DictReader(text):
                 for name in COLUMNS:
                     if name in line:
                         columns.setdefault(name, []).append(line[name] or "nan")

@@ -1,4 +1,4 @@
-"""Finds the training steps of profiles in which nobody called `profiler.step()`.
+"""Finds the training steps of profiles without calls of `profiler.step()`.
 
 - **Optimizer.** PyTorch annotates every `Optimizer.step`. A step ends with the last one before the
   next backward pass, so several optimizers of one step count once.

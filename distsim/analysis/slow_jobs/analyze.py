@@ -64,6 +64,7 @@ def analyze_recording(
     """The analysis of the selected steps.
 
     ``uses_mean``: the ideal for slowdowns is that of `mean_ideal`, and otherwise the last layer.
+    Raises UsageError if the steps take no time.
     """
     graph = recording.graph
     if selected is None:
@@ -77,6 +78,11 @@ def analyze_recording(
     balanced = balanced_times(groups, even)
     best = usual_transfers(groups, balanced)
     recorded_steps = graph.step_times()
+    if not recorded_steps[counted].any():
+        raise UsageError(
+            f"{recording.files[0]}: the recorded steps take no time",
+            "record at least one whole step",
+        )
     later = graph.step_times(np.stack([own, steady, even, balanced, best], axis=1), gap)
     means = [float(recorded_steps[counted].mean()), *later[counted].mean(axis=0).tolist()]
     layers = dict(zip(LAYERS, means, strict=True))

@@ -28,6 +28,7 @@ from distsim.analysis.slow_jobs.slow_job import (
     SlowJob,
     WaitForRank,
 )
+from distsim.analysis.slow_jobs.slow_transfers import slow_communication_finding
 from distsim.analysis.slow_jobs.waiting import waits_for_rank
 from distsim.common.errors import UsageError
 from distsim.recordings.event_graph import EventGraph, Flags, Times
@@ -92,6 +93,10 @@ def analyze_recording(
     numbers = [int(i) for i in np.flatnonzero(counted)]
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
     findings = finder.findings()
+    communication = slow_communication_finding(recording, groups, numbers, means[0], gap)
+    if communication is not None:
+        findings.append(communication)
+        findings.sort(key=lambda finding: -finding.cost_ns)
     missing = missing_rank_finding(recording, groups, counted, gap)
     # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
     if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):

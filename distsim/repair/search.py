@@ -18,7 +18,7 @@ from distsim.common.errors import RESOURCE_ERRORS, DistsimError
 from distsim.findings.finding_types import Finding
 from distsim.program.lower import lower
 from distsim.program.model import Program
-from distsim.repair.data_flow import DataFlow, FlowChange
+from distsim.repair.data_flow import NO_FLOW_CHANGE, DataFlow, FlowChange
 from distsim.repair.exchanged_data import (
     DataLoss,
     ExchangedData,
@@ -99,7 +99,7 @@ class _RepairCandidate(NamedTuple):
     words: tuple[str, ...] = ()
     kind: int = 0
     loss: DataLoss = DataLoss(0, 0, 0)
-    flow: FlowChange = FlowChange(0, 0, 0, 0, 0, 0)
+    flow: FlowChange = NO_FLOW_CHANGE
 
     @property
     def is_repaired(self) -> bool:
@@ -277,15 +277,18 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.flow.lost_reads,
         removes_local_work,
         -len(fix.completes),
-        fix.loss.fewer_calls,
         fix.loss.changed_ranks,
+        fix.flow.hasty_sends,
+        fix.loss.fewer_calls,
         fix.loss.lost_by_outliers,
         fix.flow.repeated_sends,
         fix.flow.early_sends,
         fix.flow.unread,
         fix.flow.lost_deliveries,
+        fix.flow.renamed,
         fix.loss.tensor_sets,
         fix.flow.message_arguments,
+        fix.flow.edited_ranks,
         _edit_count(fix.patch),
         fix.kind,
         fix.makespan_ns,

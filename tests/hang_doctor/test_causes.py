@@ -263,3 +263,26 @@ def test_a_rank_with_a_stack_but_no_dump_is_not_called_a_rank_without_files(
     assert "no file was given" not in report
     assert "no files given" not in report
     assert "waiting for rank 3 (calls not recorded)" in report
+
+
+def test_ranks_behind_a_mismatch_are_its_consequence_and_no_cause(tmp_path: Path) -> None:
+    """Call 2 differs on rank 3. Rank 2 has not made it yet, which is no second cause."""
+    done = [entry(1, "all_reduce", 10)]
+    waiting = dump([*done, entry(2, "all_reduce", 11, "started")])
+    differs = dump([*done, entry(2, "broadcast", 12, "started")])
+
+    found = diagnosed(tmp_path, {0: waiting, 1: waiting, 2: dump(done), 3: differs})
+
+    assert [cause.kind for cause in found.causes] == ["mismatch"]
+
+
+def test_two_separate_wait_for_cycles_are_two_causes(tmp_path: Path) -> None:
+    pairs = {0: 1, 1: 0, 2: 3, 3: 2}
+    dumps = {
+        rank: dump([entry(1, f"recv {rank}<-{peer}", 20, "started")])
+        for rank, peer in pairs.items()
+    }
+
+    found = diagnosed(tmp_path, dumps)
+
+    assert [cause.ranks for cause in found.causes] == [(0, 1), (2, 3)]

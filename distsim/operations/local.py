@@ -18,7 +18,9 @@ from distsim.operations.core.field_types import (
     ValueField,
     WaitField,
     expression_field,
+    parse_stream,
 )
+from distsim.operations.core.kernel_work import WorkField
 from distsim.operations.core.operation_base import Operation, OperationHelp
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
@@ -37,7 +39,9 @@ class ComputeOperation(LocalOperation):
     first_field = "time"
     colour = colours.LOCAL
     words = OperationHelp(
-        signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
+        signature=(
+            "compute(time | flops and bytes, kernels, dtype | work, name, reads, writes, adds, on)"
+        ),
         before="The tensors in `reads` and `adds` contain the input of the work.",
         after=(
             "The tensors in `writes` have new content, and those in `adds` have grown; their "
@@ -82,6 +86,14 @@ class ComputeOperation(LocalOperation):
         description="Number of kernels; each one costs a kernel launch of the device [default: 1].",
         examples=[7],
     )
+    work: WorkField = Field(
+        default=(),
+        description=(
+            "Kernels as a list of {flops, bytes, kernels, dtype}; their times are added. `capture` "
+            "writes it."
+        ),
+        examples=[[{"flops": "2 GFLOP", "bytes": "4 MB", "dtype": "bfloat16"}, {"bytes": "8 MB"}]],
+    )
     name: str = Field(default="", description="Name in reports and pictures.", examples=["forward"])
     reads: ReferenceListField = Field(
         default=(),
@@ -120,8 +132,11 @@ class ComputeOperation(LocalOperation):
     @model_validator(mode="after")
     def _one_price(self) -> "ComputeOperation":
         by_device = self.flops is not None or self.bytes is not None
-        if (self.time is not None) == by_device:
-            raise ValueError("expected either `time`, or `flops` and `bytes`")
+        given = (self.time is not None, by_device, bool(self.work))
+        if sum(given) != 1:
+            raise ValueError("expected either `time`, or `flops` and `bytes`, or `work`")
+        if self.work and self.dtype is not None:
+            raise ValueError("`dtype` belongs into the entries of `work`")
         if self.kernels is not None and not by_device:
             raise ValueError(
                 "`kernels` is only valid with `flops` and `bytes`: `time` includes the kernel "
@@ -161,12 +176,13 @@ class AssignOperation(LocalOperation):
 
 
 class SynchronizeOperation(LocalOperation):
-    """The host waits for its device (torch.cuda.synchronize)."""
+    """The host waits for its device (torch.cuda.synchronize), or for one stream of it."""
 
     op = "synchronize"
+    first_field = "stream"
     colour = colours.WAIT
     words = OperationHelp(
-        signature="torch.cuda.synchronize()",
+        signature="torch.cuda.synchronize(), torch.cuda.Stream.synchronize()",
         before="The host may be ahead of the device.",
         after="All work that this rank launched on its device is done.",
         waits="The host waits for its own device. On gloo and mpi there is nothing to wait for.",
@@ -179,6 +195,18 @@ class SynchronizeOperation(LocalOperation):
         ),
         torch="torch.cuda.synchronize()",
     )
+
+    stream: str = Field(
+        default="",
+        description="Stream that the host waits for [default: all streams of the device].",
+        examples=["comm"],
+    )
+
+    @field_validator("stream")
+    @classmethod
+    def _known_stream(cls, value: str) -> str:
+        # The default stream keeps its name, because an empty name means the whole device.
+        return parse_stream(value) or "current"
 
 
 class WaitStreamOperation(LocalOperation):

@@ -29,7 +29,8 @@ def check_report_path(path: Path | None) -> None:
         return
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
-            f"{path}: the name of a report must end in .html", f"use {path.with_suffix('.html')}"
+            f"{path}: the name of a report must end in .html",
+            f"use {path.with_suffix('.html') if path.name else 'report.html'}",
         )
     if not path.parent.is_dir():
         raise UsageError(
@@ -83,7 +84,7 @@ def write_real_run_report(path: Path | None, run: RealRun) -> None:
     from distsim.analysis.run_comparison import compare_runs
     from distsim.output.page import report_run_from_simulation, report_run_from_trace
 
-    simulated = report_run_from_simulation(run.simulation)
+    simulated = report_run_from_simulation(run.simulation, all_ranks=True)
     recorded = report_run_from_trace(run.trace, simulated.file, run.simulation)
     recorded = replace(
         recorded,

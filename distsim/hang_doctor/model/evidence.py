@@ -16,6 +16,7 @@ from distsim.hang_doctor.model.evidence_records import (
     GroupProgress,
     InputFile,
     ProcessEnd,
+    ProcessState,
     RankEvidence,
     ReportedMismatch,
     StackFrame,
@@ -51,12 +52,18 @@ class Evidence:
     world: int = 0
     #: Stacks of processes whose rank is unknown.
     orphans: list[ThreadStack] = field(default_factory=list)
+    #: Live processes whose rank is unknown.
+    orphan_processes: list[ProcessState] = field(default_factory=list)
+    #: A live job was inspected without py-spy.
+    live_without_stacks: bool = False
     #: How processes of unknown rank ended.
     orphan_ends: list[ProcessEnd] = field(default_factory=list)
     #: Processes that the kernel killed for lack of memory, by their number.
     oom_killed_pids: set[int] = field(default_factory=set)
     #: The stacks of calls. Each distinct stack is stored once and shared, to save memory.
     call_stacks: dict[StackKey, tuple[StackFrame, ...]] = field(default_factory=dict)
+    #: Bytes of all inputs, unpacked.
+    input_bytes: int = 0
     #: A group name -> keys of the further groups that have the same name.
     keys_of_namesakes: dict[str, list[str]] = field(default_factory=dict)
     #: Keys of groups whose counters, in logs, count messages and collectives in turn.

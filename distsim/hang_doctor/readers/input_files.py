@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from distsim.common.errors import UsageError
+from distsim.common.reading_limits import reading_limits
 from distsim.common.records import gc_paused
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
@@ -19,6 +20,7 @@ from distsim.hang_doctor.model.reconcile import reconcile
 from distsim.hang_doctor.readers import distsim_files, safe_pickle
 from distsim.hang_doctor.readers.archives import ArchiveRefused, archive_members, is_archive
 from distsim.hang_doctor.readers.debug_server import is_debug_server_page, parts_of_page
+from distsim.hang_doctor.readers.debug_tables import has_debug_tables, read_debug_tables
 from distsim.hang_doctor.readers.file_access import (
     MAX_BYTES,
     FileRefused,
@@ -97,9 +99,11 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     with gc_paused():
         if paths:
             for path in files_of_last_attempts(evidence, list_files(paths)):
-                _read_path(evidence, path)
-        reconcile(evidence)
-        drop_stale_ranks(evidence)
+                with reading_limits(path):
+                    _read_path(evidence, path)
+        with reading_limits("the files", evidence.input_bytes):
+            reconcile(evidence)
+            drop_stale_ranks(evidence)
     return evidence
 
 
@@ -133,6 +137,7 @@ def _parts_of(path: str) -> Iterator[_Part]:
 
 
 def _read_part(evidence: Evidence, part: _Part) -> None:
+    evidence.input_bytes += len(part.data)
     try:
         result = _read_by_content(evidence, part)
     except FileRefused as refusal:
@@ -162,6 +167,9 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
         return _read_pickle(evidence, part)
     if is_inspector_file(data):
         return _Result("NCCL Inspector", read_inspector(evidence, data, part.shown))
+    if has_debug_tables(data):
+        ranks = read_debug_tables(evidence, data, part.shown)
+        return _Result("tables of torch's debug server", ranks)
     if is_debug_server_page(data):
         return _read_debug_server_page(evidence, part)
     if data.lstrip()[:1] in (b"{", b"["):

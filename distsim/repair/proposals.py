@@ -169,6 +169,7 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
         loops = islice(other_iterations(data, hints.program), _MAX_CHANGES)
         yield from _of_kind(CHANGES_ARGUMENTS, loops)
     for additions in (
+        make_same_call(data, calls.named_steps),
         complete_early_exits(data),
         extend_to_all_ranks(data, calls.steps),
         copy_to_other_ranks(data, calls.named_steps),
@@ -293,7 +294,6 @@ def _argument_changes(
     changes = chain(
         islice(_copy_arguments(data, calls.named_steps, hints.lines), _MAX_CHANGES),
         islice(declarations, _MAX_CHANGES),
-        islice(make_same_call(data, calls.named_steps), _MAX_CHANGES),
         _copy_declarations(data, calls.named_steps),
     )
     yield from _of_kind(CHANGES_ARGUMENTS, changes)

@@ -189,7 +189,8 @@ def divergent_finding(findings: Sequence[Finding]) -> Finding | None:
 def _compared_ranks(finding: Finding) -> list[int]:
     """Two ranks that differ: those whose calls are named first, else any affected ones."""
     named = [place.rank for place in finding.places if place.rank is not None]
-    return list(dict.fromkeys([*named, *finding.core, *finding.ranks]))[:2]
+    others = (*finding.core, *finding.awaited, *finding.ranks)
+    return list(dict.fromkeys((*named, *others)))[:2]
 
 
 def with_divergence(

@@ -2,10 +2,9 @@
 
 A report names calls that do not match. The mistake is often an earlier line: a branch that only one
 rank takes, or a loop that ends early on one rank. So the lines of two ranks are compared as `diff`
-compares files. In the difference that
-matters, one rank executes the lines of mismatched calls more often than the other. Or the
-difference leads to where a rank is blocked in such a call. Other differences, such as printing on
-rank 0, do not matter.
+compares files. In the difference that matters, one rank executes the lines of mismatched calls more
+often than the other, or reaches the call in which it is blocked. Other differences, such as
+printing on rank 0, do not matter.
 
 Limits: a branch and its call on one line are one line; the report names that line anyway. Branches
 that end in equally many calls are not reported, because ranks often call one collective on two

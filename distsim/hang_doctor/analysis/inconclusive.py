@@ -107,11 +107,14 @@ def _missing_evidence_cause(
     they_are = verb_form(silent, "it is", "they are")
     have = verb_form(silent, "has", "have")
     their = verb_form(silent, "its", "their")
+    # A rank may have a stack, or a log without calls.
+    is_mentioned = any(rank in job.ranks for rank in silent)
+    lack = "no file shows the calls of" if is_mentioned else "no file was given for"
     return HangCause(
         "missing_files",
         "unknown",
         f"{ranks_text(inside)} {wait_verb} in {call_text(job.evidence, call)}; "
-        f"no file was given for {ranks_text(silent)}",
+        f"{lack} {ranks_text(silent)}",
         ranks=inside,
         lines=[CauseLine(inside, call.op, waits[0].frame)],
         details=[
@@ -326,7 +329,7 @@ def stacks_only(job: JobWaitState) -> list[HangCause]:
         return [_some_ranks_elsewhere(by_size, outside, lines)]
     if len(by_size) > 1:
         return [_different_calls(job, by_size, lines)]
-    return [_all_ranks_at_one_call(by_size, lines)]
+    return [_all_ranks_at_one_call(job, by_size, lines)]
 
 
 def _outside_text(state: RankWaitState) -> str:
@@ -402,14 +405,18 @@ def _all_in_one_kind_of_wait(
 
 
 def _all_ranks_at_one_call(
-    inside: dict[_CallPlace, list[int]], lines: list[CauseLine]
+    job: JobWaitState, inside: dict[_CallPlace, list[int]], lines: list[CauseLine]
 ) -> HangCause:
     call, ranks = next(iter(inside.items()))
     are = verb_form(ranks, "is", "are")
+    unplaced = [rank for rank in job.ranks if rank not in ranks]
+    others = "no known rank is elsewhere"
+    if unplaced:
+        others = f"no file shows the line of {ranks_text(unplaced)}"
     return HangCause(
         "stacks_only",
         "unknown",
-        f"{ranks_text(ranks)} {are} in {call.op} at {call.place}; no known rank is elsewhere",
+        f"{ranks_text(ranks)} {are} in {call.op} at {call.place}; {others}",
         ranks=tuple(ranks),
         lines=lines,
     )

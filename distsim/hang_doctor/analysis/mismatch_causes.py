@@ -167,6 +167,7 @@ def mismatch_causes(job: JobWaitState, divergences: list[HangCause]) -> list[Han
         if shift is not None:
             cause.title = shift.title
             cause.culprits = shift.culprits
+            cause.number = shift.number
             cause.lines = [*shift.lines, *cause.lines]
             cause.details = [*shift.details, *cause.details]
         found.append(cause)

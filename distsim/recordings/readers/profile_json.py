@@ -4,7 +4,7 @@ A profile of 100 000 events is 34 MB of text and 230 MB as Python objects, of wh
 tenth. So each event is parsed, reduced by the caller and dropped. The cyclic garbage collector is
 paused, because it would walk over all kept events again and again.
 
-The text is parsed as a whole if its list of events cannot be told from a nested one.
+The text is parsed as a whole if its first list of events is a nested one.
 """
 
 from __future__ import annotations

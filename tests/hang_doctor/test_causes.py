@@ -286,3 +286,23 @@ def test_two_separate_wait_for_cycles_are_two_causes(tmp_path: Path) -> None:
     found = diagnosed(tmp_path, dumps)
 
     assert [cause.ranks for cause in found.causes] == [(0, 1), (2, 3)]
+
+
+def test_stacks_of_one_rank_at_different_lines_are_of_different_moments(tmp_path: Path) -> None:
+    in_host_code = "    train (train.py:40)"
+    moments = {"rank_0_early.txt": IN_ALL_REDUCE, "rank_0_late.txt": in_host_code}
+    for name, frames in {**moments, "rank_1.txt": IN_ALL_REDUCE}.items():
+        (tmp_path / name).write_text(STACK.format(pid=9, frames=frames))
+
+    found = diagnose_hang(read_evidence([str(tmp_path)]))
+
+    assert found.main is not None
+    assert any("the stacks of rank 0 differ" in detail for detail in found.main.details)
+
+
+def test_a_scenario_is_to_be_checked_not_to_be_recorded(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\nworld: 2\nprogram:\n- barrier: {}\n")
+
+    found = diagnose_hang(read_evidence([str(tmp_path / "a.yaml")]))
+
+    assert found.collect == ["to find out whether a scenario hangs, run `distsim check FILE`"]

@@ -215,7 +215,9 @@ def _mismatch_cause(job: JobWaitState, mismatch: RecordedMismatch, sure: bool) -
     sides = "; ".join(_side_text(side) for side in mismatch.sides)
     culprits = mismatch.minority if sure else ()
     details = []
-    if not sure:
+    if not sure and job.evidence.disputes:
+        details.append("the files contradict each other, so these may be calls of two jobs")
+    elif not sure:
         details.append(
             "the log identifies this group by a number that differs between processes, so these "
             "may be two groups"

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import re
+from collections.abc import Mapping
+from typing import Any, Final
 
+from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
 
 ScenarioData = dict[str, Any]
 DataPath = tuple[str | int, ...]
+
+_NAME: Final = re.compile(r"[^\W\d]\w*")
+#: The fields of calls that name tensors.
+_TENSOR_FIELDS: Final = ("tensor", "tensors", "input", "inputs", "output", "outputs")
 
 
 def step_paths(data: ScenarioData) -> list[DataPath]:
@@ -63,6 +71,23 @@ def fields_of(entry: Any) -> ScenarioData:
     return {str(OPERATIONS[op].first_field): given}
 
 
+def tensor_names(entry: Any) -> set[str]:
+    """The tensors that a communication call names, without the numbers of their copies."""
+    fields = fields_of(entry)
+    named: set[str] = set()
+    for key in _TENSOR_FIELDS:
+        value = fields.get(key)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                named.add(item.partition("@")[0])
+    return named
+
+
+def names_in(text: str) -> set[str]:
+    """The names in an expression or a reference, such as `x` and `i` in `x@i`."""
+    return set(_NAME.findall(text))
+
+
 def ranks_of(entry: object) -> object:
     """The `ranks:` selector of a program entry; None if it has none."""
     return entry.get("ranks") if isinstance(entry, dict) else None
@@ -82,6 +107,22 @@ def with_steps_replaced(data: ScenarioData, path: DataPath, entries: list[Any]) 
         block = path[:-2] if path[-2] == "steps" and path[-3] != "repeat" else path[:-3]
         return with_steps_replaced(found, block, [])
     return found
+
+
+def parenthesised_line(lines: Mapping[DataPath, int], path: DataPath) -> str:
+    """` (line 7)` for the words of a proposal; empty if the line is not known."""
+    line = lines.get(path, 0)
+    return f" (line {line})" if line else ""
+
+
+def values_as_words(keys: list[str], fields: ScenarioData) -> str:
+    """What to do to get the values of ``fields``: `set tag to 5 and group to pp`, `drop tag`."""
+    given = [f"{key} to {fields[key]}" for key in keys if key in fields]
+    absent = [key for key in keys if key not in fields]
+    parts = [f"set {' and '.join(given)}"] if given else []
+    if absent:
+        parts.append(f"drop {' and '.join(absent)}")
+    return " and ".join(parts)
 
 
 def paths_by_list(paths: list[DataPath]) -> dict[DataPath, list[DataPath]]:
@@ -114,6 +155,35 @@ def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
         if isinstance(chosen, list):
             return tuple(r for r in chosen if isinstance(r, int))
     return ()
+
+
+def calling_ranks(data: ScenarioData, program: Program, path: DataPath) -> list[int] | None:
+    """The ranks that make a call; None if that depends on more than the rank."""
+    callers = list(program.present)
+    for end in range(2, len(path) + 1):
+        chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
+        if isinstance(chosen, int):
+            chosen = [chosen]
+        if isinstance(chosen, str):
+            values = value_by_rank(program, chosen)
+            if len(values) != len(program.present):
+                return None
+            chosen = [rank for rank, value in zip(program.present, values, strict=True) if value]
+        if isinstance(chosen, list):
+            callers = [rank for rank in callers if rank in chosen]
+    return callers
+
+
+def value_by_rank(program: Program, value: object) -> list[int]:
+    """The value of an expression on each rank; empty if it depends on more than the rank."""
+    if isinstance(value, dict):
+        return [each for each in value.values() if isinstance(each, int)]
+    try:
+        expression = parse_expression(value)
+        found = [expression.evaluate(program.names_of(rank)) for rank in program.present]
+        return [int(number) for number in found]
+    except (ExpressionError, TypeError, ValueError):
+        return []
 
 
 def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:

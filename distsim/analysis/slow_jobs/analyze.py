@@ -28,6 +28,7 @@ from distsim.analysis.slow_jobs.slow_job import (
     SlowJob,
     WaitForRank,
 )
+from distsim.analysis.slow_jobs.slow_transfers import slow_communication_finding
 from distsim.analysis.slow_jobs.waiting import waits_for_rank
 from distsim.common.errors import UsageError
 from distsim.recordings.event_graph import EventGraph, Flags, Times
@@ -92,6 +93,10 @@ def analyze_recording(
     numbers = [int(i) for i in np.flatnonzero(counted)]
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
     findings = finder.findings()
+    communication = slow_communication_finding(recording, groups, numbers, means[0], gap)
+    if communication is not None and not _follows_from_rank(communication, findings):
+        findings.append(communication)
+        findings.sort(key=lambda finding: -finding.cost_ns)
     missing = missing_rank_finding(recording, groups, counted, gap)
     # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
     if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):
@@ -122,6 +127,13 @@ def analyze_recording(
         ideal_gap=gap,
         not_comparable=not_comparable,
     )
+
+
+def _follows_from_rank(communication: SlowFinding, findings: list[SlowFinding]) -> bool:
+    """Whether communication is slow only in steps in which a rank is slow."""
+    steps = set(communication.slow_steps)
+    ranks = [one for one in findings if one.kind == "intermittent"]
+    return bool(steps) and any(steps <= set(one.slow_steps) for one in ranks)
 
 
 def _gap_without_late_starts(graph: EventGraph) -> Times:

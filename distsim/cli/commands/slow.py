@@ -34,6 +34,15 @@ IdealOption = Annotated[
         show_default=True,
     ),
 ]
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Compare communication with its predicted times on this hardware model (preset or "
+        "file), each rank on its own node [its usual times in the recording].",
+    ),
+]
 FailAboveOption = Annotated[
     str | None,
     typer.Option(
@@ -71,6 +80,7 @@ def command(
     paths: PathsArgument,
     steps: StepsOption = None,
     ideal: IdealOption = "peers",
+    cluster: ReferenceOption = None,
     format: FormatOption = OutputFormat.text,
     fail_above: FailAboveOption = None,
     trace: TraceOption = None,
@@ -92,7 +102,9 @@ def command(
     _check_output_files(output, trace, paths)
     limit = None if fail_above is None else parse_share(fail_above, "--fail-above")
     with progress_bar("reading ranks") as advance:
-        answer = slow(*paths, steps=steps, ideal=ideal, jobs=jobs, progress=advance)
+        answer = slow(
+            *paths, steps=steps, ideal=ideal, cluster=cluster, jobs=jobs, progress=advance
+        )
     if trace is not None:
         console.write_file(trace, answer.timeline())
         console.note(f"wrote {trace}")

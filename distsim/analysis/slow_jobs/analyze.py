@@ -102,15 +102,11 @@ def analyze_recording(
     ranks = rank_costs(what_ifs, counted, means[0])
     numbers = [int(i) for i in np.flatnonzero(counted)]
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
-    findings = finder.findings()
-    communication = slow_communication_finding(recording, groups, numbers, means[0], gap, predicted)
-    if communication is not None and not _follows_from_rank(communication, findings):
-        findings.append(communication)
-        findings.sort(key=lambda finding: -finding.cost_ns)
-    missing = missing_rank_finding(recording, groups, counted, gap, cluster)
-    # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
-    if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):
-        findings.insert(0, missing)
+    findings = _independent_findings(
+        finder.findings(),
+        slow_communication_finding(recording, groups, numbers, means[0], gap, predicted),
+        missing_rank_finding(recording, groups, counted, gap, cluster),
+    )
     not_comparable = reason_not_to_compare(recording, means[0])
     if not_comparable and not (len(ranks) == 1 and findings):
         # One rank may still show that a rank without a trace is late.
@@ -137,6 +133,20 @@ def analyze_recording(
         ideal_gap=gap,
         not_comparable=not_comparable,
     )
+
+
+def _independent_findings(
+    found: list[SlowFinding], communication: SlowFinding | None, missing: SlowFinding | None
+) -> list[SlowFinding]:
+    """All findings that do not follow from another one, the costliest first."""
+    findings = list(found)
+    if communication is not None and not _follows_from_rank(communication, found):
+        findings.append(communication)
+        findings.sort(key=lambda finding: -finding.cost_ns)
+    # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
+    if missing is not None and all(missing.cost_ns > other.cost_ns for other in findings):
+        findings.insert(0, missing)
+    return findings
 
 
 def _follows_from_rank(communication: SlowFinding, findings: list[SlowFinding]) -> bool:

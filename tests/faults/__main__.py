@@ -50,7 +50,7 @@ def file_rows() -> Iterator[tuple[Row, list[str]]]:
     for operation in OPERATIONS:
         counts = [failing_operations(command, (operation,)) for command in COMMANDS]
         yield _row(
-            f"the n-th {operation} fails",
+            f"the n-th file {operation} fails",
             counts,
             "each file is as before or complete; a documented exit status",
         )
@@ -101,11 +101,14 @@ Written by `python -m tests.faults --write`, which lets things fail on purpose a
 {table}
 
 Files are written to a temporary file in the same folder, synced and renamed, so that a reader never sees a half-written file. A sweep appends
-rows to its table and goes on with it after a kill.
+rows to its table. After a kill, it continues with the rows that are missing.
 
-Tests cover further conditions: `tests/cli/test_robust_output.py` (links, pipes, devices, closed and full streams, read-only files),
-`tests/real/test_accidents.py` (full disks, stopped and killed ranks, unknown hosts), `tests/faults` (no shared memory, a port in use, jumps of
-the clock, two runs in one folder). `python -m tests.fuzz` gives damaged inputs to every reader.
+Tests cover further conditions:
+
+- `tests/cli/test_robust_output.py`: links, pipes, devices, closed and full streams, read-only files
+- `tests/real/test_accidents.py`: full disks, stopped and killed ranks, unknown hosts
+- `tests/faults`: no shared memory, a port in use, jumps of the clock, two runs in one folder
+- `python -m tests.fuzz`: damaged inputs for every reader
 """
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import gc
 import io
 import os
 import resource
@@ -230,6 +231,7 @@ def _run_in_child(
         sys.argv = ["distsim", *command.words.split()]
         from distsim.cli.process import _run_command
 
+        gc.disable()  # else every child copies the pages of the parent's objects
         for kind, limit in limits.items():
             resource.setrlimit(kind, (limit, resource.getrlimit(kind)[1]))
         if fault is not None:

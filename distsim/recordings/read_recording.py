@@ -23,6 +23,7 @@ from distsim.recordings.readers.kineto_cuda_job import cuda_recording
 from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name, read_profile
 from distsim.recordings.readers.kineto_gloo_job import gloo_recording
 from distsim.recordings.readers.operation_table import is_operation_table, read_operation_table
+from distsim.recordings.readers.unmarked_steps import find_unmarked_steps
 from distsim.recordings.recording import Recording
 
 #: Four Gloo ranks under DDP. Rank 2 sleeps for 120 ms in each forward pass.
@@ -191,6 +192,9 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Rec
         if profile.rank in by_rank:
             raise _same_rank(by_rank[profile.rank], profile)
         by_rank[profile.rank] = profile
+    profiles, note = find_unmarked_steps(profiles)
+    if note:
+        files.notes.append(note)
     has_device = any(event.is_device for profile in profiles for event in profile.events)
     with reading_limits(f"{total} profiles", _total_bytes(files.profiles)):
         return cuda_recording(profiles) if has_device else gloo_recording(profiles)

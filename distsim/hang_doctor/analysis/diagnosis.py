@@ -110,7 +110,7 @@ def _ordered_causes(job: JobWaitState) -> list[HangCause]:
         if not any(cause.grade == "suspected" for cause in found):
             found += undecided.errors_of_unknown_ranks(job)
     if not found:
-        found = undecided.cause_not_found(job)
+        found = undecided.cause_not_found(job) or undecided.activity_of_unknown_ranks(job)
     return _without_repetition([*found, *ends_from_outside(job)])
 
 

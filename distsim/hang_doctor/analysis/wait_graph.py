@@ -11,7 +11,6 @@ and ``causes`` and ``inconclusive`` draw the conclusions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.message_pairs import is_answered, may_be_lost, opposite
@@ -224,7 +223,7 @@ def _call_after_completed(records: RankEvidence, group: str, status: GroupProgre
     number = status.completed + 1
     for call in records.calls:
         if call.is_collective(group, number):
-            return replace(call, state="waiting")
+            return call._replace(state="waiting")
     return EvidenceCall(
         records.rank,
         group,

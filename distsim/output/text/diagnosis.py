@@ -14,11 +14,12 @@ from typing import NamedTuple
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.divergence import RecordedMismatch
 from distsim.hang_doctor.analysis.hang_cause import HangCause
-from distsim.hang_doctor.analysis.live_states import movement_text
+from distsim.hang_doctor.analysis.live_states import movement_text, own_process
 from distsim.hang_doctor.analysis.wait_chains import position_text
 from distsim.hang_doctor.model.evidence_records import EvidenceCall, InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (
     call_text,
+    process_state_text,
     ranks_text,
     short_file,
     source_line,
@@ -240,6 +241,8 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
             movement = movement_text(diagnosis.evidence.ranks[rank])
             movement = f"; {movement}" if movement else ""
             yield f"rank {rank}: {activity}{_frame_text(status.frame)}{movement}"
+        elif (process := own_process(diagnosis.evidence.ranks[rank])) is not None:
+            yield f"rank {rank}: process {process.pid} {process_state_text(process)}"
 
 
 # --- the rest ---
@@ -256,7 +259,7 @@ def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         yield _Paragraph("contradiction: ", "  ", text)
     for text in evidence.notes[:_MAX_NOTES]:
         yield _Paragraph("note: ", "  ", text)
-    if evidence.orphans:
+    if evidence.orphans and not evidence.orphan_processes:
         text = f"stacks of unknown ranks: {len(evidence.orphans)}; name their files rank_N"
         yield _Paragraph("note: ", "  ", text)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Final, NamedTuple
 
-from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation
+from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation, stream_log
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
@@ -112,6 +112,7 @@ def run_rank_process(
     if child_options.alias_devices:
         CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
+    client.streams = stream_log()
     _limit_torch_threads()
     _flush_before_exit(client)
 
@@ -200,6 +201,8 @@ def _run_with_options(
             from distsim.script_capture.compute.kernel_counter import count_kernels
 
             client.counter = modes.enter_context(count_kernels())
+            if client.streams is not None:
+                client.counter.before_kernel = client.report_streams
         return _run_target(target)
 
 

@@ -24,11 +24,15 @@ def what_to_collect(
 ) -> list[str]:
     """Suggestions as sentences. ``absent``: ranks of the job about which nothing was given."""
     suggestions: list[str] = []
+    if any(file.kind.startswith("distsim scenario") for file in job.evidence.files):
+        suggestions.append("to find out whether a scenario hangs, run `distsim check FILE`")
+        if not job.ranks:
+            return suggestions
     if _has_only_profiles(job.evidence):
-        suggestions.append(
+        return [
             "a profile is written by a job that goes on: if the job is slow rather than hung, run "
             "`distsim slow` on these files"
-        )
+        ]
     if absent:
         suggestions.append(_absent_text(job.evidence, absent))
     if not _is_settled(main):

@@ -18,6 +18,7 @@ from distsim.hang_doctor.analysis.process_deaths import death_order, ended_from_
 from distsim.hang_doctor.analysis.stack_position import (
     CERTAIN_WAITS,
     JOB_WIDE_CALLS,
+    PROGRAM_END,
     StackPosition,
     is_library_file,
     stack_position,
@@ -119,7 +120,7 @@ def _main_thread_position(records: RankEvidence) -> StackPosition | None:
 def _may_be_main_thread(found: _PositionedStack) -> bool:
     if not found.stack.main or found.position.frame is None:
         return False
-    return not _is_service_thread(found.stack.frames)
+    return found.position.op == PROGRAM_END or not _is_service_thread(found.stack.frames)
 
 
 def _is_service_thread(frames: tuple[StackFrame, ...]) -> bool:

@@ -173,13 +173,15 @@ def _wait_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
 class _Wait(NamedTuple):
     """A call and what it waits for.
 
-    ``not_given``: awaited ranks without any evidence. ``differing``: ranks whose call of this
+    ``not_given``: awaited ranks whose calls no file shows. ``has_other_files``: some of them have a
+    stack or a log. ``differing``: ranks whose call of this
     number does not match.
     """
 
     call: str
     missing: tuple[int, ...]
     not_given: tuple[int, ...]
+    has_other_files: bool
     open_ended: bool
     differing: tuple[int, ...]
 
@@ -191,7 +193,10 @@ def _wait_lines(diagnosis: Diagnosis) -> Iterator[str]:
         for wait in status.waits:
             call = call_text(diagnosis.evidence, wait.call)
             differing = _differing_ranks(diagnosis, rank, wait.call)
-            key = _Wait(call, wait.missing, wait.silent, wait.open_ended, differing)
+            has_other_files = any(silent in diagnosis.standing.ranks for silent in wait.silent)
+            key = _Wait(
+                call, wait.missing, wait.silent, has_other_files, wait.open_ended, differing
+            )
             ranks_by_wait.setdefault(key, []).append(rank)
     for wait_key, ranks in ranks_by_wait.items():
         yield f"{ranks_text(ranks)}: blocked in {wait_key.call}; {_awaited_text(wait_key)}"
@@ -215,7 +220,8 @@ def _awaited_text(wait: _Wait) -> str:
     if wait.missing:
         parts.append(f"for {ranks_text(wait.missing)}")
     if wait.not_given:
-        parts.append(f"for {ranks_text(wait.not_given)} (no files given)")
+        lack = "calls not recorded" if wait.has_other_files else "no files given"
+        parts.append(f"for {ranks_text(wait.not_given)} ({lack})")
     if parts:
         return f"waiting {' and '.join(parts)}"
     if wait.open_ended:

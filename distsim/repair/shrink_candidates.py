@@ -155,9 +155,6 @@ def _smaller_entries(entry: object, size: int) -> Iterator[list[object]]:
     for selector in _smaller_selectors(entry.get("ranks"), size):
         yield [{**entry, "ranks": selector}]
     if "repeat" in entry:
-        if "ranks" in entry:
-            steps = _without_selector(entry["repeat"]["steps"], entry["ranks"])
-            yield from ([{**entry, "repeat": {**entry["repeat"], "steps": s}}] for s in steps)
         yield from _smaller_loops(entry, size)
     elif "steps" in entry:
         if "ranks" in entry and len(entry["steps"]) == 1 and "ranks" not in entry["steps"][0]:
@@ -168,18 +165,6 @@ def _smaller_entries(entry: object, size: int) -> Iterator[list[object]]:
         op = next(key for key in entry if key != "ranks")
         for fields in _smaller_fields(entry[op], size):
             yield [{**entry, op: fields}]
-
-
-def _without_selector(steps: list[Any], ranks: object) -> Iterator[list[Any]]:
-    """The steps without the selector ``ranks``, which the step around them repeats."""
-    shorter = [
-        {key: value for key, value in step.items() if key != "ranks"}
-        if isinstance(step, dict) and step.get("ranks") == ranks
-        else step
-        for step in steps
-    ]
-    if shorter != steps:
-        yield shorter
 
 
 def _smaller_selectors(ranks: object, size: int) -> Iterator[object]:

@@ -6,7 +6,7 @@ import pytest
 
 import distsim
 from distsim.recordings.readers.kineto_file import ProfileEvent, RankProfile
-from distsim.recordings.readers.unmarked_steps import find_unmarked_steps
+from distsim.recordings.readers.unmarked_steps import find_steps, is_same_division, origin_note
 from tests.support.sample_profiles import change_profile, copy_of_sample
 
 
@@ -26,33 +26,39 @@ REDUCE, GATHER = "c10d::allreduce_", "c10d::_allgather_base_"
 
 def test_steps_end_with_the_last_optimizer_before_the_next_backward():
     one = ("aten::mm", BACKWARD, "Optimizer.step#A.step", "Optimizer.step#B.step")
-    found = find_unmarked_steps([profile(*one, *one, "aten::mm")])
+    found = find_steps(profile(*one, *one, "aten::mm"))
 
-    assert found.profiles[0].steps == {0: (0, 40), 1: (40, 80)}
-    assert "2 steps were found from the ends of Optimizer.step" in found.note
+    assert found.steps == {0: (0, 40), 1: (40, 80)}
+    assert "2 steps were found from the ends of Optimizer.step" in origin_note(found)
 
 
 def test_without_an_optimizer_steps_repeat_their_communication():
     calls = (REDUCE, "aten::mm", REDUCE, GATHER) * 3
-    found = find_unmarked_steps([profile(*calls, sizes=(8, 0, 4, 4) * 3)])
+    found = find_steps(profile(*calls, sizes=(8, 0, 4, 4) * 3))
 
-    assert found.profiles[0].steps == {0: (0, 40), 1: (40, 80), 2: (80, 120)}
-    assert "repeated communication" in found.note
+    assert found.steps == {0: (0, 40), 1: (40, 80), 2: (80, 120)}
+    assert "repeated communication" in origin_note(found)
 
 
 @pytest.mark.parametrize(
-    "ranks",
+    "calls",
     [
-        pytest.param([profile("aten::mm", REDUCE)], id="one call"),
-        pytest.param([profile(REDUCE, REDUCE, REDUCE, GATHER)], id="no repetition"),
-        pytest.param([profile(*[REDUCE] * 3), profile(*[REDUCE] * 4)], id="unequal ranks"),
+        pytest.param(("aten::mm", REDUCE), id="one call"),
+        pytest.param((REDUCE, REDUCE, REDUCE, GATHER), id="no repetition"),
     ],
 )
-def test_without_evidence_the_profile_is_one_step(ranks):
-    found = find_unmarked_steps(ranks)
+def test_without_evidence_the_profile_is_one_step(calls):
+    found = find_steps(profile(*calls))
 
-    assert all(not one.steps for one in found.profiles)
-    assert "count as one step" in found.note
+    assert found.steps == {0: (0, 10 * len(calls))}
+    assert "count as one step" in origin_note(found)
+
+
+def test_ranks_with_different_numbers_of_found_steps_are_not_divided():
+    three, four = (find_steps(profile(*[REDUCE] * count)) for count in (3, 4))
+
+    assert is_same_division([three, three])
+    assert not is_same_division([three, four])
 
 
 def test_the_sample_without_marks_shows_the_same_straggler(tmp_path):

@@ -94,7 +94,7 @@ def analyze_recording(
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
     findings = finder.findings()
     communication = slow_communication_finding(recording, groups, numbers, means[0], gap)
-    if communication is not None:
+    if communication is not None and not _follows_from_rank(communication, findings):
         findings.append(communication)
         findings.sort(key=lambda finding: -finding.cost_ns)
     missing = missing_rank_finding(recording, groups, counted, gap)
@@ -127,6 +127,13 @@ def analyze_recording(
         ideal_gap=gap,
         not_comparable=not_comparable,
     )
+
+
+def _follows_from_rank(communication: SlowFinding, findings: list[SlowFinding]) -> bool:
+    """Whether communication is slow only in steps in which a rank is slow."""
+    steps = set(communication.slow_steps)
+    ranks = [one for one in findings if one.kind == "intermittent"]
+    return bool(steps) and any(steps <= set(one.slow_steps) for one in ranks)
 
 
 def _gap_without_late_starts(graph: EventGraph) -> Times:

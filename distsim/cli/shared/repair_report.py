@@ -128,9 +128,9 @@ def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: 
     """The list of repairs, and the patch of the first one."""
     if not repairs:
         return f"\n{file}: {_NO_REPAIR}"
-    found = "1 repair found; with it, the verdict is ok"
-    if len(repairs) > 1:
-        found = f"{len(repairs)} repairs found; with any of them, the verdict is ok"
+    found = f"{len(repairs)} repairs found; with each of them, the verdict is ok"
+    if len(repairs) == 1:
+        found = "1 repair found; with it, the verdict is ok"
     lines = [f"\n{file}: {found}"]
     for number, repair in enumerate(repairs, 1):
         lines += _repair_lines(number, repair)

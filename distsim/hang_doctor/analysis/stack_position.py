@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from distsim.hang_doctor.model.evidence_records import StackFrame, ThreadStack
@@ -147,6 +148,7 @@ class StackPosition(NamedTuple):
         return bool(self.op) and not self.is_local_wait
 
 
+@lru_cache(4096)
 def is_library_file(file: str) -> bool:
     """Whether a file belongs to torch, to Python or to an installed package."""
     return bool(_LIBRARY_FILE.search(file))

@@ -1,4 +1,4 @@
-"""Finds the training steps of profiles without calls of `profiler.step()`.
+"""Finds the training steps of a profile, also without calls of `profiler.step()`.
 
 - **Optimizer.** PyTorch annotates every `Optimizer.step`. A step ends with the last one before the
   next backward pass, so several optimizers of one step count once.
@@ -12,60 +12,71 @@ before those of other ranks, is not noticed here; steps with unusual operations 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 from distsim.recordings.readers.kineto_file import ProfileEvent, RankProfile
 
+#: Where the steps of a profile are from.
+StepOrigin = Literal["marks", "optimizer", "repetition", "none"]
 _OPTIMIZER = "Optimizer.step#"
 _BACKWARD = "autograd::engine::evaluate_function"
 _FEWEST_OPTIMIZER_STEPS = 2
 _FEWEST_REPETITIONS = 3
-_PROFILER_STEP_HELP = "call `profiler.step()` after every step to mark them"
+_FOUND_FROM = {
+    "optimizer": "the ends of Optimizer.step",
+    "repetition": "repeated communication",
+}
 
 
 class FoundSteps(NamedTuple):
-    """The profiles with their steps, and a sentence on where the steps are from."""
+    """Number of a step -> its start and end."""
 
-    profiles: list[RankProfile]
-    note: str
-
-
-def find_unmarked_steps(profiles: Sequence[RankProfile]) -> FoundSteps:
-    """Add steps to profiles that have none; profiles with marks stay unchanged."""
-    if any(profile.steps for profile in profiles):
-        return FoundSteps(list(profiles), "")
-    methods = {
-        "the ends of Optimizer.step": (_optimizer_ends, _FEWEST_OPTIMIZER_STEPS),
-        "repeated communication": (_repetition_ends, _FEWEST_REPETITIONS),
-    }
-    for name, (ends_of, fewest) in methods.items():
-        found = _profiles_with_steps(profiles, ends_of, fewest)
-        if found:
-            count = len(found[0].steps)
-            note = f"the profiles mark no steps: {count} steps were found from {name}"
-            return FoundSteps(found, note)
-    note = "the profiles mark no steps and none were found, so they count as one step"
-    return FoundSteps(list(profiles), f"{note}; {_PROFILER_STEP_HELP}")
+    steps: Mapping[int, tuple[float, float]]
+    origin: StepOrigin
 
 
-def _profiles_with_steps(
-    profiles: Sequence[RankProfile],
-    ends_of: Callable[[RankProfile], list[float]],
-    fewest: int,
-) -> list[RankProfile]:
-    """The profiles cut at the ends of steps; empty if the ranks do not have equally many."""
-    ends = [ends_of(profile) for profile in profiles]
-    counts = {len(of_rank) for of_rank in ends}
-    if len(counts) != 1 or counts.pop() < fewest:
-        return []
-    return [_with_steps(*pair) for pair in zip(profiles, ends, strict=True)]
+def find_steps(profile: RankProfile, *, as_one_step: bool = False) -> FoundSteps:
+    """The marked steps of a rank, else those that are found, else the whole profile as one."""
+    if not as_one_step:
+        if profile.steps:
+            return FoundSteps(profile.steps, "marks")
+        methods: list[tuple[StepOrigin, Callable[[RankProfile], list[float]], int]] = [
+            ("optimizer", _optimizer_ends, _FEWEST_OPTIMIZER_STEPS),
+            ("repetition", _repetition_ends, _FEWEST_REPETITIONS),
+        ]
+        for origin, ends_of, fewest in methods:
+            ends = ends_of(profile)
+            if len(ends) >= fewest:
+                return FoundSteps(_steps_between(profile, ends), origin)
+    starts = [event.start for event in profile.events]
+    ends = [event.end for event in profile.events]
+    return FoundSteps({0: (min(starts, default=0.0), max(ends, default=0.0))}, "none")
 
 
-def _with_steps(profile: RankProfile, ends: list[float]) -> RankProfile:
-    host = [event.start for event in profile.events if event.is_host]
-    starts = [min(host), *ends[:-1]]
-    return profile._replace(steps=dict(enumerate(zip(starts, ends, strict=True))))
+def is_same_division(found: Sequence[FoundSteps]) -> bool:
+    """Whether all ranks found their steps in the same way, and equally many."""
+    origins = {one.origin for one in found}
+    counts = {len(one.steps) for one in found}
+    return "marks" in origins or (len(origins) == 1 and len(counts) == 1)
+
+
+def origin_note(found: FoundSteps) -> str:
+    """A sentence on where steps without marks are from; empty for marked ones."""
+    if found.origin == "marks":
+        return ""
+    if found.origin == "none":
+        return (
+            "the profiles mark no steps and none were found, so they count as one step; "
+            "call `profiler.step()` after every step to mark them"
+        )
+    source = _FOUND_FROM[found.origin]
+    return f"the profiles mark no steps: {len(found.steps)} steps were found from {source}"
+
+
+def _steps_between(profile: RankProfile, ends: list[float]) -> dict[int, tuple[float, float]]:
+    first = min(event.start for event in profile.events if event.is_host)
+    return dict(enumerate(zip([first, *ends[:-1]], ends, strict=True)))
 
 
 def _optimizer_ends(profile: RankProfile) -> list[float]:

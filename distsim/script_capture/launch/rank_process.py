@@ -25,6 +25,7 @@ from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.exit_reason import exit_of_exception
+from distsim.script_capture.rank.line_trace import LineTrace
 
 #: prctl(2): set the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG: Final = 1
@@ -103,8 +104,12 @@ def run_rank_process(
     address: HubAddress,
     regions: SharedMemoryRegions,
     child_options: ChildOptions = _DEFAULT_OPTIONS,
+    line_trace: LineTrace | None = None,
 ) -> int:
-    """Run a rank. Returns its exit status."""
+    """Run a rank. Returns its exit status.
+
+    ``line_trace``: where it writes the lines that it executes; None if they are not traced.
+    """
     _end_forks_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all ranks
     os.environ.update(environment)
@@ -122,6 +127,8 @@ def run_rank_process(
             from distsim.script_capture.patches.value_probes import ValueProbes
 
             ValueProbes(client).install()
+        if line_trace is not None:
+            line_trace.start(client.sites.is_own, client.sites.shown)
         _run_with_options(child_options, client, target)
 
     return run_and_report_exit(client, work)

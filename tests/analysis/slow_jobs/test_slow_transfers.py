@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distsim.analysis.slow_jobs.analyze import analyze_recording
+from distsim.hardware.cluster import preset
 from distsim.output.text.slow_job import slow_text
 from distsim.recordings.graph_builder import EventRow, GraphBuilder
 from distsim.recordings.recording import Recording
@@ -60,6 +61,18 @@ def test_a_transfer_that_is_slow_in_every_third_step_is_named_with_its_steps():
 )
 def test_noise_is_no_slow_communication(slow):
     assert analyze_recording(recording(12, slow)).findings == ()
+
+
+def test_a_transfer_that_is_slow_in_every_step_needs_a_prediction():
+    always = recording(5, dict.fromkeys([(s, 1) for s in range(5)], 60.0))
+    with_cluster = analyze_recording(always, cluster=preset("cpu-10gbe"))
+
+    assert analyze_recording(always).findings == ()
+    assert with_cluster.findings[0].kind == "slow communication"
+    assert with_cluster.findings[0].cost_ns == pytest.approx(60 * MS, rel=0.05)
+    # 4 KiB between two nodes take less than the usual millisecond.
+    row = next(one for one in with_cluster.breakdown if one.name == "slow communication")
+    assert row.cost_ns == pytest.approx(62 * MS, rel=0.05)
 
 
 def test_a_meeting_without_one_member_shows_no_slow_communication():

@@ -22,7 +22,13 @@ from functools import cached_property
 from itertools import combinations, product
 from math import prod
 
-from distsim.checker.reading_run import ContractProgram, Reading, ReadingRun, early_exit_ranks
+from distsim.checker.reading_run import (
+    ContractProgram,
+    OpenRequestFilter,
+    Reading,
+    ReadingRun,
+    early_exit_ranks,
+)
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
 from distsim.semantics.form.instructions import PartKind, PostLaunch, WaitForRows
 from distsim.semantics.form.linked_program import LinkedProgram
@@ -80,6 +86,7 @@ class _OpenRequests:
     def __init__(self, linked: LinkedProgram, complete_run: RunProgress) -> None:
         self.linked, self.complete_run = linked, complete_run
         self.conditions = CompletionConditions(linked, None)
+        self.request_filter = OpenRequestFilter(linked)
 
     @cached_property
     def withdrawals(self) -> list[WithdrawnRow]:
@@ -121,7 +128,7 @@ class _OpenRequests:
     def _is_open(self, row: int) -> bool:
         """Whether a row is incomplete until a partner arrives, and one arrives."""
         kind = self.linked.kind[row]
-        if kind == PartKind.WORK:
+        if kind == PartKind.WORK or not self.request_filter.can_matter(row):
             return False
         if kind == PartKind.COLLECTIVE:
             needs_others = self.conditions.early.get(row) != ()

@@ -165,18 +165,18 @@ def exits_change_result(
 ) -> bool:
     """Whether a run whose processes stay may end in another way if they end with their programs.
 
-    Peers of a process that has ended raise instead of being blocked for ever. A process does not
-    end while a collective of it is open (``has_open_collective``: one has been called, and some
-    member has not joined). Otherwise no rank needs one that has ended.
+    Peers of a process that has ended raise instead of being blocked for ever, if the backend
+    detects it. A process does not end while a collective of it is open, if the backend waits for
+    them at exit (``has_open_collective``: one has been called, and some member has not joined).
+    Otherwise no rank needs one that has ended.
     """
-    if linked.profile.peer_death != "raises":
-        return False
     ended = (end.rank for end in final_state.ends if end.status == "ended")
     if not any(_process_ends(linked.unit_of[rank]) for rank in ended):
         return False
-    if final_state.blocked:
+    if final_state.blocked and linked.profile.peer_death == "raises":
         return True
-    return "requests" in linked.program.features and has_open_collective()
+    joins_collectives = linked.profile.joins_collectives_at_exit
+    return joins_collectives and "requests" in linked.program.features and has_open_collective()
 
 
 def _process_ends(unit: CompilationUnit) -> bool:

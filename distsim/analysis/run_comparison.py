@@ -312,11 +312,19 @@ def _matching_divergences(
 
 
 def _rows_by_match(rows: Sequence[TraceCall]) -> dict[int, list[int]]:
+    """The members of each communication that took place.
+
+    A recording also numbers calls that were posted for the same communication before a rank died,
+    but they exchanged nothing, and a simulation does not match them.
+    """
     found: dict[int, list[int]] = defaultdict(list)
+    took_place: set[int] = set()
     for i, call in enumerate(rows):
         if call.match >= 0 and call.op not in ("compute", "sleep"):
             found[call.match].append(i)
-    return {match: members for match, members in found.items() if len(members) > 1}
+            if call.finished_ns >= 0:
+                took_place.add(call.match)
+    return {match: found[match] for match in took_place if len(found[match]) > 1}
 
 
 def _partners_text(rows: Sequence[TraceCall], members: Sequence[int], me: int) -> str:

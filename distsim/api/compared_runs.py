@@ -69,4 +69,4 @@ def _simulated_run(scenario: Scenario, backend: str | None, cluster: str | None)
     trace = simulation.run.trace
     header = {**trace.header, "outcome": simulation.outcome, **trace_header_values(simulation)}
     recorded = Trace(header, trace.tables, trace.columns)
-    return replace(report_run_from_simulation(simulation), trace=recorded)
+    return replace(report_run_from_simulation(simulation, all_ranks=True), trace=recorded)

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from distsim.hardware.cluster import Cluster
     from distsim.output.page import ReportRun
     from distsim.scenario import Scenario
+    from distsim.simulation.simulate_scenario import Simulation
     from distsim.trace.model import Trace
 
 #: Called with a description of the current step.
@@ -308,6 +309,7 @@ def doctor(
     and their child processes are inspected twice, ``interval_s`` seconds apart, and the answer has
     a bundle of what was seen. ``width``: columns of the text. Raises UsageError.
     """
+    from distsim.common.reading_limits import reading_limits
     from distsim.hang_doctor import diagnose_hang, read_evidence
 
     if not paths and not pids and torchrun is None and live is None:
@@ -325,7 +327,8 @@ def doctor(
     bundle = b""
     if live is not None:
         bundle = _inspect_live(evidence, live, interval_s)
-    return DoctorAnswer(diagnose_hang(evidence), width, bundle)
+    with reading_limits("the files", evidence.input_bytes):
+        return DoctorAnswer(diagnose_hang(evidence), width, bundle)
 
 
 def _inspect_live(evidence: Evidence, root: int, interval_s: float) -> bytes:
@@ -404,15 +407,26 @@ def replay(
     backend: str | None = None,
     compute: float = 1.0,
     gaps: float = 1.0,
+    as_recorded: bool = False,
 ) -> ReplayAnswer:
     """Simulate the calls of a trace again, on another cluster or backend.
 
     ``compute`` and ``gaps`` scale the recorded compute and the pauses between calls.
+    ``as_recorded``: communication takes its recorded time, so an unscaled replay is exact.
     """
     from distsim.trace_replay import ReplayScale, replay_trace
+    from distsim.trace_replay.as_recorded import replay_as_recorded
 
     source = load_trace(trace)
     scale = ReplayScale(compute=compute, gaps=gaps)
+    if as_recorded:
+        if cluster is not None or backend is not None:
+            raise UsageError(
+                "a replay as recorded keeps the recorded communication",
+                "omit the cluster and the backend, or replay without as_recorded",
+            )
+        name = str(trace) if isinstance(trace, str | Path) else "trace"
+        return ReplayAnswer(replay_as_recorded(source, name=name, scale=scale), name)
     machines = read_cluster(cluster)
     try:
         result = replay_trace(source, cluster=machines, backend=known_backend(backend), scale=scale)
@@ -543,19 +557,19 @@ def report(
     parameters are those of `simulate`.
     """
     from distsim.analysis.run_comparison import compare_runs
-    from distsim.output.page import report_html, report_run_from_simulation
+    from distsim.output.page import report_html, report_runs
 
     if len(runs) not in (1, 2):
         raise UsageError(
             f"a report shows one or two runs, but {len(runs)} were given", "pass one or two runs"
         )
-    shown: list[ReportRun] = []
+    found: list[ReportRun | Simulation] = []
     notes: tuple[str, ...] = ()
     is_ok = True
     for run in runs:
         if is_trace(run):
             recorded = _recorded_run(str(run), backend, cluster)
-            shown.append(recorded.run)
+            found.append(recorded.run)
             notes += recorded.notes
             is_ok = is_ok and recorded.ok
             continue
@@ -563,10 +577,11 @@ def report(
             run = simulate(
                 run, backend=backend, cluster=cluster, max_calls=max_calls, progress=progress
             )
-        shown.append(report_run_from_simulation(run.raw))
+        found.append(run.raw)
         is_ok = is_ok and run.ok
     if progress is not None:
         progress("the report")
+    shown = report_runs(found)
     comparison = compare_runs(shown[0].trace, shown[1].trace) if len(shown) == 2 else None
     return HtmlReport(report_html(shown, comparison), ok=is_ok, notes=notes)
 

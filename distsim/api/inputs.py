@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 _SCENARIO_SUFFIXES = (".yaml", ".yml")
 _TRACE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial")
+#: Files of other tools, besides the folders and the .json files of PyTorch's profiler.
+_RECORDING_SUFFIXES = (".json.gz", ".csv", ".parquet")
+#: The recorded job that comes with distsim.
+_SAMPLE = "sample"
+_PROFILE_START_BYTES = 4096
+_PROFILE_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"distributedInfo"')
 #: The name of a scenario that is given as text.
 TEXT_NAME = "<text>"
 
@@ -25,8 +31,36 @@ def is_yaml_text(source: object) -> bool:
 
 
 def is_trace(source: object) -> bool:
-    """Whether a source that may be a scenario or a trace is the path of a trace."""
-    return isinstance(source, str | Path) and str(source).endswith(_TRACE_SUFFIXES)
+    """Whether a source is the path of a trace, or of a recording that is read as one."""
+    if not isinstance(source, str | Path) or is_yaml_text(source):
+        return False
+    return str(source).endswith(_TRACE_SUFFIXES) or _is_recording(source)
+
+
+def _is_recording(source: str | Path) -> bool:
+    """Whether a path names a job that another tool recorded."""
+    name = str(source)
+    if name.endswith(_RECORDING_SUFFIXES) or Path(source).is_dir():
+        return True
+    if name == _SAMPLE:
+        return not Path(source).exists()
+    return name.endswith(".json") and _starts_like_profile(Path(source))
+
+
+def holds_profiles(folder: str | Path) -> bool:
+    """Whether a folder contains files of PyTorch's profiler."""
+    names = (path for path in Path(folder).iterdir() if path.is_file())
+    return any(is_trace(path) and ".json" in path.suffixes for path in names)
+
+
+def _starts_like_profile(path: Path) -> bool:
+    """Whether a JSON file may come from PyTorch's profiler; a scenario may be JSON as well."""
+    try:
+        with path.open("rb") as file:
+            start = file.read(_PROFILE_START_BYTES)
+    except OSError:
+        return False
+    return any(key in start for key in _PROFILE_KEYS)
 
 
 def is_scenario(file: str) -> bool:
@@ -62,10 +96,24 @@ def scenario_text(source: str | Path) -> tuple[str, str]:
 
 
 def load_trace(source: Trace | str | Path) -> Trace:
-    """The trace in a file; a trace unchanged. Raises UserError for a file that is not a trace."""
+    """The trace in a file; a trace unchanged. Profiles of another tool become a trace.
+
+    Raises UsageError for a file that is not a trace, and for a recording that cannot be one.
+    """
     from distsim.trace.jsonl import read_trace
 
-    return read_trace(source) if isinstance(source, str | Path) else source
+    if not isinstance(source, str | Path):
+        return source
+    if not _is_recording(source):
+        return read_trace(source)
+    from distsim.recordings.read_recording import read_recording
+    from distsim.recordings.readers.distsim_trace import FORMAT
+    from distsim.recordings.recording_trace import trace_of_recording
+
+    recording = read_recording([source])
+    if recording.format == FORMAT:
+        return read_trace(recording.files[0])
+    return trace_of_recording(recording, str(source))
 
 
 def read_cluster(

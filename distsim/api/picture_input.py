@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distsim.api.inputs import is_trace, load_scenario
+from distsim.api.inputs import is_trace, load_scenario, load_trace
 from distsim.common.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,12 +91,11 @@ def _input_of_trace(view: PictureView, file: str, request: PictureRequest) -> Pi
     """The trace as recorded if the view can draw that, else its calls simulated."""
     from distsim.api.recorded_calls import simulate_trace
     from distsim.output.pictures.components.view_interface import PictureInput
-    from distsim.trace.jsonl import read_trace
 
     # Another backend or cluster changes the times, so the calls must be simulated.
     as_recorded = request.backend is None and request.cluster is None
     if view.accepts_trace and as_recorded:
-        return PictureInput(trace=read_trace(file))
+        return PictureInput(trace=load_trace(file))
     simulation, _ = simulate_trace(file, backend=request.backend, cluster=request.cluster)
     return PictureInput(
         simulation.program, simulation.run, None, simulation.verdict, cost=simulation.cost

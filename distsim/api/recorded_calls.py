@@ -100,11 +100,11 @@ def _rebuild_program(file: str, backend: str | None) -> _RebuiltProgram:
 
 def _read_nonempty_trace(file: str) -> Trace:
     """Read a trace. Raises UsageError for a partial trace without calls."""
+    from distsim.api.inputs import load_trace
     from distsim.common.errors import UsageError
-    from distsim.trace.jsonl import read_trace
     from distsim.trace.run_end import is_partial
 
-    trace = read_trace(file)
+    trace = load_trace(file)
     if not len(trace) and is_partial(trace):
         raise UsageError(
             f"{file}: the trace ends before its first call, so there is nothing to check",

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from distsim.simulation.simulate_scenario import Simulation
     from distsim.trace.model import Trace
     from distsim.trace_replay import ReplayResult
+    from distsim.trace_replay.as_recorded import RecordedReplay
     from distsim.values import BufferValues
 
 Json = dict[str, Any]
@@ -451,11 +452,11 @@ class RealRunAnswer(Answer):
 
 
 class ReplayAnswer(Answer):
-    """The calls of a trace, simulated again."""
+    """The calls of a trace, simulated again or evaluated with their recorded times."""
 
-    raw: ReplayResult
+    raw: ReplayResult | RecordedReplay
 
-    def __init__(self, raw: ReplayResult, file: str = "trace") -> None:
+    def __init__(self, raw: ReplayResult | RecordedReplay, file: str = "trace") -> None:
         super().__init__(raw)
         self.file = file
 

@@ -1,4 +1,4 @@
-"""The process around a command: standard streams, Ctrl-C, the memory limit, and the exit status.
+"""The process around a command: standard streams, the memory limit, and the exit status.
 
 Exceptions become exit statuses: 2 for bad input, 3 for a bug of distsim, 4 for a fault of the
 environment. A command itself ends with 0 or 1. The commands are in `distsim.cli.commands`.
@@ -14,17 +14,12 @@ import sys
 import time
 from contextlib import suppress
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, NamedTuple, TextIO
+from typing import NamedTuple, TextIO
 
 from distsim.cli.shared import console
+from distsim.cli.supervision import INTERRUPTED, continue_in_child
+from distsim.common.errors import DistsimError
 
-if TYPE_CHECKING:
-    from distsim.common.errors import DistsimError
-
-#: The exit status of a process that Ctrl-C (SIGINT, 2) has ended.
-INTERRUPTED = 130
-#: The time that a command has after Ctrl-C to end by itself.
-INTERRUPT_GRACE_S = 0.4
 #: Words of a command line that starts processes of its own.
 _COMMANDS_WITH_PROCESSES = {"--real", "bench", "capture"}
 #: Memory that a command may always take, whatever is free.
@@ -88,9 +83,21 @@ def main() -> None:
     """Run the command line and end the process with its exit status."""
     try:
         prepare_streams()
-        # Processes that a command starts inherit limits, and Ctrl-C is theirs to handle.
-        if not _COMMANDS_WITH_PROCESSES & set(sys.argv[1:]):
-            exit_on_interrupt()
+        # Commands that start processes handle Ctrl-C and the end of those processes themselves.
+        if not _starts_processes() and hasattr(os, "fork"):
+            continue_in_child()
+    except DistsimError as error:
+        sys.exit(_report_error(error))
+    except KeyboardInterrupt:
+        os._exit(INTERRUPTED)
+    run_and_exit()
+
+
+def run_and_exit() -> None:
+    """Run the command line in this process, and end it with the exit status."""
+    try:
+        # Processes that a command starts would inherit the limits.
+        if not _starts_processes():
             limit_memory()
             # Tens of thousands of modules and models are made, and all stay alive: frequent
             # collections would find nothing.
@@ -107,6 +114,10 @@ def main() -> None:
     # Skips the last collection before the exit.
     gc.freeze()
     sys.exit(status)
+
+
+def _starts_processes() -> bool:
+    return not _COMMANDS_WITH_PROCESSES.isdisjoint(sys.argv[1:])
 
 
 def _run_command() -> str | int | None:
@@ -222,36 +233,6 @@ def _ascii_text(character: str) -> str:
     return replacement or character.encode("ascii", "backslashreplace").decode("ascii")
 
 
-# --- Ctrl-C ---
-
-
-def exit_on_interrupt() -> None:
-    """Make Ctrl-C end this process soon with status 130, even if a library swallows the exception.
-
-    The interpreter writes the number of the signal into a pipe at once. A thread reads it and ends
-    the process after `INTERRUPT_GRACE_S`. This is not for commands that start processes.
-    """
-    from threading import Thread, current_thread, main_thread
-
-    if current_thread() is not main_thread():
-        return
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    Thread(target=_exit_after_interrupt, args=(reader,), daemon=True).start()
-
-
-def _exit_after_interrupt(reader: int) -> None:
-    while signal.SIGINT not in os.read(reader, 64):
-        pass
-    time.sleep(INTERRUPT_GRACE_S)
-    with suppress(OSError):
-        if os.isatty(2):
-            # Show the cursor, which a progress bar may have hidden.
-            os.write(2, b"\x1b[?25h")
-    os._exit(INTERRUPTED)
-
-
 # --- memory ---
 
 
@@ -274,10 +255,10 @@ def limit_memory() -> None:
             limit = min(limit, present_limit)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    _raise_before_limit(limit)
+    _raise_before_limit()
 
 
-def _raise_before_limit(limit: int) -> None:
+def _raise_before_limit() -> None:
     """Raise MemoryError in the main thread while there is still memory to handle it.
 
     If a Python object takes the last page, CPython may find no room for the exception either, and
@@ -289,18 +270,17 @@ def _raise_before_limit(limit: int) -> None:
     with suppress(OSError, RuntimeError, ValueError):
         statm = os.open("/proc/self/statm", os.O_RDONLY)
         stack_size = threading.stack_size(_CHECK_STACK_BYTES)
-        threading.Thread(
-            target=_check_memory, args=(statm, limit - _RESERVED_MEMORY), daemon=True
-        ).start()
+        threading.Thread(target=_check_memory, args=(statm,), daemon=True).start()
         threading.stack_size(stack_size)
 
 
-def _check_memory(statm: int, threshold: int) -> None:
-    """Raise MemoryError in the main thread each time that its data grows beyond ``threshold``.
+def _check_memory(statm: int) -> None:
+    """Raise MemoryError in the main thread each time that its data comes close to the limit.
 
     ``statm``: a descriptor of /proc/self/statm, whose sixth number is the size of the data in
-    pages.
+    pages. The limit is lower while a file is read (`distsim.common.reading_limits`).
     """
+    import resource
     import threading
 
     main_thread = threading.main_thread().ident
@@ -309,7 +289,8 @@ def _check_memory(statm: int, threshold: int) -> None:
     while True:
         time.sleep(_MEMORY_CHECK_INTERVAL_S)
         data_pages = int(os.pread(statm, 128, 0).split()[5])
-        is_above = data_pages * page_bytes > threshold
+        limit, _ = resource.getrlimit(resource.RLIMIT_DATA)
+        is_above = 0 < limit - _RESERVED_MEMORY < data_pages * page_bytes
         if is_above and not was_above:
             import ctypes
 
@@ -339,4 +320,4 @@ def _number_after(path: str, key: str) -> int:
         return int(next(line for line in lines if line.startswith(key)).split()[1])
 
 
-__all__ = ["main"]
+__all__ = ["main", "run_and_exit"]

@@ -259,7 +259,7 @@ class _TimeoutReader(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         timeout_ms = None if self._timeout_s is None else int(self._timeout_s * 1000)
         if not self._poll.poll(timeout_ms):
-            raise TimeoutError(errno.ETIMEDOUT, f"received no data for  {self._timeout_s:.0f} s")
+            raise TimeoutError(errno.ETIMEDOUT, f"received no data for {self._timeout_s:.0f} s")
         data = os.read(self._handle, len(buffer))
         buffer[: len(data)] = data
         return len(data)

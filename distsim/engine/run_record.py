@@ -360,6 +360,7 @@ _KEPT_FIELDS = (
     "wait_all_ranks",
     "assume_src",
     "init_method",
+    "work",
 )
 _KEPT_FIELD_SET = frozenset(_KEPT_FIELDS)
 _EMPTY_VALUES = (None, "", 0, False, ())

@@ -19,6 +19,7 @@ from distsim.operations.core.field_types import (
     WaitField,
     expression_field,
 )
+from distsim.operations.core.kernel_work import WorkField
 from distsim.operations.core.operation_base import Operation, OperationHelp
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.core.torch_protocols import TensorLookup, TorchWork
@@ -37,7 +38,9 @@ class ComputeOperation(LocalOperation):
     first_field = "time"
     colour = colours.LOCAL
     words = OperationHelp(
-        signature="compute(time | flops and bytes, kernels, name, reads, writes, adds, on, dtype)",
+        signature=(
+            "compute(time | flops and bytes, kernels, dtype | work, name, reads, writes, adds, on)"
+        ),
         before="The tensors in `reads` and `adds` contain the input of the work.",
         after=(
             "The tensors in `writes` have new content, and those in `adds` have grown; their "
@@ -82,6 +85,14 @@ class ComputeOperation(LocalOperation):
         description="Number of kernels; each one costs a kernel launch of the device [default: 1].",
         examples=[7],
     )
+    work: WorkField = Field(
+        default=(),
+        description=(
+            "Kernels as a list of {flops, bytes, kernels, dtype}; their times are added. `capture` "
+            "writes it."
+        ),
+        examples=[[{"flops": "2 GFLOP", "bytes": "4 MB", "dtype": "bfloat16"}, {"bytes": "8 MB"}]],
+    )
     name: str = Field(default="", description="Name in reports and pictures.", examples=["forward"])
     reads: ReferenceListField = Field(
         default=(),
@@ -120,8 +131,11 @@ class ComputeOperation(LocalOperation):
     @model_validator(mode="after")
     def _one_price(self) -> "ComputeOperation":
         by_device = self.flops is not None or self.bytes is not None
-        if (self.time is not None) == by_device:
-            raise ValueError("expected either `time`, or `flops` and `bytes`")
+        given = (self.time is not None, by_device, bool(self.work))
+        if sum(given) != 1:
+            raise ValueError("expected either `time`, or `flops` and `bytes`, or `work`")
+        if self.work and self.dtype is not None:
+            raise ValueError("`dtype` belongs into the entries of `work`")
         if self.kernels is not None and not by_device:
             raise ValueError(
                 "`kernels` is only valid with `flops` and `bytes`: `time` includes the kernel "

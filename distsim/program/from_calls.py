@@ -44,6 +44,7 @@ _LOCAL_ARGUMENTS = (
     "time_ns",
     "flops",
     "mem_bytes",
+    "work",
     "code",
     "message",
     "queue",

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from distsim.operations.core.field_types import NameReference
+from distsim.operations.core.kernel_work import KernelWorkEntry
 from distsim.operations.core.operation_base import Operation
 from distsim.program.call_builder import (
     NO_REQUESTS,
@@ -21,7 +22,7 @@ from distsim.program.call_builder import (
     Handle,
     InvalidCall,
 )
-from distsim.program.code import BoolVector, CallSite, CodeCall
+from distsim.program.code import BoolVector, CallSite, CodeCall, RankValues
 from distsim.program.communication_lowering import rounded_ns
 from distsim.program.group_lowering import GroupLowering
 from distsim.program.rank_class import LoopIndices, RankClassState
@@ -209,6 +210,8 @@ class StepLowering(GroupLowering):
                 fields[name] = self._value(context, value)
         for name, source in (("time_ns", "time"), ("flops", "flops"), ("mem_bytes", "bytes")):
             self._check_amount(context, fields.get(name, 0), source)
+        if draft.row.op == "compute" and op.work:
+            fields["work"] = tuple([self._kernel_work(context, entry) for entry in op.work])
         if "time_ns" in fields:
             fields["time_ns"] = rounded_ns(fields["time_ns"])
         if "reads" in field_names_of(draft.row):
@@ -217,6 +220,16 @@ class StepLowering(GroupLowering):
                     fields[name] = self._buffers_of(context, getattr(op, name))
         if draft.row.op == "assign":
             self._assign(context, draft)
+
+    def _kernel_work(
+        self, context: ResolveContext, entry: KernelWorkEntry
+    ) -> tuple[RankValues, RankValues, int, str]:
+        """An entry as the fields of `KernelWork`, whose amounts may differ by rank."""
+        flops = self._value(context, entry.flops)
+        nbytes = self._value(context, entry.nbytes)
+        self._check_amount(context, flops, "flops")
+        self._check_amount(context, nbytes, "bytes")
+        return flops, nbytes, entry.kernels, entry.dtype
 
     def _assign(self, context: ResolveContext, draft: CallDraft) -> None:
         op = context.op

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from distsim.common.expressions import Expression
 from distsim.operations.core.field_types import InlineTensor, NameReference, PerRank
+from distsim.operations.core.kernel_work import KernelWorkEntry
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.local import WaitOperation
 from distsim.scenario.format.models.entries import (
@@ -146,6 +147,8 @@ def expression_names(value: object) -> frozenset[str]:
         return _NO_NAMES if value.index is None else value.index.names
     if isinstance(value, InlineTensor):
         return expression_names(value.shape)
+    if isinstance(value, KernelWorkEntry):
+        return expression_names(value.flops) | expression_names(value.nbytes)
     if isinstance(value, (tuple, list)):
         return _NO_NAMES.union(*map(expression_names, value))
     if isinstance(value, ScenarioStep):

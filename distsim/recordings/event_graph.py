@@ -56,7 +56,8 @@ class EventColumns:
     ``EventGraph.labels``. ``place`` is the same number for rows that do the same work in other
     steps and on other ranks. ``provides``: the other members of its meeting wait for this row's
     start. ``waits``: this row waits for the members that provide. ``origin`` is the time from
-    which the gap of a row without predecessors counts.
+    which the gap of a row without predecessors counts. ``source``: the row of the trace that an
+    event comes from, -1 for none.
     """
 
     rank: Numbers
@@ -71,6 +72,7 @@ class EventColumns:
     waits: Flags
     nbytes: Numbers
     origin: Times
+    source: Numbers | None = None
 
 
 class ReplayLevel(NamedTuple):

@@ -23,6 +23,7 @@ class EventRow(NamedTuple):
     """One row. ``meeting``: a key that all members share, None for work.
 
     ``may_wait``: False for a one-sided operation, which returns whatever its partner does.
+    ``source``: the row of the trace that it comes from.
     """
 
     rank: int
@@ -35,6 +36,7 @@ class EventRow(NamedTuple):
     nbytes: int = 0
     provides: bool = True
     may_wait: bool = True
+    source: int = -1
 
 
 @dataclass
@@ -94,6 +96,7 @@ class GraphBuilder:
             waits=_waiting_members(start, end + self.clock_error_ns, meeting_column, provides),
             nbytes=_numbers(by_name["nbytes"]),
             origin=_times([origins.get(int(r), 0.0) for r in rank]),
+            source=_numbers(by_name["source"]),
         )
         columns.waits[~np.array(by_name["may_wait"], dtype=bool)] = False
         return EventGraph(columns, _numbers(self.before), _numbers(self.after), list(labels), steps)

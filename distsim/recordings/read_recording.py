@@ -10,11 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from distsim.common.errors import UsageError
+from distsim.common.reading_limits import activate, current_factor, reading_limits
 from distsim.recordings.readers.distsim_trace import is_distsim_trace, read_distsim_trace
 from distsim.recordings.readers.kineto_cuda_job import cuda_recording
 from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name, read_profile
@@ -71,9 +74,13 @@ def read_recording(
     if len(kinds) > 1:
         raise _different_formats(files)
     if files.tables:
-        recording = read_operation_table(_only(files.tables))
+        table = _only(files.tables)
+        with reading_limits(table):
+            recording = read_operation_table(table)
     elif files.traces:
-        recording = read_distsim_trace(_only(files.traces))
+        trace = _only(files.traces)
+        with reading_limits(trace):
+            recording = read_distsim_trace(trace)
     else:
         recording = _read_profiles(files, jobs, progress)
     return replace(recording, notes=(*recording.notes, *files.notes))
@@ -182,26 +189,44 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Rec
     by_rank: dict[int, RankProfile] = {}
     for profile in profiles:
         if profile.rank in by_rank:
-            raise UsageError(
-                f"{by_rank[profile.rank].file} and {profile.file} are both of rank {profile.rank}",
-                "give the files of one job, and one file per rank",
-            )
+            raise _same_rank(by_rank[profile.rank], profile)
         by_rank[profile.rank] = profile
     has_device = any(event.is_device for profile in profiles for event in profile.events)
-    return cuda_recording(profiles) if has_device else gloo_recording(profiles)
+    with reading_limits(f"{total} profiles", _total_bytes(files.profiles)):
+        return cuda_recording(profiles) if has_device else gloo_recording(profiles)
+
+
+def _same_rank(first: RankProfile, second: RankProfile) -> UsageError:
+    """Two files of one rank: of two recordings of a job, if they are in different folders."""
+    folders = [Path(profile.file).parent for profile in (first, second)]
+    remedy = "give the files of one job, and one file per rank"
+    if folders[0] != folders[1]:
+        remedy = f"give the folder of one recording, for example {folders[0]}"
+    return UsageError(f"{first.file} and {second.file} are both of rank {first.rank}", remedy)
 
 
 def _read_each(paths: Sequence[Path], jobs: int) -> list[RankProfile | UsageError]:
-    size = sum(path.stat().st_size for path in paths)
-    if len(paths) == 1 or jobs < 2 or size < _PARALLEL_BYTES:
-        return [_read_or_explain(path) for path in paths]
-    with ProcessPoolExecutor(max_workers=min(jobs, len(paths))) as pool:
-        return list(pool.map(_read_or_explain, paths))
+    if len(paths) > 1 and jobs > 1 and _total_bytes(paths) >= _PARALLEL_BYTES:
+        # The limits hold in the workers, too. If they end a worker, all files are read again in
+        # this process, whose supervisor reports the name of the file.
+        with (
+            suppress(BrokenProcessPool),
+            ProcessPoolExecutor(
+                min(jobs, len(paths)), initializer=activate, initargs=(current_factor(),)
+            ) as pool,
+        ):
+            return list(pool.map(_read_or_explain, paths))
+    return [_read_or_explain(path) for path in paths]
+
+
+def _total_bytes(paths: Sequence[Path]) -> int:
+    return sum(path.stat().st_size for path in paths)
 
 
 def _read_or_explain(path: Path) -> RankProfile | UsageError:
     """The profile, or the error that says why there is none."""
     try:
-        return read_profile(path)
+        with reading_limits(path):
+            return read_profile(path)
     except UsageError as error:
         return error

@@ -36,6 +36,18 @@ class StepOperations:
     waited: Times
 
 
+@dataclass(frozen=True)
+class MeetingPartners:
+    """Who takes part in a communication: the group, or sender and receiver of a message.
+
+    ``tag``: of a message. ``root``: the rank of a rooted collective.
+    """
+
+    ranks: tuple[int, ...]
+    tag: int | None = None
+    root: int | None = None
+
+
 @dataclass(frozen=True, eq=False)
 class Recording:
     """A recorded job.
@@ -44,7 +56,8 @@ class Recording:
     those of them that took part. ``stages``: rank -> pipeline stage, where
     known. ``unexplained_gap_ns``: rank -> time on its streams with no known cause for starting
     late. ``unended_calls``: calls that never ended, not in the graph. ``operations``: (rank,
-    step index) -> the operations of the host, where known.
+    step index) -> the operations of the host, where known. ``partners``: number of a meeting ->
+    its members, where known.
     """
 
     graph: EventGraph
@@ -58,6 +71,7 @@ class Recording:
     inferred_waits: int = 0
     unexplained_gap_ns: Mapping[int, float] = field(default_factory=dict)
     operations: Mapping[tuple[int, int], StepOperations] = field(default_factory=dict)
+    partners: Mapping[int, MeetingPartners] = field(default_factory=dict)
     operation_count: int = 0
     unended_calls: int = 0
     is_profile: bool = False

@@ -9,6 +9,7 @@ from typing import Any
 
 from distsim.common.errors import ScenarioErrors, ScenarioProblem
 from distsim.common.file_io import escape_control_characters, read_bytes
+from distsim.common.reading_limits import reading_limits
 from distsim.common.records import gc_paused
 from distsim.scenario.format.reading.scenario_reader import read_scenario_fields
 from distsim.scenario.format.source.construct import construct
@@ -46,7 +47,7 @@ def loads(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> Scenario
     """The scenario in a text; ``file`` is the name that its places get."""
     document = YamlDocument(escape_control_characters(file, one_line=True), text)
     # A file makes many small objects, and no garbage among them.
-    with gc_paused():
+    with reading_limits(file, len(text)), gc_paused():
         problems = _construct_root(document, sets)
         return build_scenario(read_scenario_fields(document, problems), document)
 
@@ -57,7 +58,8 @@ def load_raw(text: str, file: str = "<text>", sets: Sequence[str] = ()) -> dict[
     Raises ScenarioErrors and UsageError.
     """
     document = YamlDocument(escape_control_characters(file, one_line=True), text)
-    _construct_root(document, sets).raise_any()
+    with reading_limits(file, len(text)):
+        _construct_root(document, sets).raise_any()
     return dict(document.root) if isinstance(document.root, dict) else {}
 
 
@@ -70,7 +72,8 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 
     file = os.fspath(path)
     document = YamlDocument(file, _read_scenario_text(file))
-    problems = _construct_root(document)
+    with reading_limits(file):
+        problems = _construct_root(document)
     if not isinstance(document.root, dict):
         problems.add((), "expected a mapping of keys to values")
     problems.raise_any()

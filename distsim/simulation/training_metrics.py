@@ -172,7 +172,7 @@ def _has_estimated_compute(program: Program) -> bool:
     """Whether some compute is given by FLOP or bytes instead of a duration."""
     for code in program.codes:
         for call in code.calls:
-            if call.fields.get("flops") or call.fields.get("mem_bytes"):
+            if any(call.fields.get(name) for name in ("flops", "mem_bytes", "work")):
                 return True
     return False
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from distsim.common.errors import UsageError
 from distsim.findings.finding_types import SourceLocation
+from distsim.operations.core.resolved_call import DTYPE_BYTES, KernelWork
 from distsim.trace.header import MAX_RANKS, TRACE_REMEDY, has_type, shortened_line
 from distsim.trace.model import COLUMN_TYPES, OPTIONAL_COLUMNS, TEXT_COLUMNS, Trace
 
@@ -38,6 +39,9 @@ _ARG_TYPES: Final = {
     "assume_src": int,
     "alone_ns": int,
 }
+
+#: Larger FLOP, bytes and numbers of kernels are considered damage.
+_MAX_AMOUNT: Final = 1 << 80
 
 
 @dataclass
@@ -247,10 +251,23 @@ def _parse_args(value: Any) -> str:
 
 
 def _is_valid_argument(name: str, value: object) -> bool:
+    if name == "work":
+        return isinstance(value, list) and all(map(_is_kernel_work, value))
     kind: Any = _ARG_TYPES.get(name, object)
     if not isinstance(kind, list):
         return has_type(value, kind)
     return isinstance(value, list) and all(has_type(item, kind[0]) for item in value)
+
+
+def _is_kernel_work(value: object) -> bool:
+    """Whether a value is [FLOP, bytes, kernels, dtype], as `KernelWork` has them."""
+    if not isinstance(value, list) or len(value) != len(KernelWork._fields):
+        return False
+    flops, nbytes, kernels, dtype = value
+    for amount in (flops, nbytes):
+        if type(amount) not in (int, float) or not 0 <= amount < _MAX_AMOUNT:
+            return False
+    return type(kernels) is int and 0 < kernels < _MAX_AMOUNT and dtype in DTYPE_BYTES
 
 
 def _parse_place(value: object) -> SourceLocation:

@@ -1,6 +1,7 @@
 """Rebuilds a program from a trace: each rank's calls in order, with the recorded durations.
 
-A compute takes as long as in the trace, and a pause of the host between two calls becomes a
+A compute that states its work takes as long as that work takes on the cluster of the replay; any
+other compute takes as long as in the trace. A pause of the host between two calls becomes a
 `sleep`. Communication gets no durations: the simulator predicts them. So a replay under the
 hardware model of the recording reproduces the run, and under another one it predicts the run there.
 """
@@ -10,13 +11,16 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.common.errors import UsageError
+from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cost import CostModel
 from distsim.operations.core.operation_base import Operation
+from distsim.operations.core.resolved_call import KernelWork
 from distsim.operations.registry import OPERATIONS
 from distsim.program.assemble import CodeBuilder
 from distsim.program.call_builder import CallDraft, CallRequests
@@ -122,6 +126,8 @@ class _ProgramBuilder:
     """Builds one program; see `rebuild_program` for the parameters.
 
     ``group_offset``: what to add to a group id of the trace to get the one of the program.
+    ``cost``: the costs of the trace. ``predicted_ns``: by arguments of a compute, the duration of
+    its work by these costs.
     ``senders``: the sender of the message of each receive, by row of the trace.
     """
 
@@ -141,6 +147,9 @@ class _ProgramBuilder:
         self.rows = list(trace.rows())
         self.group_offset = add_recorded_groups(trace, self.tables)
         self.senders = senders_by_row(self.rows) if resolve else {}
+        costs = trace.header.get("prices")
+        self.cost = CostModel(cluster_from(costs), 1, 1) if costs else None
+        self.predicted_ns: dict[str, int] = {}
 
     def _check(self) -> None:
         """Raise UsageError for contents that no run has."""
@@ -352,6 +361,30 @@ class _ProgramBuilder:
                 duration_ns = alone_ns
         return duration_ns if call.op == "sleep" else round(duration_ns * self.scale.compute)
 
+    def _local_cost(self, call: TraceCall, args: dict[str, Any]) -> dict[str, object]:
+        """The work of a local call if that explains its duration, otherwise its duration.
+
+        The cluster of the replay then decides how long the work takes. A duration that a fault,
+        chance or `scale` changed, or that was measured, is kept.
+        """
+        duration_ns = self._local_duration_ns(call)
+        work = args.get("work")
+        if not work or self.recorded or self.scale.compute != 1:
+            return {"time_ns": duration_ns}
+        if call.finished_ns >= 0 and duration_ns != self._predicted_ns(call.args):
+            return {"time_ns": duration_ns}
+        return {"work": tuple(tuple(kernels) for kernels in work)}
+
+    def _predicted_ns(self, args: str) -> int | None:
+        """The duration of work by the costs of the trace; None if these are not in the trace."""
+        if self.cost is None:
+            return None
+        known = self.predicted_ns.get(args)
+        if known is None:
+            kernels = [KernelWork(*row) for row in json.loads(args)["work"]]
+            known = self.predicted_ns[args] = self.cost.work_ns(kernels)
+        return known
+
     # --- one call ---
     def _draft(self, row: int, memory: str) -> CallDraft:
         call = self.rows[row]
@@ -377,7 +410,7 @@ class _ProgramBuilder:
             draft.fields = {"name": call.name}
             draft.fields |= {key: _as_tuple(args[key]) for key in _GROUP_FIELDS if key in args}
         elif operation.kind == "local":
-            draft.fields = {"name": call.name, "time_ns": self._local_duration_ns(call)}
+            draft.fields = {"name": call.name, **self._local_cost(call, args)}
             draft.fields |= {key: args[key] for key in _LOCAL_FIELDS if key in args}
         if "queue" in args and operation.kind != "local":
             draft.fields["queue"] = args["queue"]

@@ -18,12 +18,24 @@ from typing import Any
 
 import pytest
 
+from distsim.common import file_io
 from distsim.hang_doctor import diagnose_hang, read_evidence
 from distsim.hang_doctor.readers import flight_recorder, input_files, safe_pickle
 from distsim.hang_doctor.readers.file_names import rank_of_file_name
 from distsim.hang_doctor.readers.input_files import MAX_BYTES
 from tests.hang_doctor.test_logs import watchdog
 from tests.support.doctor_dumps import dump, entry, write
+
+
+def test_a_pipe_without_a_writer_is_refused_with_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.1)
+    os.mkfifo(tmp_path / "fr_rank_0")
+
+    (file,) = read_evidence([str(tmp_path / "fr_rank_0")]).files
+
+    assert "received no data for" in file.problem
 
 
 class Call:

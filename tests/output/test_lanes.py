@@ -34,6 +34,9 @@ from distsim.output.trace_data.time_spans import (
     merged_spans,
     spans_without,
 )
+from distsim.scenario import loads
+from distsim.simulation.simulate_scenario import simulate
+from distsim.simulation.training_metrics import training_metrics
 from distsim.trace.model import COLUMN_TYPES, Trace
 from tests.support.views_made import made, work
 
@@ -330,6 +333,40 @@ def test_a_rank_has_one_kind_of_activity_at_every_instant():
         )
         == times[1:4]
     )
+
+
+LAUNCHES = """
+world: {nodes: 1, ranks_per_node: 2}
+backend: nccl
+cluster: dgx-a100
+mesh: {pp: 2}
+program:
+  - transformer:
+      model: {layers: 2, hidden: 1024, heads: 16, ffn: 4096, vocabulary: 32000}
+      sequence: 1024
+      micro_batches: 2
+      schedule: 1f1b
+"""
+
+
+def test_shares_in_the_timelines_legend_are_those_of_the_text_report():
+    """Launches by the host overlap the work of the device; they take nothing from its share."""
+    simulation = simulate(loads(LAUNCHES, "a.yaml", ()))
+    metrics = training_metrics(simulation)
+    assert metrics is not None
+    svg = timeline_svg(simulation.run.trace)
+    legend = dict(re.findall(r">([^<>]*?) (?:&lt; )?([\d.]+) %<", svg))
+    shares = {name: 100 * share for name, share in metrics.shares.items()}
+
+    assert float(legend["backward"]) == pytest.approx(shares["backward"], abs=0.5)
+    assert float(legend["compute"]) == pytest.approx(
+        shares["forward"] + shares["optimizer"], abs=0.5
+    )
+    assert float(legend["communication (exposed)"]) == pytest.approx(
+        shares["exposed communication"], abs=0.05
+    )
+    idle = sum(float(legend[name]) for name in ("waiting", "host work, device idle", "idle"))
+    assert idle == pytest.approx(shares["bubble"], abs=1)
 
 
 def test_a_call_that_ends_at_time_zero_takes_no_time():

@@ -28,6 +28,7 @@ from distsim.output.page import (
     report_run,
     report_run_from_simulation,
     report_run_from_trace,
+    report_runs,
 )
 from distsim.output.page.data_encoding import varint_bytes, zigzag_deltas, zigzag_encoded
 from distsim.scenario import loads
@@ -267,6 +268,47 @@ def test_a_run_too_large_for_a_browser_is_refused_before_its_calls_are_processed
 
     with pytest.raises(UsageError, match="the run has 5 calls, but a report can show at most 4"):
         report_run_from_simulation(simulated(PAIR))
+
+
+LARGE = """
+name: large
+world: {nodes: 128, ranks_per_node: 8}
+backend: nccl
+cluster: dgx-h100
+mesh: {dp: 1024}
+iterations: 100
+tensors: {x: {shape: [1024]}}
+program:
+  - compute: {name: forward, time: 1 ms}
+  - compute: {name: backward, time: 2 ms}
+  - all_reduce: x
+"""
+
+
+def test_a_folded_run_is_shown_with_its_representative_ranks():
+    simulation = simulated(LARGE)
+    run = report_run_from_simulation(simulation)
+    head, columns = unpacked(report_html([run]))
+    (shown,) = head["runs"]
+
+    assert simulation.program.call_count > report_run.MAX_ROWS_OF_ALL_RANKS
+    assert sorted(rank for ranks in shown["classes"] for rank in ranks) == list(range(1024))
+    representatives = [ranks[0] for ranks in shown["classes"]]
+    assert np.flatnonzero(columns["0.rank"]).tolist() == representatives
+    assert sum(columns["0.rank"]) == 300 * len(representatives)
+    assert [times[0] for times in shown["ranks"]] == representatives
+    assert shown["makespan"] == simulation.makespan_ns
+    times = {times.rank: times for times in simulation.timeline.ranks}
+    assert [tuple(row) for row in shown["ranks"]] == [times[rank] for rank in representatives]
+
+
+def test_two_folded_runs_are_compared_if_their_ranks_have_the_same_representatives():
+    first, second = simulated(LARGE), simulated(LARGE.replace("1 ms", "3 ms"))
+    equal = report_runs([first, second])
+
+    assert [run.representatives is None for run in equal] == [False, False]
+    other = simulated(LARGE.replace("1 ms", "3 ms if rank < 512 else 1 ms"))
+    assert [run.representatives is None for run in report_runs([first, other])] == [True, True]
 
 
 def test_sixteen_ranks_with_two_thousand_irregular_calls_take_less_than_a_megabyte():

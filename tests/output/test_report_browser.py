@@ -190,6 +190,8 @@ def test_a_cycle_is_drawn_as_one_and_links_to_its_calls(page: browser.Page, tmp_
 
     assert page.run("document.querySelectorAll('.graph .core').length") == 4
     assert page.run("document.querySelectorAll('.graph .edge').length") == 4
+    # Nothing ran: a critical path or curves of bandwidth would be empty cards.
+    assert page.run("['path', 'collectives'].filter((id) => document.getElementById(id))") == []
     page.run("document.querySelector('#waits button').click()")
     told = page.run("document.querySelector('.details').innerText")
     assert "Why this call never returns" in told

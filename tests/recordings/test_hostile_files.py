@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 
 import pytest
 
+from distsim.common import file_io
 from distsim.common.errors import UsageError
 from distsim.recordings.read_recording import SAMPLE, read_recording
 from distsim.recordings.readers.kineto_file import read_profile
@@ -17,6 +19,15 @@ def sample_profile(rank: int) -> dict:
     content = next(SAMPLE.glob(f"*{rank}.json*")).read_bytes()
     is_gzip = content.startswith(b"\x1f\x8b")
     return json.loads(gzip.decompress(content) if is_gzip else content)
+
+
+@pytest.mark.parametrize("name", ["rank0.json", "run.jsonl", "table.csv", "table.parquet"])
+def test_a_pipe_without_a_writer_is_refused_with_a_reason(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.1)
+    os.mkfifo(tmp_path / name)
+
+    with pytest.raises(UsageError, match=r"received no data for|cannot be read from a pipe"):
+        read_recording([tmp_path / name])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300, 10**400, -1e18])

@@ -90,6 +90,17 @@ steps = st.one_of(
         mapping({"flops": st.just("2 TFLOP")}, {"bytes": st.just("3 MiB"), "adds": st.just(["z"])}),
     ),
     st.builds(
+        lambda entries: {"compute": {"work": entries}},
+        st.lists(
+            mapping(
+                {"bytes": per_rank(st.just("3 MiB"))},
+                {"flops": st.just("2 TFLOP"), "kernels": st.just(4), "dtype": st.just("bfloat16")},
+            ),
+            min_size=1,
+            max_size=2,
+        ),
+    ),
+    st.builds(
         lambda v: {"assign": {"tensor": "z", "value": v}},
         st.one_of(numbers, st.lists(numbers, max_size=3), st.just("x + index")),
     ),

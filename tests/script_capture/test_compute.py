@@ -8,6 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
+from distsim.hardware.cluster import preset
+from distsim.hardware.cost import CostModel
+from distsim.operations.core.resolved_call import KernelWork
+from distsim.scenario import loads
 from distsim.script_capture.compute.kernel_counter import count_kernels, duration_ns
 from distsim.script_capture.launch.function_target import function_target
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
@@ -15,6 +19,9 @@ from distsim.script_capture.launch.preload import module_file
 from distsim.script_capture.launch.rank_process import ChildOptions
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
+from distsim.simulation.simulate_scenario import simulate
+from distsim.trace_replay import replay_trace
+from distsim.trace_replay.compact import compact_trace
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
@@ -60,10 +67,9 @@ def ddp_step() -> None:
 
 def computes(judged: CaptureResult, rank: int = 0) -> list[int]:
     """Durations of what a rank computes, in order."""
+    trace = judged.simulation.run.trace
     return [
-        c.fields["time_ns"]
-        for c in judged.simulation.program.codes[rank].calls
-        if c.op == "compute"
+        c.finished_ns - c.started_ns for c in trace.rows() if (c.rank, c.op) == (rank, "compute")
     ]
 
 
@@ -78,6 +84,26 @@ def test_work_between_two_calls_costs_the_roofline_of_its_kernels():
     assert ops[1:5] == ["compute", "all_reduce", "compute", "all_reduce"]
     assert computes(judged, 1)[1] == duration_ns(counted.take(), "dgx-h100")
     assert judged.simulation.timeline.ranks[0].compute_ns == sum(computes(judged))
+
+    check_cost_elsewhere(judged)
+
+
+def check_cost_elsewhere(judged: CaptureResult) -> None:
+    """The scenario and the trace of an H100's capture cost on an A100 what its work costs there."""
+    scenario = loads(compact_trace(judged.simulation.run.trace).text)
+    here = simulate(scenario)
+    elsewhere = simulate(scenario, cluster="dgx-a100")
+    replayed = replay_trace(judged.simulation.run.trace, cluster="dgx-a100")
+
+    assert here.makespan_ns == judged.simulation.makespan_ns
+    assert replayed.makespan_ns == elsewhere.makespan_ns
+    for name, simulation in (("dgx-h100", here), ("dgx-a100", elsewhere)):
+        cost = CostModel(preset(name), 1, 1)
+        calls = judged.simulation.program.codes[0].calls
+        work = [c.fields["work"] for c in calls if c.op == "compute"]
+        expected = sum(cost.work_ns([KernelWork(*row) for row in rows]) for rows in work)
+        assert simulation.timeline.ranks[0].compute_ns == expected
+    assert elsewhere.timeline.ranks[0].compute_ns > here.timeline.ranks[0].compute_ns
 
 
 def test_the_optimizer_computes_after_the_gradients_have_arrived():

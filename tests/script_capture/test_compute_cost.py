@@ -11,6 +11,7 @@ import pytest
 
 from distsim.hardware.cluster import preset
 from distsim.hardware.cost import CostModel
+from distsim.operations.core.resolved_call import KernelWork
 from distsim.script_capture.compute import kernel_counter
 from distsim.script_capture.compute.kernel_counter import (
     ComputeInterval,
@@ -166,10 +167,27 @@ def test_an_interval_costs_the_roofline_of_each_kernel() -> None:
     model = CostModel(preset("dgx-h100"), 1, 1)
     product, copy = ComputeKernel(10**12, 10**6, "bfloat16"), ComputeKernel(0, 10**9, "float32")
 
-    found = duration_ns(ComputeInterval(((product, 3), (copy, 2))), "dgx-h100")
+    interval = ComputeInterval(((product, 3), (copy, 2)))
 
-    assert found == 3 * model.compute_ns(0, 10**12, 10**6, "bfloat16") + 2 * model.compute_ns(
+    # Times are whole nanoseconds, so a sum differs by less than one for each kernel.
+    one_by_one = 3 * model.compute_ns(0, 10**12, 10**6, "bfloat16") + 2 * model.compute_ns(
         0, 0, 10**9, "float32"
+    )
+    assert 0 <= one_by_one - duration_ns(interval, "dgx-h100") < 5
+
+
+def test_kernels_that_copy_are_one_entry_and_products_stay_apart_by_size_and_dtype() -> None:
+    kernels = (
+        (ComputeKernel(100, 10, "bfloat16"), 3),
+        (ComputeKernel(0, 50, "bfloat16"), 4),
+        (ComputeKernel(100, 10, "float32"), 1),
+        (ComputeKernel(0, 7, "int64"), 1),
+    )
+
+    assert ComputeInterval(kernels).work() == (
+        KernelWork(300, 30, 3, "bfloat16"),
+        KernelWork(100, 10, 1, "float32"),
+        KernelWork(0, 207, 5, "float32"),
     )
 
 

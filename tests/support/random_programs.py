@@ -27,6 +27,19 @@ COALESCED = (
 )
 
 
+KERNELS = st.tuples(
+    st.integers(0, 10**9),
+    st.integers(1, 10**6),
+    st.integers(1, 3),
+    st.sampled_from(("float32", "bfloat16")),
+)
+#: How long a compute takes: a time, or the work from which the cluster determines it.
+COMPUTE_COST = st.one_of(
+    st.builds(lambda ns: {"time_ns": ns}, st.integers(0, 2_000_000)),
+    st.builds(lambda rows: {"work": tuple(rows)}, st.lists(KERNELS, min_size=1, max_size=2)),
+)
+
+
 class Plain(NamedTuple):
     """What `build_program` takes, and the places of matched pairs: (rank, index) of a call without
     which the others can't go on.
@@ -126,9 +139,7 @@ def valid_programs(
         elif kind == "compute":
             rank = draw(st.integers(0, world - 1))
             queue = draw(st.sampled_from(("", "", "host", "copy")))
-            programs[rank].append(
-                {"op": "compute", "time_ns": draw(st.integers(0, 2_000_000)), "queue": queue}
-            )
+            programs[rank].append({"op": "compute", "queue": queue, **draw(COMPUTE_COST)})
         elif kind == "streams":
             rank = draw(st.integers(0, world - 1))
             waiting, other = draw(st.permutations(("", "copy", "reduce")))[:2]

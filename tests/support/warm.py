@@ -197,11 +197,12 @@ def _command(words: list[str], cwd: str, environment: dict[str, str], streams: l
     os.environ.update(environment)
     sys.argv = ["distsim", *words]
     sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
-    from distsim.cli.process import main
+    from distsim.cli.process import prepare_streams, run_and_exit
 
     status: object = 1
     try:
-        main()
+        prepare_streams()
+        run_and_exit()
         status = 0
     except SystemExit as end:
         status = end.code

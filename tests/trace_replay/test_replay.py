@@ -18,7 +18,7 @@ from distsim.engine import SimulatedRun, run_program
 from distsim.hardware.cluster import cluster_from, preset
 from distsim.hardware.cost import CostModel
 from distsim.program.from_calls import build_program
-from distsim.scenario import load
+from distsim.scenario import load, loads
 from distsim.simulation.simulate_scenario import simulate
 from distsim.trace.jsonl import parse_trace, trace_lines
 from distsim.trace.model import TIME_COLUMNS, Trace
@@ -127,6 +127,32 @@ def test_compute_is_scaled_and_communication_is_not() -> None:
     half = replay_trace(done.trace, scale=ReplayScale(compute=0.5))
 
     assert done.makespan_ns - half.makespan_ns == 500_000
+
+
+def test_work_costs_what_the_cluster_of_the_replay_needs_unless_something_else_changed_it() -> None:
+    """A slow rank, and `scale`, keep the recorded durations."""
+    text = """
+world: 2
+backend: nccl
+cluster: dgx-h100
+program:
+  - compute: {work: [{flops: 2 TFLOP, bytes: 1 GB, dtype: bfloat16}, {bytes: 8 GB, kernels: 2}]}
+"""
+    faulty = text + "faults: [{rank: 1, kind: slow, factor: 2}]"
+    trace = simulate(loads(faulty)).run.trace
+
+    found = replay_trace(through_a_file(trace), cluster="dgx-a100").trace
+    here, there = (
+        simulate(loads(text), cluster=name).makespan_ns for name in ("dgx-h100", "dgx-a100")
+    )
+    a100 = preset("dgx-a100").device
+    computing = 2e12 / a100.flop_per_ns("bfloat16")
+    copying = 8e9 / (a100.memory_bytes_per_ns * a100.memory_efficiency)
+    launching = 3 * CostModel(preset("dgx-a100"), 1, 1).launch_ns
+    assert there == pytest.approx(computing + copying + launching, abs=2)
+    assert [c.finished_ns - c.started_ns for c in found.rows()] == [there, 2 * here]
+    scaled = replay_trace(trace, cluster="dgx-a100", scale=ReplayScale(compute=0.5)).trace
+    assert [c.finished_ns - c.started_ns for c in scaled.rows()] == [round(here / 2), here]
 
 
 def test_replay_on_another_cluster_recomputes_communication_costs() -> None:

@@ -4,7 +4,7 @@
 export function made(calls, head = {}) {
   const table = (name) => [...new Set(calls.map((c) => c[name] ?? ""))].filter((t) => t !== "");
   const tables = {
-    op: table("op"), group: table("group"), dtype: [], reduce_op: [], queue: [], name: table("name"), tensor: table("tensor"),
+    op: table("op"), group: table("group"), dtype: [], reduce_op: [], queue: table("queue"), name: table("name"), tensor: table("tensor"),
     place: [...new Set(calls.map((c) => c.line ?? 0))].filter((l) => l).map((line) => ["a.yaml", line, 1]),
   };
   const world = head.world ?? Math.max(...calls.map((c) => c.rank)) + 1;
@@ -16,8 +16,8 @@ export function made(calls, head = {}) {
   const index = (name) => Int32Array.from(calls, (c) => tables[name].indexOf(c[name] ?? ""));
   const end = Math.max(...calls.flatMap((c) => [c.finished ?? 0, c.returned ?? 0, c.posted ?? 0]));
   return {
-    index: 0, count: calls.length, world, end: head.makespan ?? end, first, rank: whole("rank"), op: index("op"), group: index("group"),
-    peer: whole("peer"), dtype: whole("dtype"), reduce_op: whole("reduce_op"), queue: whole("queue"), name: index("name"), part: whole("part"),
+    index: 0, count: calls.length, world, shown: Array.from({ length: world }, (_, r) => r), like: null, end: head.makespan ?? end, first, rank: whole("rank"), op: index("op"), group: index("group"),
+    peer: whole("peer"), dtype: whole("dtype"), reduce_op: whole("reduce_op"), queue: index("queue"), name: index("name"), part: whole("part"),
     place: Int32Array.from(calls, (c) => tables.place.findIndex((p) => p[1] === c.line)), tensor: index("tensor"), root: whole("root"),
     price: whole("price"), tag: real("tag", 0), nbytes: real("nbytes", 0), iteration: whole("iteration", 0),
     position: Int32Array.from(calls, (c, i) => c.position ?? i - first[c.rank]), match: whole("match"), ended_by: whole("ended_by"),

@@ -7,15 +7,19 @@ import { frames } from "../../distsim/output/page/web/animate.js";
 import { COMM, COMPUTE, STUCK, WAIT, callWords, rowAt } from "../../distsim/output/page/web/calls.js";
 import { Walk, mergedPieces, stuckChain } from "../../distsim/output/page/web/chain.js";
 import { unfolded, varints } from "../../distsim/output/page/web/decode.js";
+import { detailsPanel } from "../../distsim/output/page/web/details.js";
 import { shortened, showBytes, showMoment, showNs, showRanks } from "../../distsim/output/page/web/format.js";
 import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/output/page/web/lanes.js";
+import { Model } from "../../distsim/output/page/web/model.js";
 import { inFlight, instants, neighbour, running } from "../../distsim/output/page/web/moment.js";
-import { foldedBlocks } from "../../distsim/output/page/web/numbers.js";
+import { equalTimes, foldedBlocks } from "../../distsim/output/page/web/numbers.js";
+import { sharesOf } from "../../distsim/output/page/web/overview.js";
 import { Raster } from "../../distsim/output/page/web/raster.js";
 import { search, termsOf } from "../../distsim/output/page/web/search.js";
 import { sorted } from "../../distsim/output/page/web/tables.js";
 import { clamped, ticks, zoomed } from "../../distsim/output/page/web/viewport.js";
 import { coreOf } from "../../distsim/output/page/web/waitgraph.js";
+import { fakeDocument } from "./dom.js";
 import { chainOfTwo, made } from "./made.js";
 
 test("numbers are written as the command line writes them", () => {
@@ -90,7 +94,7 @@ test("ranks whose lanes are equal are one line, and whoever stands alone is none
 test("the chain of a wait tiles it, and leads to who made it wait", () => {
   const run = chainOfTwo();
   const walk = new Walk(run);
-  const pieces = walk.why(2, walk.since(2));
+  const pieces = walk.why(2, 0);
   assert.deepEqual(pieces.map((p) => [p.rank, p.why, p.start, p.end]), [[0, "compute", 0, 10]]);
   assert.deepEqual(walk.why(3, 0).map((p) => [p.rank, p.why, p.start, p.end]), [[1, "transfer", 10, 12], [0, "compute", 0, 10]]);
 });
@@ -199,4 +203,70 @@ test("blocks that come round again and again stand there once, with their number
   assert.equal(folded("aaab"), "a3 b1");
   assert.equal(folded("abcab"), "a1 b1 c1 a1 b1");
   assert.equal(folded(""), "");
+});
+
+/** Rank 0 sends in a batch at 0 and receives what rank 1 sends at 9. */
+function batchThatWaits(backend) {
+  return made([
+    { rank: 0, op: "compute", name: "forward", queue: "host", posted: 0, started: 0, finished: 4, returned: 0 },
+    { rank: 0, op: "batch_isend_irecv", position: 1, posted: 0, returned: 0, started: 0, finished: 12 },
+    { rank: 0, op: "isend", peer: 1, position: 1, part: 0, posted: 0, returned: 0, started: 0, finished: 1, match: 0, ended_by: 2 },
+    { rank: 0, op: "irecv", peer: 1, position: 1, part: 1, posted: 0, returned: 0, started: 9, finished: 12, match: 1, ended_by: 2 },
+    { rank: 0, op: "wait", position: 2, posted: 0, returned: backend === "nccl" ? 0 : 12 },
+    { rank: 1, op: "irecv", peer: 0, posted: 0, returned: 0, started: 0, finished: 1, match: 0 },
+    { rank: 1, op: "compute", name: "late", posted: 1, started: 1, finished: 9, returned: 9 },
+    { rank: 1, op: "isend", peer: 0, posted: 9, returned: 9, started: 9, finished: 12, match: 1 },
+  ], { backend });
+}
+
+/** The text of the panel of a call. */
+function panelText(model, row) {
+  fakeDocument();
+  const panel = detailsPanel(model, { source() {}, line() {} });
+  model.choose(0, row);
+  return panel.textContent;
+}
+
+test("the panel of every call states the wait that the timeline draws, and a batch names its part that waits", () => {
+  for (const backend of ["nccl", "gloo"]) {
+    const model = new Model({ runs: [], sources: {} }, [batchThatWaits(backend)]);
+    const waits = model.waitsIn(0);
+    assert.deepEqual([...waits.keys()], [backend === "nccl" ? 3 : 4]);
+    for (let row = 0; row < 8; row += 1) {
+      const text = panelText(model, row);
+      const wait = waits.get(row);
+      if (wait) assert.match(text, new RegExp(`Why it waits ${wait.end - wait.start} ns.*rank 1 computes late`));
+      else assert.doesNotMatch(text, /Why it waits/);
+    }
+    assert.match(panelText(model, 1), backend === "nccl" ? /irecv\(from 1\) waits \d+ ns/ : /No wait/);
+    assert.match(panelText(model, 3), backend === "nccl" ? /Why it waits/ : /wait waits 12 ns/);
+  }
+});
+
+test("a search finds the part that waits instead of its batch", () => {
+  const model = new Model({ runs: [], sources: {} }, [batchThatWaits("nccl")]);
+  model.find("rank:0 irecv");
+  assert.deepEqual(model.hits, [[3]]);
+  model.find("rank:0");
+  assert.deepEqual(model.hits, [[0, 3, 2, 4]]);
+});
+
+test("work of the host has the host's lane and does not end a wait of the device", () => {
+  const run = made([
+    { rank: 0, op: "compute", name: "launches", queue: "host", posted: 0, started: 0, finished: 8, returned: 8 },
+    { rank: 0, op: "irecv", peer: 1, posted: 0, returned: 0, started: 9, finished: 10, match: 0 },
+    { rank: 1, op: "isend", peer: 0, posted: 9, returned: 9, started: 9, finished: 10, match: 0 },
+  ], { backend: "nccl" });
+  const [work, comm, host] = lanesOf(run)[0];
+  assert.deepEqual([[...work.kind], [...comm.start], [...host.end]], [[], [0, 9], [8]]);
+});
+
+test("a representative rank stands for all ranks of its class, in lines, tables and shares", () => {
+  const call = (rank, finished) => ({ rank, op: "compute", posted: 0, started: 0, finished, returned: finished });
+  const run = { ...made([call(0, 5), call(3, 10)], { world: 6, ranks: [[0, 5, 0, 0, 5, 5], [3, 10, 0, 0, 0, 10]] }), shown: [0, 3], like: new Map([[0, [0, 1, 2, 4]], [3, [3, 5]]]) };
+  const model = new Model({ runs: [], sources: {} }, [run]);
+  assert.deepEqual(model.lines().map((line) => line.ranks), [[0, 1, 2, 4], [3, 5]]);
+  assert.deepEqual(equalTimes(run).map((one) => one.ranks), [[0, 1, 2, 4], [3, 5]]);
+  const [compute] = sharesOf(model);
+  assert.deepEqual([compute[0], compute.at(-1).toFixed(6)], [1, (2 / 6).toFixed(6)]);
 });

@@ -177,8 +177,10 @@ def _check_report_options(arguments: CheckArguments, files: list[str]) -> None:
 def expand_folders(paths: list[str]) -> list[str]:
     """Each file once; a folder is replaced by the scenarios in it, at any depth, sorted.
 
+    A folder with profiles instead is one job, and stays as it is.
     Raises UsageError for a folder without scenarios.
     """
+    from distsim.api.inputs import holds_profiles
     from distsim.common.errors import UsageError
 
     # A dictionary as an ordered set.
@@ -189,6 +191,9 @@ def expand_folders(paths: list[str]) -> list[str]:
             continue
         yaml_paths = (p for p in Path(path).rglob("*") if p.suffix in (".yaml", ".yml"))
         scenarios = sorted(p for p in yaml_paths if p.is_file())
+        if not scenarios and holds_profiles(path):
+            files[path] = None
+            continue
         if not scenarios:
             raise UsageError(f"no scenario (*.yaml) in {path}", "name a folder with scenarios")
         files |= dict.fromkeys(map(str, scenarios))

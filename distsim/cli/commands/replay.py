@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from distsim.api.inputs import read_cluster
+from distsim.api.inputs import load_trace, read_cluster
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
     ClusterOption,
@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 TraceArgument = Annotated[
     Path,
     typer.Argument(
-        metavar="TRACE", help="Trace written by `simulate --trace F.jsonl` or `run --real`."
+        metavar="TRACE",
+        help="Trace written by `simulate --trace F.jsonl` or `run --real`, or a folder with the "
+        "PyTorch profiles of all ranks (Gloo).",
     ),
 ]
 BackendOption = Annotated[
@@ -55,6 +57,13 @@ ScaleOption = Annotated[
         "--scale",
         metavar="WHAT=FACTOR",
         help="Multiply durations: compute=0.5, or gaps=2 (host time between calls). Repeatable.",
+    ),
+]
+AsRecordedOption = Annotated[
+    bool,
+    typer.Option(
+        "--as-recorded",
+        help="Keep the recorded times of communication; only --scale changes the run.",
     ),
 ]
 TraceOption = Annotated[
@@ -88,6 +97,7 @@ class ReplayArguments:
     cluster: ClusterOption = None
     backend: BackendOption = None
     scale: ScaleOption = None
+    as_recorded: AsRecordedOption = False
     output: TraceOption = None
     scenario: ScenarioOption = None
     format: FormatOption = OutputFormat.text
@@ -103,9 +113,12 @@ def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
     \b
     Example: distsim replay run.jsonl
     Example: distsim replay run.jsonl --cluster dgx-h100 --scale compute=0.5
+    Example: distsim replay run.jsonl --as-recorded --scale compute=0.5
     Example: distsim replay run.jsonl --real --trace again.jsonl
     Example: distsim replay run.jsonl -o run.yaml
     """
+    if arguments.as_recorded:
+        _refuse_changed_communication(arguments)
     if arguments.scenario is not None:
         _write_scenario(arguments.trace, arguments.scenario)
     scale = _parse_scale(arguments.scale)
@@ -118,15 +131,31 @@ def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
     raise typer.Exit(_replay_simulated(arguments, scale))
 
 
+def _refuse_changed_communication(arguments: ReplayArguments) -> None:
+    """Raises UsageError for options that contradict --as-recorded."""
+    from distsim.common.errors import UsageError
+
+    given = {
+        "--cluster": arguments.cluster,
+        "--backend": arguments.backend,
+        "--real": arguments.real,
+    }
+    changed = [name for name, value in given.items() if value]
+    if changed:
+        raise UsageError(
+            f"--as-recorded keeps the recorded communication, but {changed[0]} changes it",
+            "omit one of them",
+        )
+
+
 def _write_scenario(trace: Path, file: Path) -> None:
     from distsim.common.errors import UsageError
     from distsim.common.file_io import write_file
-    from distsim.trace.jsonl import read_trace
     from distsim.trace_replay.compact import compact_trace
 
     check_scenario_suffix(file)
     try:
-        write_file(file, [compact_trace(read_trace(trace)).text])
+        write_file(file, [compact_trace(load_trace(trace)).text])
     except UsageError as error:
         raise UsageError(f"{trace}: {error.message}", error.remedy) from None
 
@@ -182,6 +211,7 @@ def _replay_simulated(arguments: ReplayArguments, scale: ReplayScale) -> int:
         backend=arguments.backend and arguments.backend.value,
         compute=scale.compute,
         gaps=scale.gaps,
+        as_recorded=arguments.as_recorded,
     )
     if arguments.output is not None:
         write_trace_by_suffix(arguments.output, answer.trace)
@@ -202,11 +232,10 @@ def _replay_real(arguments: ReplayArguments, options: RealRunOptions, scale: Rep
     from distsim.output.text.replay_report import real_replay_lines
     from distsim.real.launch.external_launchers import external_rank
     from distsim.real.run import RealRunRefused, chosen_backend, run_simulation
-    from distsim.trace.jsonl import read_trace
     from distsim.trace_replay import prepare_real_replay
 
     name = str(arguments.trace)
-    source = read_trace(arguments.trace)
+    source = load_trace(arguments.trace)
     if not options.force:
         _refuse_partial_trace(arguments.trace, source)
     started_by_launcher = external_rank(

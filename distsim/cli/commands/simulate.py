@@ -115,9 +115,11 @@ def read_schedule(path: Path, scenario: str) -> ReplaySchedule:
     from distsim.checker.replay_schedule import schedule_from_json
     from distsim.common.errors import UsageError
     from distsim.common.file_io import read_bytes
+    from distsim.common.reading_limits import reading_limits
 
     try:
-        data = json.loads(read_bytes(path))
+        with reading_limits(path):
+            data = json.loads(read_bytes(path))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", _SCHEDULE_REMEDY) from None
     except (ValueError, RecursionError):

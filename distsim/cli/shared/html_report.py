@@ -83,7 +83,7 @@ def write_real_run_report(path: Path | None, run: RealRun) -> None:
     from distsim.analysis.run_comparison import compare_runs
     from distsim.output.page import report_run_from_simulation, report_run_from_trace
 
-    simulated = report_run_from_simulation(run.simulation)
+    simulated = report_run_from_simulation(run.simulation, all_ranks=True)
     recorded = report_run_from_trace(run.trace, simulated.file, run.simulation)
     recorded = replace(
         recorded,

@@ -40,6 +40,13 @@ def read_measurements(source: Path, op: str | None) -> Measurements:
 
     Raises UsageError for a file that cannot be read.
     """
+    from distsim.common.reading_limits import reading_limits
+
+    with reading_limits(source):
+        return _read_limited(source, op)
+
+
+def _read_limited(source: Path, op: str | None) -> Measurements:
     from distsim.common.errors import UsageError
     from distsim.common.file_io import read_bytes
     from distsim.real.bench.measurement import BENCH_FORMAT, bench_from_json

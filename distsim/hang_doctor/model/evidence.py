@@ -57,6 +57,8 @@ class Evidence:
     oom_killed_pids: set[int] = field(default_factory=set)
     #: The stacks of calls. Each distinct stack is stored once and shared, to save memory.
     call_stacks: dict[StackKey, tuple[StackFrame, ...]] = field(default_factory=dict)
+    #: Bytes of all inputs, unpacked.
+    input_bytes: int = 0
     #: A group name -> keys of the further groups that have the same name.
     keys_of_namesakes: dict[str, list[str]] = field(default_factory=dict)
     #: Keys of groups whose counters, in logs, count messages and collectives in turn.

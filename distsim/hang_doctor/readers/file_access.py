@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.file_io import escape_control_characters
+from distsim.common.file_io import escape_control_characters, open_bytes
 from distsim.hang_doctor.model.evidence import Evidence
 
 #: Bytes of one file, and of one unpacked.
@@ -131,7 +131,7 @@ def file_bytes(path: str) -> bytes:
             f"the file has {status.st_size >> 20} MiB; the limit is {MAX_BYTES >> 20} MiB. Shorten "
             "it: `grep -aE 'NCCL|Rank|rank[0-9]' LOG > short.log`"
         )
-    with open(path, "rb") as file:
+    with open_bytes(path) as file:
         data = file.read(MAX_BYTES + 1)
     # A pipe does not state its size.
     if len(data) > MAX_BYTES:

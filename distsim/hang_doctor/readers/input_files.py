@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
 from distsim.common.errors import UsageError
+from distsim.common.reading_limits import reading_limits
 from distsim.common.records import gc_paused
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.hang_doctor.model.evidence_records import InputFile
@@ -97,9 +98,11 @@ def read_evidence(paths: Sequence[str]) -> Evidence:
     with gc_paused():
         if paths:
             for path in files_of_last_attempts(evidence, list_files(paths)):
-                _read_path(evidence, path)
-        reconcile(evidence)
-        drop_stale_ranks(evidence)
+                with reading_limits(path):
+                    _read_path(evidence, path)
+        with reading_limits("the files", evidence.input_bytes):
+            reconcile(evidence)
+            drop_stale_ranks(evidence)
     return evidence
 
 
@@ -133,6 +136,7 @@ def _parts_of(path: str) -> Iterator[_Part]:
 
 
 def _read_part(evidence: Evidence, part: _Part) -> None:
+    evidence.input_bytes += len(part.data)
     try:
         result = _read_by_content(evidence, part)
     except FileRefused as refusal:

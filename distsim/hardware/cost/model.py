@@ -62,6 +62,7 @@ from distsim.hardware.cost.nccl_placement import (
 )
 from distsim.hardware.cost.switch_uplinks import SwitchUplinks
 from distsim.operations.core.algorithms import CollectiveAlgorithm, Round, RoundsFunction
+from distsim.operations.core.resolved_call import KernelWork
 
 LinkClass = Literal["self", "intra", "inter"]
 
@@ -281,6 +282,13 @@ class CostModel:
         device = self.cluster.device
         memory = mem_bytes / (device.memory_bytes_per_ns * device.memory_efficiency)
         return kernels * self.launch_ns + ceil(max(flops / device.flop_per_ns(dtype), memory))
+
+    def work_ns(self, work: Iterable[KernelWork]) -> int:
+        """The time of kernels that run one after the other."""
+        return sum(
+            self.compute_ns(0, kernels.flops, kernels.nbytes, kernels.dtype, kernels.kernels)
+            for kernels in work
+        )
 
     def collective_ns(
         self,

@@ -160,7 +160,7 @@ def _parsed_field(
     return (ParsedFieldType(parse_one, schema, write),)
 
 
-def _unit_serializer(text: Callable[[T], str]) -> Callable[[object], object]:
+def unit_serializer(text: Callable[[T], str]) -> Callable[[object], object]:
     """Serializer of a number with a unit, alone or per rank, or of an expression in its place."""
 
     def write(value: object) -> object:
@@ -297,12 +297,12 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_parse_flops = _quantity_parser(
+parse_flop_count = _quantity_parser(
     units.parse_flops,
     "floating-point operations",
     "a count with its unit, such as `2 TFLOP`, or an expression, such as `2 * width * width`",
 )
-_parse_bytes = _quantity_parser(
+parse_byte_count = _quantity_parser(
     units.parse_size_bytes,
     "a size",
     "a size with its unit, such as `4 MiB`, or an expression, such as `4 B * width`",
@@ -314,7 +314,7 @@ DurationField = Annotated[
     *_parsed_field(
         per_rank(_duration_parser(units.parse_duration_ns)),
         _DURATION_SCHEMA,
-        _unit_serializer(units.duration_text),
+        unit_serializer(units.duration_text),
     ),
 ]
 #: The same, and not zero.
@@ -323,25 +323,25 @@ TimeoutField = Annotated[
     *_parsed_field(
         per_rank(_duration_parser(units.parse_timeout_ns)),
         _DURATION_SCHEMA,
-        _unit_serializer(units.duration_text),
+        unit_serializer(units.duration_text),
     ),
 ]
 #: float FLOP | Expression (a count of FLOP) | PerRank of them.
 FlopsField = Annotated[
     float | Expression | PerRank[float | Expression] | None,
     *_parsed_field(
-        _parse_flops,
+        parse_flop_count,
         per_rank_schema(quantity_schema("floating-point operations", bare=True)),
-        _unit_serializer(units.flops_text),
+        unit_serializer(units.flops_text),
     ),
 ]
 #: int bytes | Expression (a count of bytes) | PerRank of them.
 ByteCountField = Annotated[
     int | Expression | PerRank[int | Expression] | None,
     *_parsed_field(
-        _parse_bytes,
+        parse_byte_count,
         per_rank_schema(quantity_schema("a size", bare=True)),
-        _unit_serializer(units.size_text),
+        unit_serializer(units.size_text),
     ),
 ]
 
@@ -506,7 +506,10 @@ __all__ = [
     "TextField",
     "ValueField",
     "WaitField",
+    "parse_byte_count",
     "parse_dtype",
+    "parse_flop_count",
+    "unit_serializer",
     "parse_each",
     "single_errors",
     "expression_field",

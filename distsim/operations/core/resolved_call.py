@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.common.records import dataclass
 
@@ -90,6 +90,15 @@ class TensorBuffer:
         return self.name if self.index == 0 else f"{self.name}@{self.index}"
 
 
+class KernelWork(NamedTuple):
+    """Some kernels of a compute: their FLOP and bytes together, their number and their dtype."""
+
+    flops: float
+    nbytes: float
+    kernels: int
+    dtype: str
+
+
 @dataclass(frozen=True, slots=True)
 class ResolvedCall:
     """One operation on one rank, resolved to plain values.
@@ -120,6 +129,7 @@ class ResolvedCall:
     mem_bytes: float = 0.0
     kernels: int = 1  # that flops and bytes fall into
     dtype: str | None = None  # what a compute's flops are done in
+    work: tuple[tuple[float, float, int, str], ...] = ()  # compute: as `KernelWork`
     reads: tuple[TensorBuffer, ...] = ()
     writes: tuple[TensorBuffer, ...] = ()
     adds: tuple[TensorBuffer, ...] = ()
@@ -145,6 +155,16 @@ class ResolvedCall:
     def group_rank(self) -> int:
         """The caller's rank in the group."""
         return self.group.group_rank(self.rank)
+
+    @property
+    def kernel_work(self) -> tuple[KernelWork, ...]:
+        """The kernels of a compute that is given by its work; empty if it is given by its time."""
+        if self.work:
+            return tuple(KernelWork(*kernels) for kernels in self.work)
+        if not (self.flops or self.mem_bytes):
+            return ()
+        dtype = self.dtype or "float32"
+        return (KernelWork(self.flops, self.mem_bytes, self.kernels, dtype),)
 
     @property
     def input_nbytes(self) -> int:

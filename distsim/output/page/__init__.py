@@ -7,6 +7,13 @@ from distsim.output.page.report_run import (
     ReportRun,
     report_run_from_simulation,
     report_run_from_trace,
+    report_runs,
 )
 
-__all__ = ["ReportRun", "report_html", "report_run_from_simulation", "report_run_from_trace"]
+__all__ = [
+    "ReportRun",
+    "report_html",
+    "report_run_from_simulation",
+    "report_run_from_trace",
+    "report_runs",
+]

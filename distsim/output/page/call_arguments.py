@@ -29,7 +29,7 @@ class CallArguments:
         first = np.concatenate(
             [[0], np.cumsum(np.bincount(trace["rank"], minlength=program.world_size))]
         ).tolist()
-        for rank in range(program.world_size):
+        for rank in program.present:
             self._rank(trace, rank, slice(first[rank], first[rank + 1]))
         self.tensors = self._table.things()
 

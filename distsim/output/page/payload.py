@@ -58,16 +58,20 @@ def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> st
 def _run_data(told: ReportRun, prefix: str, columns: dict[str, Numbers]) -> dict[str, object]:
     """A run's facts; its columns go into ``columns``."""
     trace, simulation = told.trace, told.simulation
-    own = simulation is not None and trace.columns is simulation.run.trace.columns
-    time = simulation.timeline if simulation is not None and own else build_timeline(trace)
+    own = told.is_simulated
+    if simulation is not None and own and told.representatives is None:
+        time = simulation.timeline
+    else:
+        time = build_timeline(trace)
     tables = _string_tables(trace)
     head = summary_data(told, time) | {"tables": tables, "animations": animations(trace)}
     more: dict[str, Numbers] = {}
     if simulation is not None and own:
-        named = CallArguments(simulation.program, trace)
+        named = CallArguments(told.representatives or simulation.program, trace)
         more |= {"tensor": named.tensor, "root": named.root}
         tables["tensor"] = list(named.tensors)
-        held = record_value_history(simulation.program, trace)
+        folded = told.representatives is not None
+        held = None if folded else record_value_history(simulation.program, trace)
         if held is not None:
             head["holdings"] = held.tables
             columns |= {prefix + name: numbers for name, numbers in held.columns.items()}

@@ -4,7 +4,7 @@ bandwidths in GB/s.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -59,13 +59,24 @@ def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
         "ends": [list(end) for end in header.get("ends") or ()],
         "findings": [finding_json(finding) for finding in told.findings[:MAX_FINDINGS]],
         "more_findings": max(0, len(told.findings) - MAX_FINDINGS),
-        "ranks": [list(times) for times in timeline.ranks],
+        "classes": _classes_data(told),
+        "ranks": [list(timeline.ranks[rank]) for rank in told.shown_ranks],
         "collectives": [times._asdict() for times in timeline.collectives],
-        "traffic": traffic_data(told.trace),
-        "steps": equal_steps_data(told.trace),
+        "traffic": None if told.representatives is not None else traffic_data(told.trace),
+        "steps": equal_steps_data(told.trace, told.shown_ranks),
         **_simulation_data(told, timeline),
         **_waits_data(told),
     }
+
+
+def _classes_data(told: ReportRun) -> list[list[int]] | None:
+    """For each shown rank, all ranks that it stands for, itself first; None if all are shown."""
+    if told.representatives is None:
+        return None
+    return [
+        [rank, *(other for other in told.ranks_like(rank) if other != rank)]
+        for rank in told.shown_ranks
+    ]
 
 
 def _ranks_per_node(trace: Trace) -> int:
@@ -103,8 +114,7 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
     cost = simulation.cost
     device = cost.cluster.device
     # A recorded trace has no predicted times, and therefore no range of a prediction.
-    is_simulated = told.trace.columns is simulation.run.trace.columns
-    span = makespan_range(cost, simulation.program, timeline) if is_simulated else None
+    span = makespan_range(cost, simulation.program, timeline) if told.is_simulated else None
     stated = peak_memory(simulation.scenario, simulation.program)
     return found | {
         "about": simulation.scenario.about or "",
@@ -116,7 +126,7 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
         },
         "device": {"name": device.name, "nbytes": device.memory_nbytes},
         "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in stated],
-        "filled": memory_data(stated, told.trace),
+        "filled": memory_data(stated, told),
     }
 
 
@@ -173,21 +183,18 @@ def traffic_data(trace: Trace) -> dict[str, object]:
     }
 
 
-def equal_steps_data(trace: Trace) -> list[list[int]]:
+def equal_steps_data(trace: Trace, ranks: Sequence[int]) -> list[list[int]]:
     """[first, count, start, end of the first] of consecutive equal steps; empty if the run has no
     steps.
     """
-    return [
-        [s.first, s.times, s.start_ns, s.end_ns]
-        for s in group_equal_steps(trace, range(trace.world_size))
-    ]
+    return [[s.first, s.times, s.start_ns, s.end_ns] for s in group_equal_steps(trace, ranks)]
 
 
-def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object] | None:
+def memory_data(stated: Iterable[PeakMemory], told: ReportRun) -> dict[str, object] | None:
     """The memory of each kind of rank over one step, or over the run; None if there are no forward
     and backward passes.
     """
-    ranks = range(trace.world_size)
+    trace, ranks = told.trace, told.shown_ranks
     step, words = representative_step(trace, ranks)
     profiles = memory_profiles(stated, trace, ranks, step)
     with_curve = [profile for profile in profiles if profile.share is not None]
@@ -195,16 +202,18 @@ def memory_data(stated: Iterable[PeakMemory], trace: Trace) -> dict[str, object]
     if not kinds:
         return None
     start, end = step or (0, max(trace.makespan_ns, 1))
-    curves = [
-        [list(one.ranks), dict(one.parts), *_thinned_activation_curve(one)]
-        for one in kinds[:_MAX_CURVES]
-    ]
+    curves = []
+    for one in kinds[:_MAX_CURVES]:
+        like = sorted(other for rank in one.ranks for other in told.ranks_like(rank))
+        curves.append([like, dict(one.parts), *_thinned_activation_curve(one)])
     return {
         "note": words,
         "from": start,
         "to": end,
         "curves": curves,
-        "more": sum(len(one.ranks) for one in kinds[_MAX_CURVES:]),
+        "more": sum(
+            len(told.ranks_like(rank)) for one in kinds[_MAX_CURVES:] for rank in one.ranks
+        ),
     }
 
 

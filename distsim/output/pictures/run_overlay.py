@@ -125,6 +125,7 @@ class _OverlayDrawing:
         layers = [
             TrackLayer(COMPUTE_FILL, activity.work),
             TrackLayer(BACKWARD_FILL, activity.backward),
+            TrackLayer(COMPUTE_FILL, activity.host),
             TrackLayer(EXPOSED_FILL, _concatenated_spans(tuple(activity.exposed.values()))),
             TrackLayer(WAITING_FILL, activity.waiting),
         ]

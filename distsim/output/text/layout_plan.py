@@ -225,15 +225,19 @@ def _is_estimate(ranked: RankedLayout) -> bool:
 
 
 def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
+    """The meaning of every mark that occurs in the table, and of its columns."""
+    texts = []
     # The first layout is tied with itself.
     others_tied = sum(ranked.tied for ranked in plan.ranked) - 1
-    count = f"{others_tied} layout{'s' if others_tied > 1 else ''}" if others_tied > 0 else "none"
-    front = "no layout is both faster and smaller in memory"
-    if len({request.gpus for request in plan.questions}) > 1:
-        front += " on as few GPUs"
-    texts = [
-        f"=: may be faster than layout 1, because costs are uncertain ({count})",
-        f"*: Pareto-optimal ({front})",
+    if others_tied > 0:
+        count = f"{others_tied} layout{'s' if others_tied > 1 else ''}"
+        texts.append(f"=: may be faster than layout 1, because costs are uncertain ({count})")
+    if any(ranked.front for ranked in rows):
+        front = "no layout is both faster and smaller in memory"
+        if len({request.gpus for request in plan.questions}) > 1:
+            front += " on as few GPUs"
+        texts.append(f"*: Pareto-optimal ({front})")
+    texts += [
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         "range: step time if the hardware model is too fast or too slow by its known error",
         "memory: peak in % of device memory; 90 % of measured peaks are in the range",

@@ -35,17 +35,19 @@ from distsim.output.trace_data.partial_run import (
 from distsim.real.results.real_run import RealRun
 from distsim.trace.model import Trace
 from distsim.trace_replay import ReplayResult
+from distsim.trace_replay.as_recorded import RecordedReplay
 
+AnyReplay = ReplayResult | RecordedReplay
 SCHEMA_VERSION = 1
 MAX_RANKS, MAX_SEGMENTS = 16, 12
 
 
-def replay_text(found: ReplayResult, file: str) -> str:
+def replay_text(found: AnyReplay, file: str) -> str:
     """The whole report as text."""
     return write_text(replay_report(found, file))
 
 
-def replay_report(found: ReplayResult, file: str) -> Report:
+def replay_report(found: AnyReplay, file: str) -> Report:
     """The times of the trace and of its replay, the times of each rank, and the critical path."""
     return Report(
         [
@@ -53,12 +55,12 @@ def replay_report(found: ReplayResult, file: str) -> Report:
             Section(paragraphs(stopped_rank_lines(found.source), "  ", "    "), "Where it stopped"),
             _rank_section(found.timeline.ranks),
             _critical_path_section(found.timeline.critical_path, found.makespan_ns),
-            Section([Paragraph(_cost_model_text(found))]),
+            Section([Paragraph(_communication_text(found))]),
         ]
     )
 
 
-def _header_section(found: ReplayResult, file: str) -> Section:
+def _header_section(found: AnyReplay, file: str) -> Section:
     source = found.source
     trace_ns = source.makespan_ns
     partial = partial_run_text(source)
@@ -77,15 +79,22 @@ def _header_section(found: ReplayResult, file: str) -> Section:
     texts = [
         f"{name}: {outcome}",
         f"The {_trace_kind(source)} trace ({source.header.get('backend')}) {times}",
-        f"{found.program.world_size} ranks, backend {found.run.profile}, "
-        f"cluster {found.cost.name}, {len(source)} calls",
+        f"{source.world_size} ranks, {_conditions_text(found)}, {len(source)} calls",
     ]
     return Section(paragraphs(texts))
 
 
-def _simulated_text(found: ReplayResult) -> str:
+def _conditions_text(found: AnyReplay) -> str:
+    if isinstance(found, RecordedReplay):
+        return "communication as recorded"
+    return f"backend {found.run.profile}, cluster {found.cost.name}"
+
+
+def _simulated_text(found: AnyReplay) -> str:
     """A sentence about the simulation of the calls of a partial trace."""
     makespan = show_ns(found.makespan_ns)
+    if isinstance(found, RecordedReplay):
+        return f"as recorded, its calls take {makespan}"
     if found.source.header.get("cut"):
         return f"the remaining calls take {makespan}; the missing calls are unknown"
     if found.run.outcome in ("completes", "wrong-data"):
@@ -115,22 +124,32 @@ def _critical_path_section(path: Sequence[CriticalPathSegment], makespan_ns: int
     return Section([table, Paragraph(more, "  ")], "Critical path")
 
 
-def _cost_model_text(found: ReplayResult) -> str:
-    return f"Hardware model {found.cost.name}: {found.cost.error_band}."
+def _communication_text(found: AnyReplay) -> str:
+    if not isinstance(found, RecordedReplay):
+        return f"Hardware model {found.cost.name}: {found.cost.error_band}."
+    if found.largest_change_ns:
+        changed = show_ns(found.largest_change_ns)
+        return f"{found.events} events replayed as recorded; the scale moves them by {changed}."
+    return f"{found.events} events replayed; all times match the recording exactly."
 
 
-def replay_json(found: ReplayResult, file: str) -> dict[str, object]:
+def replay_json(found: AnyReplay, file: str) -> dict[str, object]:
     """What `distsim replay --format json` prints. Times are ns."""
+    source = found.source
+    profile = source.header.get("backend")
+    if isinstance(found, ReplayResult):
+        profile = found.run.profile
     return {
         "schema_version": SCHEMA_VERSION,
         "file": file,
-        "name": found.source.header.get("name"),
+        "name": source.header.get("name"),
         "outcome": found.outcome,
-        "partial": partial_run_json(found.source),
-        "profile": found.run.profile,
-        "world_size": found.program.world_size,
-        "calls": len(found.source),
-        "trace_makespan_ns": found.source.makespan_ns,
+        "partial": partial_run_json(source),
+        "as_recorded": isinstance(found, RecordedReplay),
+        "profile": profile,
+        "world_size": source.world_size,
+        "calls": len(source),
+        "trace_makespan_ns": source.makespan_ns,
         "makespan_ns": found.makespan_ns,
         "iteration_ns": found.timeline.iteration_ns,
         "ranks": [r._asdict() for r in found.timeline.ranks],
@@ -138,12 +157,13 @@ def replay_json(found: ReplayResult, file: str) -> dict[str, object]:
             {**s._asdict(), "place": f"{s.place.file}:{s.place.line}"}
             for s in found.timeline.critical_path
         ],
-        "cost_model": {
-            "name": found.cost.name,
-            "source": found.cost.source,
-            "error_band": found.cost.error_band,
-        },
+        "cost_model": None if isinstance(found, RecordedReplay) else _cost_model_json(found),
     }
+
+
+def _cost_model_json(found: ReplayResult) -> dict[str, object]:
+    cost = found.cost
+    return {"name": cost.name, "source": cost.source, "error_band": cost.error_band}
 
 
 # --- for real ---

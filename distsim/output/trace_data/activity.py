@@ -34,9 +34,12 @@ MAX_STREAMS = 4
 class RankActivity(NamedTuple):
     """The activity of one rank, or of ``many`` ranks together.
 
-    ``backward``: backward passes; ``work``: all other computes. ``exposed``: transfers while
-    nothing is computed, by queue if queues overlap; ``hidden``: transfers during computes.
-    ``waiting``: the rest of the time in calls. ``computes`` and ``moves``: the rows with a bar.
+    The categories are those of `distsim.analysis.timeline`, so shares of the time are equal in
+    pictures and reports. ``backward``: backward passes; ``work``: all other computes. ``exposed``:
+    transfers while nothing is computed, by queue if queues overlap; ``hidden``: transfers during
+    computes. ``host``: work of the host of a device backend, such as launches, while its device
+    does nothing. ``waiting``: the rest of the time in calls. ``computes`` and ``moves``: the rows
+    with a bar.
     """
 
     many: int
@@ -44,18 +47,20 @@ class RankActivity(NamedTuple):
     backward: TimeSpans
     exposed: Mapping[str, TimeSpans]
     hidden: Mapping[str, TimeSpans]
+    host: TimeSpans
     waiting: TimeSpans
     computes: Ints
     moves: Ints
 
     def kinds(self) -> tuple[tuple[TimeSpans, ...], ...]:
-        """Work, backward, exposed, hidden and waiting: the spans of each."""
+        """Work, backward, exposed, hidden, waiting and host: the spans of each."""
         return (
             (self.work,),
             (self.backward,),
             tuple(self.exposed.values()),
             tuple(self.hidden.values()),
             (self.waiting,),
+            (self.host,),
         )
 
 
@@ -77,6 +82,8 @@ class ActivityReader:
         profile = BACKEND_PROFILES.get(str(trace.header.get("backend")))
         # On a device backend a call returns before its work starts; the rank's stream then waits.
         self._ahead = profile is not None and profile.device
+        on_host = trace.rows_with_text("queue", frozenset(("host",))) & self._compute
+        self._host_work = on_host & self._ahead
         if groups is None:
             self._chosen = np.ones(len(trace), dtype=bool)
         else:
@@ -96,7 +103,8 @@ class ActivityReader:
         has_finished = finished >= 0
 
         is_compute = self._compute[rows]
-        computes = is_compute & has_started
+        on_host = self._host_work[rows] & has_started
+        computes = is_compute & has_started & ~on_host
         backward_rows = np.zeros(len(rows), dtype=bool)
         if "name" in trace.columns:
             backward_rows = computes & self._is_backward[trace["name"][rows]]
@@ -114,8 +122,9 @@ class ActivityReader:
             in_calls.append(lay(calls & ~self._waits[rows], posted, start_of_work))
 
         all_transfers = _concatenated_spans(tuple(streams.values()))
-        _, alone, waits = exclusive_layers(
-            [busy, all_transfers, _concatenated_spans(tuple(in_calls))]
+        on_host_spans = lay(on_host, started, until)
+        _, alone, host, waits = exclusive_layers(
+            [busy, all_transfers, on_host_spans, _concatenated_spans(tuple(in_calls))]
         )
         if len(streams) == 1:
             exposed = {"": alone}
@@ -132,6 +141,7 @@ class ActivityReader:
             backward.back(period),
             {n: s.back(period) for n, s in exposed.items()},
             {n: s.back(period) for n, s in hidden.items()},
+            host.back(period),
             waits.back(period),
             rows[computes],
             rows[moves],

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.core.resolved_call import KernelWork
 from distsim.program.model import Program
 from distsim.real.shared.device_selection import RankDevices, backend_variables
 from distsim.scenario.startup.init_method import ENV_VARIABLES
@@ -22,13 +22,8 @@ from distsim.scenario.startup.init_method import ENV_VARIABLES
 FOLDER_PREFIX = "distsim-run-"
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
-#: (flops, bytes moved, dtype, kernels) of a compute call -> duration in ns.
-ComputeTimes = Mapping[tuple[float, float, str | None, int], int]
-
-
-def compute_key(call: ResolvedCall) -> tuple[float, float, str | None, int]:
-    """The key of a compute call in `ComputeTimes`."""
-    return call.flops, call.mem_bytes, call.dtype, call.kernels
+#: `ResolvedCall.kernel_work` of a compute call -> duration in ns.
+ComputeTimes = Mapping[tuple[KernelWork, ...], int]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from math import inf
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
-from distsim.operations.core.resolved_call import ResolvedCall
-from distsim.real.shared.job import ComputeTimes, compute_key
+from distsim.operations.core.resolved_call import KernelWork, ResolvedCall
+from distsim.real.shared.job import ComputeTimes
 from distsim.real.shared.progress_file import ProgressField, ProgressFile
 
 if TYPE_CHECKING:
@@ -52,31 +52,23 @@ def simulated_compute_times(
     Empty if every rank can do its flops and copies for real.
     """
     limit = _MAX_REAL_WORK[device_kind]
-    times: dict[tuple[float, float, str | None, int], int] = {}
+    times: dict[tuple[KernelWork, ...], int] = {}
     is_too_much = False
     for rank in ranks:
-        computes = _computes_with_work(simulation, rank)
-        work = _RealWork(
-            sum(call.flops for call in computes), sum(call.mem_bytes for call in computes)
-        )
-        is_too_much |= work.flops > limit.flops or work.nbytes > limit.nbytes
-        for call in computes:
-            key = compute_key(call)
-            if key not in times:
-                times[key] = simulation.cost.compute_ns(
-                    0, call.flops, call.mem_bytes, call.dtype or "float32", call.kernels
-                )
+        flops = nbytes = 0.0
+        for work in _stated_work(simulation, rank):
+            flops += sum(kernels.flops for kernels in work)
+            nbytes += sum(kernels.nbytes for kernels in work)
+            if work not in times:
+                times[work] = simulation.cost.work_ns(work)
+        is_too_much |= flops > limit.flops or nbytes > limit.nbytes
     return times if is_too_much else {}
 
 
-def _computes_with_work(simulation: Simulation, rank: int) -> list[ResolvedCall]:
+def _stated_work(simulation: Simulation, rank: int) -> list[tuple[KernelWork, ...]]:
+    """The work of each compute of a rank that states flops or bytes instead of a time."""
     calls = [call for _, call in simulation.program.calls_of(rank) if call.op == "compute"]
-    return [call for call in calls if _states_work(call)]
-
-
-def _states_work(call: ResolvedCall) -> bool:
-    """The compute states flops or bytes instead of a time."""
-    return bool(call.flops or call.mem_bytes)
+    return [call.kernel_work for call in calls if call.kernel_work]
 
 
 def wait_until(end_ns: int, spin_ns: float) -> None:
@@ -122,15 +114,16 @@ class ComputeLoad:
                 self._prepare_gpu(call, cuda)
 
     def _prepare_gpu(self, call: ResolvedCall, cuda: ModuleType) -> None:
-        if self.compute_times or not _states_work(call):
+        if self.compute_times or not call.kernel_work:
             if not self._cycles_per_ns:
                 self._cycles_per_ns = _measure_clock_rate(cuda)
             return
-        for side in _MATRIX_SIDES:
-            is_used = call.flops * self.slowdown >= 2 * side**3
-            if is_used or (call.flops and side == _SMALLEST_SIDE):
-                self._multiply(call.dtype, side, on_gpu=True)
-        self._copy(min(int(call.mem_bytes), 1), on_gpu=True)
+        for kernels in call.kernel_work:
+            for side in _MATRIX_SIDES:
+                is_used = kernels.flops * self.slowdown >= 2 * side**3
+                if is_used or (kernels.flops and side == _SMALLEST_SIDE):
+                    self._multiply(kernels.dtype, side, on_gpu=True)
+            self._copy(min(int(kernels.nbytes), 1), on_gpu=True)
 
     def _gpu_of(self, call: ResolvedCall) -> ModuleType | None:
         """torch.cuda (or a replacement in tests); None if the host does the work."""
@@ -139,11 +132,13 @@ class ComputeLoad:
     def compute(self, call: ResolvedCall) -> None:
         """Take the stated time, or do the stated flops and copies."""
         cuda = self._gpu_of(call)
-        if not self.compute_times and _states_work(call):
-            self._do_flops(call.flops * self.slowdown, call.dtype, cuda is not None)
-            self._copy(int(call.mem_bytes * self.slowdown), cuda is not None)
+        work = call.kernel_work
+        if work and not self.compute_times:
+            for kernels in work:
+                self._do_flops(kernels.flops * self.slowdown, kernels.dtype, cuda is not None)
+                self._copy(int(kernels.nbytes * self.slowdown), cuda is not None)
             return
-        stated_ns = self.compute_times.get(compute_key(call), call.time_ns)
+        stated_ns = self.compute_times.get(work, call.time_ns)
         duration_ns = round(stated_ns * self.slowdown)
         if cuda is not None:
             cuda._sleep(max(1, round(duration_ns * self._cycles_per_ns)))
@@ -159,7 +154,7 @@ class ComputeLoad:
         self.progress.words[ProgressField.BUSY_UNTIL_NS] = end_ns
         wait_until(end_ns, inf if busy else _SLEEP_MARGIN_NS)
 
-    def _do_flops(self, flops: float, dtype: str | None, on_gpu: bool) -> None:
+    def _do_flops(self, flops: float, dtype: str, on_gpu: bool) -> None:
         """Matrix products of 2n³ flops, on a GPU the largest that fit; each counts as progress."""
         remaining = flops
         for side in _MATRIX_SIDES if on_gpu else (_SMALLEST_SIDE,):
@@ -168,11 +163,11 @@ class ComputeLoad:
                 remaining -= 2 * side**3
                 self.progress.words[ProgressField.PROGRESS] += 1
 
-    def _multiply(self, dtype: str | None, side: int, on_gpu: bool) -> None:
+    def _multiply(self, dtype: str, side: int, on_gpu: bool) -> None:
         """Multiply two matrices of the dtype, or of float32 if a GPU cannot multiply the dtype."""
         import torch
 
-        name = dtype or "float32"
+        name = dtype
         if on_gpu and not _gpu_can_multiply(getattr(torch, name)):
             name = "float32"
         operands = self._operands.get((name, side, on_gpu))

@@ -51,8 +51,11 @@ def recording_of_trace(trace: Trace, file: str) -> Recording:
     steps = {number: i for i, number in enumerate(iterations)}
     on_streams = trace.header.get("backend") == "nccl"
     omitted = 0
-    for rank, calls in groupby(trace.rows(), key=lambda call: call.rank):
-        of_rank = _RankRows(builder, rank, steps, list(calls))
+    first_row = 0
+    for rank, rank_calls in groupby(trace.rows(), key=lambda call: call.rank):
+        calls = list(rank_calls)
+        of_rank = _RankRows(builder, rank, steps, calls, first_row)
+        first_row += len(calls)
         omitted += of_rank.add_stream_calls() if on_streams else of_rank.add_host_calls()
     if not builder.rows:
         raise UsageError(
@@ -73,10 +76,18 @@ def recording_of_trace(trace: Trace, file: str) -> Recording:
 
 
 class _RankRows:
-    """Adds the rows of one rank. ``host``: the last row of the host."""
+    """Adds the rows of one rank. ``host``: the last row of the host.
+
+    ``first_row``: the number of its first call among the rows of the trace.
+    """
 
     def __init__(
-        self, builder: GraphBuilder, rank: int, steps: dict[int, int], calls: list[TraceCall]
+        self,
+        builder: GraphBuilder,
+        rank: int,
+        steps: dict[int, int],
+        calls: list[TraceCall],
+        first_row: int,
     ) -> None:
         self.builder = builder
         self.rank = rank
@@ -85,6 +96,9 @@ class _RankRows:
         self.host: int | None = None
         #: Position of the call that ends requests -> (rows of these requests).
         self.ended_at: dict[int, list[int]] = {}
+        self.row_of = {
+            (call.position, call.part): row for row, call in enumerate(calls, start=first_row)
+        }
         self.returned = {call.position: call.returned_ns for call in calls if call.part < 0}
 
     def add_host_calls(self) -> int:
@@ -235,4 +249,5 @@ class _RankRows:
             max(call.nbytes, 0),
             provides=not is_receiver,
             may_wait=call.op != "put_signal",
+            source=self.row_of[call.position, call.part],
         )

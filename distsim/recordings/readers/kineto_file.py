@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
+from distsim.common.file_io import open_bytes
 
 #: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
 LARGEST_FILE = 2 << 30
@@ -103,7 +104,7 @@ def read_profile(path: Path) -> RankProfile:
 
 def _parse(path: Path) -> Any:
     try:
-        with path.open("rb") as raw:
+        with open_bytes(path) as raw:
             # The content decides, because names lose or gain `.gz` when files are copied.
             is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
             file = gzip.open(raw) if is_gzip else raw  # noqa: SIM115

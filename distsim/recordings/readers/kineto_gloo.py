@@ -53,6 +53,8 @@ _OPERATIONS = {
     "alltoall_base": "all_to_all_single",
 }
 ROOTED = ("broadcast", "reduce", "gather", "scatter")
+#: Rooted operation -> the position of the root among the inputs, from the end.
+_ROOT_INPUTS = {"broadcast": -4, "reduce": -4, "gather": -3, "scatter": -3}
 _MESSAGES = ("send", "recv")
 #: Assumed, because a profile of Gloo names the type of tensors in a list only as a list.
 _ELEMENT_BYTES = 4
@@ -64,7 +66,8 @@ _UNSEEN_WAIT_QUANTILE = 0.85
 class HostCall(NamedTuple):
     """One call of a rank in a step; ``border`` is the number of its own begin.
 
-    ``end``: the end of its work. ``peer``, ``tag``: of a message, else -1.
+    ``end``: the end of its work. ``peer``: the other rank of a message, or the root, as numbers in
+    the group; else -1. ``tag``: of a message, else -1.
     """
 
     operation: str
@@ -208,7 +211,8 @@ def _host_call(event: ProfileEvent, work: ProfileEvent, border: int, end_border:
     inputs = inputs if isinstance(inputs, list) else []
     operation = _OPERATIONS.get(kind, kind.removesuffix("_any_source"))
     is_message = operation in _MESSAGES
-    peer, tag = (_integer(inputs, -2), _integer(inputs, -1)) if is_message else (-1, -1)
+    peer = _integer(inputs, -2) if is_message else _root(operation, inputs)
+    tag = _integer(inputs, -1) if is_message else -1
     is_blocking = not is_message and len(inputs) >= 2 and inputs[-2] == "False"
     return HostCall(
         operation,
@@ -221,6 +225,10 @@ def _host_call(event: ProfileEvent, work: ProfileEvent, border: int, end_border:
         peer,
         tag,
     )
+
+
+def _root(operation: str, inputs: list[Any]) -> int:
+    return _integer(inputs, _ROOT_INPUTS[operation]) if operation in _ROOT_INPUTS else -1
 
 
 def _integer(values: list[Any], position: int) -> int:

@@ -25,7 +25,12 @@ from distsim.recordings.readers.kineto_gloo import (
     host_steps,
     infer_waits,
 )
-from distsim.recordings.recording import ClockAlignment, Recording, StepOperations
+from distsim.recordings.recording import (
+    ClockAlignment,
+    MeetingPartners,
+    Recording,
+    StepOperations,
+)
 
 FORMAT = "PyTorch profile (Gloo)"
 _COMMUNICATION_LANE = 1
@@ -41,12 +46,14 @@ class MeetingKey(NamedTuple):
 
     ``partners``: the group of a collective, or sender and receiver of a message. ``tag``: None for
     collectives. ``order``: the number among those with equal partners and tag in the step.
+    ``root``: None for collectives without a root.
     """
 
     partners: tuple[int, ...]
     tag: int | None
     step: int
     order: int = 0
+    root: int | None = None
 
 
 class ReadHosts(NamedTuple):
@@ -81,6 +88,7 @@ def gloo_recording(profiles: Sequence[RankProfile]) -> Recording:
         missing_members=_missing_members(job.builder.meeting_numbers(), set(by_rank)),
         inferred_waits=job.inferred_waits,
         operations=job.operations,
+        partners=_partners(job.builder.meeting_numbers()),
         operation_count=sum(len(profile.events) for profile in profiles),
     )
 
@@ -206,12 +214,18 @@ def _group_of(rank: int, family: GroupFamily) -> tuple[int, ...] | None:
 def _first_key(call: HostCall, rank: int, group: tuple[int, ...], step: int) -> MeetingKey | None:
     """The key of a call, as if it were the first with its partners in the step."""
     if call.operation not in ("send", "recv"):
-        return MeetingKey(group, None, step)
+        root = group[call.peer] if 0 <= call.peer < len(group) else None
+        return MeetingKey(group, None, step, root=root)
     if not 0 <= call.peer < len(group):
         return None
     peer = group[call.peer]
     partners = (rank, peer) if call.operation == "send" else (peer, rank)
     return MeetingKey(partners, call.tag, step)
+
+
+def _partners(numbers: Mapping[Hashable, int]) -> dict[int, MeetingPartners]:
+    keys = [(number, key) for key, number in numbers.items() if isinstance(key, MeetingKey)]
+    return {number: MeetingPartners(key.partners, key.tag, key.root) for number, key in keys}
 
 
 def _missing_members(
@@ -342,8 +356,15 @@ class _GlooJob:
             self.shifted(rank, max(call.start, min(call.end, limit))),
             ("alone", rank, number, i) if key is None else key,
             call.nbytes,
+            provides=not _only_receives(call, rank, key),
         )
         return self.builder.add(row, [host])
+
+
+def _only_receives(call: HostCall, rank: int, key: MeetingKey | None) -> bool:
+    """Whether no other member waits for this one: the receivers of a broadcast."""
+    is_from_root = call.operation in ("broadcast", "scatter")
+    return is_from_root and key is not None and key.root not in (None, rank)
 
 
 def _cuts(

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import itertools
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +31,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.file_io import is_stream, open_bytes
 from distsim.common.installation import install_command
 from distsim.recordings.event_graph import (
     NO_MEETING,
@@ -217,6 +219,8 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
         raise EnvironmentFault(
             f"{path}: pyarrow is not installed, which reads Parquet", install_command("sweep")
         ) from None
+    if is_stream(path):
+        raise UsageError(f"{path}: a Parquet file cannot be read from a pipe", _REMEDY)
     try:
         table: Any = parquet.read_table(path)
     except (OSError, ValueError) as error:
@@ -230,11 +234,13 @@ def _parquet_columns(path: Path) -> dict[str, Any]:
 
 
 def _csv_columns(path: Path) -> dict[str, Any]:
-    opened = gzip.open if path.suffix.lower() == ".gz" else open
     columns: dict[str, list[str]] = {}
     try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
-            for line in csv.DictReader(file):
+        with open_bytes(path) as raw:
+            is_gzip = path.suffix.lower() == ".gz"
+            unpacked = io.BufferedReader(gzip.GzipFile(fileobj=raw)) if is_gzip else raw
+            text = io.TextIOWrapper(unpacked, encoding="utf-8", newline="")
+            for line in csv.DictReader(text):
                 for name in COLUMNS:
                     if name in line:
                         columns.setdefault(name, []).append(line[name] or "nan")
@@ -356,7 +362,8 @@ def _edges(
             if earlier in rows_of and later in rows_of:
                 before.append(rows_of[earlier])
                 after.append(rows_of[later])
-    return np.concatenate(before), np.concatenate(after)
+    none = np.empty(0, dtype=np.int64)
+    return np.concatenate([none, *before]), np.concatenate([none, *after])
 
 
 def _dependencies(
@@ -364,6 +371,8 @@ def _dependencies(
 ) -> Iterator[tuple[ScheduledOperation, ScheduledOperation]]:
     """Pairs (earlier, later) of one stage; some may name operations that it does not have."""
     order = _computations_in_order(table, rows_of, stage)
+    if not order:
+        return
     yield from itertools.pairwise(order)
     for message in _MESSAGES:
         kind = message.split("-")[0]
@@ -377,13 +386,15 @@ def _dependencies(
                 yield this, compute
                 yield (f"{kind}-compute", number - 1, stage), this
             yield this, (message, number + 1, stage)
-    first_backward = [operation[0] for operation in order].index("backward-compute")
+    kinds = [operation[0] for operation in order]
+    first_backward = kinds.index("backward-compute") if "backward-compute" in kinds else 0
     if first_backward >= 2:
         # The exchange of the first backward starts when the second last forward is finished.
         for message in ("backward-send", "backward-recv"):
             yield order[first_backward - 2], (message, 0, stage)
-    first_forward = next(op for op in order if op[0] == "forward-compute")
-    yield ("params-all-gather", 0, stage), first_forward
+    first_forward = next((op for op in order if op[0] == "forward-compute"), None)
+    if first_forward is not None:
+        yield ("params-all-gather", 0, stage), first_forward
     yield ("params-all-gather", 0, stage), ("grads-reduce-scatter", 0, stage)
     tail = [(name, 0, stage) for name in _TAIL if (name, 0, stage) in rows_of]
     last = _last_computation(table, rows_of, order)

@@ -5,7 +5,8 @@ formulas for what it lacks: attention on the CPU, grouped products, fused LSTMs,
 vectors. Bytes are what an operator reads and writes, each tensor once; views move none.
 
 Kernels are kept apart, because a roofline holds for one kernel. The predicted time of a step is the
-sum of the times of its kernels, launches included (`distsim.hardware.cost`).
+sum of the times of its kernels, launches included (`distsim.hardware.cost`). Captured programs
+contain the kernels and not their time, so the same program can be simulated on any cluster.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from distsim.hardware.cluster import Cluster, cluster_from
 from distsim.hardware.cost import CostModel
+from distsim.operations.core.resolved_call import DTYPE_BYTES, KernelWork
 from distsim.script_capture.compute.fused_norms import FusedNormCounter
 
 if TYPE_CHECKING:
@@ -50,6 +52,18 @@ _KERNEL_FREE_OPS: Final = (
     "lift_fresh_copy",
     "_unsafe_view",
 )
+
+
+#: A dtype of the same width for those that distsim has no name for.
+SUBSTITUTE_DTYPES: Final = {
+    "uint16": "int16",
+    "uint32": "int32",
+    "uint64": "int64",
+    "float8_e4m3fnuz": "float8_e4m3fn",
+    "float8_e5m2fnuz": "float8_e5m2",
+    "float8_e8m0fnu": "uint8",
+    "complex32": "float32",
+}
 
 
 class ComputeKernel(NamedTuple):
@@ -87,6 +101,32 @@ class ComputeInterval(NamedTuple):
     def launches(self) -> int:
         """The number of kernel launches."""
         return sum(count for _, count in self.kernels)
+
+    def work(self) -> tuple[KernelWork, ...]:
+        """The kernels as a compute step states them, in as few entries as the roofline allows.
+
+        Kernels without FLOP are limited by memory on every device, so their bytes can be added.
+        Other kernels are merged only if they are equal.
+        """
+        copied = launches = 0
+        entries = []
+        for kernel, count in self.kernels:
+            if kernel.flops:
+                flops, nbytes = kernel.flops * count, kernel.nbytes * count
+                entries.append(KernelWork(flops, nbytes, count, _stated_dtype(kernel.dtype)))
+            else:
+                copied += kernel.nbytes * count
+                launches += count
+        entries.sort(reverse=True)
+        if launches:
+            entries.append(KernelWork(0, copied, launches, "float32"))
+        return tuple(entries)
+
+
+def _stated_dtype(dtype: str) -> str:
+    """The dtype as a compute step may state it; devices compute in float32 what they lack."""
+    dtype = SUBSTITUTE_DTYPES.get(dtype, dtype)
+    return dtype if dtype in DTYPE_BYTES else "float32"
 
 
 class KernelCounter:
@@ -135,17 +175,9 @@ def count_kernels(site: Callable[[], str] | None = None) -> Iterator[KernelCount
 
 
 def duration_ns(interval: ComputeInterval, cluster: Cluster | str | Mapping[str, object]) -> int:
-    """How long one rank's device takes (`distsim.hardware.cost.CostModel.compute_ns`)."""
+    """How long one rank's device takes (`distsim.hardware.cost.CostModel.work_ns`)."""
     resolved = cluster if isinstance(cluster, Cluster) else cluster_from(cluster)
-    return duration_with_model_ns(interval, CostModel(resolved, 1, 1))
-
-
-def duration_with_model_ns(interval: ComputeInterval, model: CostModel) -> int:
-    """`duration_ns` with an existing cost model."""
-    return sum(
-        model.compute_ns(0, kernel.flops, kernel.nbytes, kernel.dtype) * count
-        for kernel, count in interval.kernels
-    )
+    return CostModel(resolved, 1, 1).work_ns(interval.work())
 
 
 # --- counting ---

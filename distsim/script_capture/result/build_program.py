@@ -10,8 +10,6 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from math import prod
 from typing import Any, Final
 
-from distsim.hardware.cluster import Cluster
-from distsim.hardware.cost import CostModel
 from distsim.operations.core.resolved_call import DTYPE_BYTES, RankGroup
 from distsim.operations.registry import OPERATIONS
 from distsim.program.assemble import CodeBuilder
@@ -20,9 +18,9 @@ from distsim.program.code import BufferVector, CallSite, CodeCall, SharedCode
 from distsim.program.model import Program, RankFault
 from distsim.program.program_tables import ProgramTables
 from distsim.script_capture.compute.kernel_counter import (
+    SUBSTITUTE_DTYPES,
     ComputeInterval,
     ComputeKernel,
-    duration_with_model_ns,
 )
 from distsim.script_capture.hub.collective_results import CallContribution
 from distsim.script_capture.hub.matching import GroupInstance, RankCall
@@ -38,16 +36,6 @@ from distsim.script_capture.result.recorded_calls import (
 )
 from distsim.script_capture.result.thread_order import ThreadOrder, events_in_order
 
-#: A dtype of the same width for those that distsim has no name for.
-_SUBSTITUTE_DTYPES: Final = {
-    "uint16": "int16",
-    "uint32": "int32",
-    "uint64": "int64",
-    "float8_e4m3fnuz": "float8_e4m3fn",
-    "float8_e5m2fnuz": "float8_e5m2",
-    "float8_e8m0fnu": "uint8",
-    "complex32": "float32",
-}
 #: Number of the world's group in a program.
 _WORLD_GROUP: Final = 0
 _MAX_ERROR_TEXT: Final = 200
@@ -58,15 +46,14 @@ def build_program(
     backend: str,
     name: str,
     file: str,
-    cluster: Cluster | None = None,
     order: ThreadOrder = "met",
 ) -> Program:
     """The program that the ranks ran, under the rules of ``backend``.
 
-    ``cluster`` has the devices that compute what was counted. ``order`` is that of the calls of a
-    rank's threads (`distsim.script_capture.result.thread_order`).
+    ``order`` is that of the calls of a rank's threads
+    (`distsim.script_capture.result.thread_order`).
     """
-    return _CapturedProgramBuilder(captured, backend, cluster, order).build(name, file)
+    return _CapturedProgramBuilder(captured, backend, order).build(name, file)
 
 
 def world_backend(processes: Iterable[RankProcess]) -> str:
@@ -97,13 +84,10 @@ class _CapturedProgramBuilder:
     ``group_numbers`` has the numbers of groups by instance (its id) and backend.
     """
 
-    def __init__(
-        self, captured: CapturedRun, backend: str, cluster: Cluster | None, order: ThreadOrder
-    ) -> None:
+    def __init__(self, captured: CapturedRun, backend: str, order: ThreadOrder) -> None:
         self.captured = captured
         self.backend = backend
         self.order: ThreadOrder = order
-        self.cost_model = CostModel(cluster, 1, 1) if cluster is not None else None
         self.size = captured.world
         self.tables = ProgramTables(self.size, backend)
         self.processes = self._processes()
@@ -201,13 +185,6 @@ class _CapturedProgramBuilder:
             startups += [e.facts for e in process.events if e.kind == "init_process_group"]
         is_eager = bool(startups) and all(facts["eager"] for facts in startups)
         return {"init": "eager"} if is_eager and self.backend == "nccl" else {}
-
-    def compute_ns(self, kernels: Sequence[Sequence[Any]]) -> int:
-        """How long counted kernels take; 0 without a cluster."""
-        if self.cost_model is None:
-            return 0
-        counted = tuple((ComputeKernel(*kernel), count) for *kernel, count in kernels)
-        return duration_with_model_ns(ComputeInterval(counted), self.cost_model)
 
 
 class _CapturedRankBuilder:
@@ -326,7 +303,8 @@ class _CapturedRankBuilder:
         if op == "init_process_group":
             return {"timeout_ns": facts["timeout_ns"], "backend": self.owner.backend}
         if op == "compute":
-            return {"time_ns": self.owner.compute_ns(facts["kernels"]), "name": "compute"}
+            counted = tuple((ComputeKernel(*row), count) for *row, count in facts["kernels"])
+            return {"work": ComputeInterval(counted).work(), "name": "compute"}
         return {}
 
     def _change_draft(self, call: CapturedCall, event: HubEvent) -> CallDraft:
@@ -416,7 +394,7 @@ def _buffers(
 ) -> tuple[BufferVector, ...]:
     """Buffers of these shapes. An unknown dtype becomes one of the same width."""
     if dtype not in DTYPE_BYTES:
-        dtype = _SUBSTITUTE_DTYPES.get(dtype, "uint8")
+        dtype = SUBSTITUTE_DTYPES.get(dtype, "uint8")
     return tuple(BufferVector(name, 0, tuple(shape), dtype) for shape in shapes)
 
 

@@ -11,11 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from distsim.backends import default_cluster
 from distsim.checker.verdict import Verdict
 from distsim.common.records import gc_paused
 from distsim.findings.finding_types import Finding, SourceLocation
-from distsim.hardware.cluster import PRESETS, Cluster, cluster_from
+from distsim.hardware.cluster import Cluster
 from distsim.program.model import Program
 from distsim.scenario import Scenario
 from distsim.script_capture.hub.matching import calls_agree
@@ -43,7 +42,6 @@ from distsim.simulation.simulate_scenario import (
     EACH_RANK_RAN_ALONE,
     Simulation,
     cost_model,
-    load_cluster,
     simulate_program,
 )
 
@@ -269,10 +267,7 @@ def _simulate_in_order(
 ) -> Simulation:
     options = captured.capture_options
     file = script_name(captured)
-    compute_cluster = None
-    if options.child_options.counts:
-        compute_cluster = _compute_cluster(backend, cluster)
-    program = build_program(captured, backend, os.path.basename(file), file, compute_cluster, order)
+    program = build_program(captured, backend, os.path.basename(file), file, order)
     world: object = program.world_size
     if options.nodes > 1:
         world = {"nodes": options.nodes, "ranks_per_node": program.local_size}
@@ -280,16 +275,6 @@ def _simulate_in_order(
     return simulate_program(
         scenario, program, cost_model(scenario, program, cluster), with_values=False
     )
-
-
-def _compute_cluster(backend: str, cluster: ClusterArgument) -> Cluster:
-    """The cluster whose devices compute: the one by which the calls are costed."""
-    if cluster is None:
-        return default_cluster(backend)
-    is_file = isinstance(cluster, str) and cluster.endswith((".yaml", ".yml"))
-    if isinstance(cluster, str) and is_file and cluster not in PRESETS:
-        return load_cluster(cluster)
-    return cluster_from(cluster)
 
 
 def script_name(captured: CapturedRun) -> str:

@@ -5,12 +5,13 @@ and varied by jitter.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import CodeCall, SharedCode, Vec, at_row
+from distsim.program.code import CodeCall, RankValues, SharedCode, Vec, at_row
 from distsim.program.model import Program
 
 
@@ -62,8 +63,22 @@ def _one_sided_ns(cost: CostModel, code: SharedCode, call: CodeCall) -> Vec:
 
 def _base_ns(cost: CostModel, call: CodeCall, ranks: int) -> Vec:
     """The time given by the scenario, or predicted by the device's roofline."""
-    amounts = [call.fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes")]
-    dtype, kernels = call.fields.get("dtype") or "float32", call.fields.get("kernels", 1)
+    fields = call.fields
+    work = fields.get("work", ())
+    if not work:
+        amounts = [fields.get(name, 0) for name in ("time_ns", "flops", "mem_bytes")]
+        dtype, kernels = fields.get("dtype") or "float32", fields.get("kernels", 1)
+        return _roofline_ns(cost, amounts, dtype, kernels, ranks)
+    total: Vec = 0
+    for flops, nbytes, kernels, dtype in work:
+        total = total + _roofline_ns(cost, [0, flops, nbytes], dtype, kernels, ranks)
+    return total
+
+
+def _roofline_ns(
+    cost: CostModel, amounts: Sequence[RankValues], dtype: str, kernels: int, ranks: int
+) -> Vec:
+    """`CostModel.compute_ns` for a time, FLOP and bytes, each of which may differ by rank."""
     if not any(isinstance(amount, np.ndarray) for amount in amounts):
         time, flops, nbytes = amounts
         return cost.compute_ns(int(time), float(flops), float(nbytes), dtype, kernels)

@@ -31,6 +31,7 @@ from distsim.common.file_io import (
     write_file,
 )
 from distsim.common.message_text import closest_name
+from distsim.common.reading_limits import reading_limits
 from distsim.findings.finding_types import SourceLocation
 from distsim.trace.gzip_lines import decode_lines, encode_pieces, is_gzip
 from distsim.trace.header import FORMAT, TRACE_REMEDY, read_header
@@ -128,7 +129,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
     """
     shown = escape_control_characters(os.fspath(path), one_line=True)
     try:
-        with open_bytes(path) as raw:
+        with reading_limits(path), open_bytes(path) as raw:
             lines = decode_lines(raw, _MAX_HEADER_BYTES, _MAX_LINE_BYTES)
             return _escape_trace(parse_trace(lines, shown))
     except OSError as fault:

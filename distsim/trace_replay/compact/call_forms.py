@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
@@ -23,7 +23,7 @@ from distsim.trace_replay.rebuild import RebuiltProgram
 #: In place of a duration that is unknown, because the run ended before.
 UNKNOWN_TIME: Final = -1
 #: The kind of a value. ("text", value) contains the value; ("int",), ("time",), ("peer", side,
-#: family), ("ints", n) and ("shape", dtype, n) take values from the item.
+#: family), ("ints", n), ("shape", dtype, n) and ("work", kernels, dtype) take values from the item.
 FieldSpec = tuple[object, ...]
 
 
@@ -261,7 +261,9 @@ def _local_fields(call: CodeCall, values: _FormValues) -> list[tuple[str, FieldS
     if call.op == "assign":
         values.ints.append(1)
         return [("tensor", ("shape", "float32", 1)), ("value", ("text", 0))]
-    if call.op in ("compute", "sleep"):
+    if given.get("work"):
+        found.append(("work", _kernel_work(given["work"], values)))
+    elif call.op in ("compute", "sleep"):
         values.times.append(int(given.get("time_ns") or 0) if values.done else UNKNOWN_TIME)
         found.append(("time", ("time",)))
     if call.op == "exit":
@@ -274,6 +276,15 @@ def _local_fields(call: CodeCall, values: _FormValues) -> list[tuple[str, FieldS
     found += [("stream", ("text", given["stream"]))] if given.get("stream") else []
     found += [("on", ("text", given["queue"]))] if given.get("queue") else []
     return found
+
+
+def _kernel_work(work: tuple[tuple[Any, ...], ...], values: _FormValues) -> FieldSpec:
+    """The entries of a compute; FLOP and bytes, which may differ by rank, are values."""
+    entries = []
+    for flops, nbytes, kernels, dtype in work:
+        values.ints += [int(flops), int(nbytes)]
+        entries.append(("work", int(kernels), str(dtype)))
+    return ("list", tuple(entries))
 
 
 def _tensors(buffers: tuple[BufferVector, ...], values: _FormValues) -> FieldSpec:

@@ -91,12 +91,16 @@ class ScenarioWriter:
         )
         body = cursor.fields(step.form)
         note = f"  # {step.form.source}" if step.form.source else ""
+        work = body.get("work")
+        if isinstance(work, list) and len(work) > 1:
+            # One line would be too long to read.
+            return [*lines, *_compute_lines(step.form.op, body, note), *_ranks_line(selector)]
         alone = list(body) == [OPERATIONS[step.form.op].first_field] and not isinstance(
             next(iter(body.values())), dict
         )
         given = yaml_flow(next(iter(body.values()))) if alone else yaml_flow_mapping(body)
         words = f"- {step.form.op}: {given}" if body or selector else f"- {step.form.op}"
-        return [*lines, f"{words}{note}", *([f"  ranks: {selector}"] if selector else [])]
+        return [*lines, f"{words}{note}", *_ranks_line(selector)]
 
     def _pause(self, pause: Sequence[int], ranks: Sequence[int], selector: str) -> Iterator[str]:
         lasting = {r: ns for r, ns in zip(ranks, pause, strict=True) if ns > 0}
@@ -186,6 +190,8 @@ class _FormReader:
         if kind == "shape":
             shape = {"shape": [self._number() for _ in range(int(str(spec[2])))]}
             return shape if spec[1] == "float32" else {**shape, "dtype": str(spec[1])}
+        if kind == "work":
+            return self._work(int(str(spec[1])), str(spec[2]))
         inner: Sequence[Any] = spec[1]  # type: ignore[assignment]
         if kind == "list":
             return [self._value(one) for one in inner]
@@ -193,6 +199,16 @@ class _FormReader:
 
     def _number(self) -> FittedValue:
         return self.writer._number(next(self.ints), self.ranks)
+
+    def _work(self, kernels: int, dtype: str) -> dict[str, object]:
+        """An entry of the `work` of a compute; defaults are omitted."""
+        flops = _with_unit(self._number(), "FLOP")
+        nbytes = _with_unit(self._number(), "B")
+        entry: dict[str, object] = {"flops": flops} if flops != "0 FLOP" else {}
+        entry["bytes"] = nbytes
+        if kernels != 1:
+            entry["kernels"] = kernels
+        return entry if dtype == "float32" else {**entry, "dtype": dtype}
 
     def _ints(self, count: int) -> Any:
         """A list of numbers or expressions; if no expressions fit, a list for each rank."""
@@ -202,6 +218,28 @@ class _FormReader:
             return fitted
         lists = [tuple(row) for row in zip(*columns, strict=True)]
         return {key: list(value) for key, value in values_by_rank(lists, self.ranks).items()}
+
+
+def _compute_lines(op: str, body: Mapping[str, Any], note: str) -> Iterator[str]:
+    """A compute with a line for each entry of its work."""
+    yield f"- {op}:{note}"
+    for name, value in body.items():
+        if name == "work":
+            yield "    work:"
+            yield from (f"    - {yaml_flow(entry)}" for entry in value)
+        else:
+            yield f"    {name}: {yaml_flow(value)}"
+
+
+def _ranks_line(selector: str) -> list[str]:
+    return [f"  ranks: {selector}"] if selector else []
+
+
+def _with_unit(value: object, unit: str) -> object:
+    """A number with its unit, as the field of a quantity needs it; an expression needs none."""
+    if isinstance(value, dict):
+        return {rank: _with_unit(one, unit) for rank, one in value.items()}
+    return f"{value} {unit}" if isinstance(value, int) else value
 
 
 def _without_tuples(value: object) -> object:

@@ -27,7 +27,7 @@ function summary(model) {
     const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
     const band = head.cost?.makespan;
     return h("div", {}, head.about && h("p", { dir: "auto" }, side, head.about),
-      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${nodes}, backend ${head.backend || "unknown"}, cluster ${head.cluster || "unknown"}; ${plural(run.count, "call")}`
+      h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${nodes}, backend ${head.backend || "unknown"}, cluster ${head.cluster || "unknown"}; ${plural(run.count, "call")}${run.like ? ` on ${plural(run.shown.length, "representative rank")}, each of which stands for identical ranks` : ""}`
         + `${head.iteration_ns ? `; ${showNs(head.iteration_ns)} per iteration` : ""}. ${head.note}`),
       head.cost && !head.note && h("p", { class: "grey" }, `Hardware model ${head.cost.name}: ${head.cost.band}.`
         + `${band ? ` If all costs on the critical path are off by the same factor, the run takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),
@@ -88,11 +88,16 @@ function searchBar(model) {
   return { box, find, focus: () => input.focus() };
 }
 
-/** The fills of the timeline and their meanings. */
-function legend() {
+/**
+ * The fills that occur in the timeline, and their meanings.
+ * @param {Model} model
+ */
+function legend(model) {
   const kinds = [["compute", "compute"], ["comm", "communication"], ["wait", "waiting"], ["sleep", "sleep"], ["stuck", "blocked"]];
-  return h("p", { class: "legend" }, ...kinds.map(([name, words]) => h("span", {}, h("i", { class: `sample ${name}` }), words)),
-    h("span", {}, h("i", { class: "sample path" }), "critical path"));
+  const used = new Set(model.lanes.flat(2).flatMap((lane) => [...new Set(lane.kind)]));
+  const path = model.runs.some((run) => run.path.row.length > 0);
+  return h("p", { class: "legend" }, ...kinds.filter((_, kind) => used.has(kind)).map(([name, words]) => h("span", {}, h("i", { class: `sample ${name}` }), words)),
+    path && h("span", {}, h("i", { class: "sample path" }), "critical path"));
 }
 
 /** @param {Model} model */
@@ -133,19 +138,22 @@ function body(model, timeline) {
   const memory = each((run) => memoryView(run));
   const steps = each((_, index) => stepsTable(model, index, (from, to) => { timeline.show({ from, to }); toTimeline(); }));
   const values = each((_, index) => valuesTable(model, index));
+  const paths = each((_, index) => pathTable(model, index));
+  const collectives = collectivesTable(model);
+  const flight = flightCurve(model);
   return [
     section("overview", "The run", "", summary(model)),
     comparison && section("comparison", "Comparison of A and B", "", compareView(comparison)),
     section("findings", "Findings", "", h("div", { class: "beside" }, findingsList(model, source), view.box)),
     waits.length > 0 && section("waits", "Wait-for graph", "", ...waits),
     section("timeline", "Timeline", "", h("div", { class: "top" }, tools(model, timeline, keys), find.box),
-      h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend()), details)),
+      h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend(model)), details)),
     section("step", "Step by step", "", presentPanel(model)),
     steps.length > 0 && section("steps", "Steps", "Consecutive identical steps share a row. Click a row to show its first step.", ...steps),
-    section("path", "Critical path", "", ...each((_, index) => pathTable(model, index))),
+    paths.length > 0 && section("path", "Critical path", "", ...paths),
     section("ranks", "Ranks", "Exposed: communication without compute. Waiting: blocked in a call before its peers arrive.", ranksTable(model)),
-    section("collectives", "Collectives and bandwidth", "algbw and busbw as defined by nccl-tests.", collectivesTable(model) ?? h("p", { class: "grey" }, "This run has no collectives."),
-      curves.length > 0 && bandwidth(model, curves), h("h3", {}, "Bytes in flight"), flightCurve(model) ?? h("p", { class: "grey" }, "This run moves no data.")),
+    (collectives || flight) && section("collectives", "Collectives and bandwidth", collectives ? "algbw and busbw as defined by nccl-tests." : "", collectives,
+      curves.length > 0 && bandwidth(model, curves), flight && h("h3", {}, "Bytes in flight"), flight),
     memory.length > 0 && section("memory", "Memory", "", ...memory),
     values.length > 0 && section("values", "Values", "", ...values),
     section("groups", "Nodes, ranks and groups", "", ...each((run, i) => (i === 0 ? groupsView(run) : null)), ...each((run) => trafficView(run))),

@@ -43,6 +43,43 @@ export function isReceive(op) {
 }
 
 /**
+ * Whether a compute runs on the host of a device backend, next to the work of its device.
+ * @param {Run} run
+ * @param {number} row
+ */
+export function onHost(run, row) {
+  return onDevice(run) && isCompute(opOf(run, row)) && run.head.tables.queue[run.queue[row]] === "host";
+}
+
+/**
+ * The rows of the parts of a batch; empty for other calls.
+ * @param {Run} run
+ * @param {number} row
+ */
+export function partsOf(run, row) {
+  /** @type {number[]} */
+  const found = [];
+  if (run.part[row] >= 0) return found;
+  for (let next = row + 1; next < run.first[run.rank[row] + 1] && run.part[next] >= 0 && run.position[next] === run.position[row]; next += 1) found.push(next);
+  return found;
+}
+
+/**
+ * The rows of the requests that a wait ends.
+ * @param {Run} run
+ * @param {number} row
+ */
+export function requestsOf(run, row) {
+  /** @type {number[]} */
+  const found = [];
+  if (!isWait(opOf(run, row))) return found;
+  for (let before = row - 1; before >= run.first[run.rank[row]]; before -= 1) {
+    if (run.ended_by[before] === run.position[row] && run.posted[before] >= 0) found.push(before);
+  }
+  return found;
+}
+
+/**
  * Whether a call moves data once it has matched.
  * @param {Run} run
  * @param {number} row

@@ -183,17 +183,6 @@ export class Walk {
     const op = opOf(this.run, row);
     return isCompute(op) ? "compute" : op === "sleep" ? "sleep" : "transfer";
   }
-
-  /**
-   * The start of a call's wait: when it was called, or when its rank's device had finished all earlier work.
-   * @param {number} row
-   */
-  since(row) {
-    const { run } = this;
-    const before = this.before(run.rank[row], run.started[row] + 1);
-    const free = before >= 0 && before !== row ? run.finished[before] : 0;
-    return run.returned[row] < run.started[row] ? Math.max(run.posted[row], Math.min(free, run.started[row])) : run.posted[row];
-  }
 }
 
 /**

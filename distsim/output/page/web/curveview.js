@@ -132,7 +132,8 @@ const MOST_POINTS = 4000;
 
 /** @param {import("./model.js").Model} model */
 export function flightCurve(model) {
-  const curves = model.runs.map((run) => thinned(bytesInFlight(run), model.end));
+  // A folded run has the transfers of representative ranks only: their sum would be wrong.
+  const curves = model.runs.map((run) => (run.like ? [] : thinned(bytesInFlight(run), model.end)));
   if (!curves.some((c) => c.length)) return null;
   const times = [...new Set(curves.flatMap((c) => c.map(([time]) => time)))].sort((a, b) => a - b);
   const columns = curves.map((curve) => {

@@ -94,7 +94,7 @@ export function runOf(index, head, columns) {
   const started = after(need("started"), (i) => posted[i]);
   const returned = after(need("returned"), (i) => posted[i]);
   return {
-    index, head, count, world: counts.length, end: endOf(head, posted, returned), first, rank, posted, position, started,
+    index, head, count, world: counts.length, ...classesOf(head, counts.length), end: endOf(head, posted, returned), first, rank, posted, position, started,
     returned,
     finished: after(need("finished"), (i) => (started[i] >= 0 ? started[i] : posted[i])),
     op: plain("op"), group: plain("group"), peer: plain("peer"), dtype: plain("dtype"), reduce_op: plain("reduce_op"),
@@ -112,6 +112,25 @@ export function runOf(index, head, columns) {
       text: Int32Array.from(need("held_text")), row: Int32Array.from(summed(need("held_row")), (v) => v - 1),
     } : null,
   };
+}
+
+/**
+ * The ranks whose calls the report has, and by rank all ranks that it stands for.
+ * @param {Head} head
+ * @param {number} world
+ */
+function classesOf(head, world) {
+  if (!head.classes) return { shown: Array.from({ length: world }, (_, rank) => rank), like: null };
+  return { shown: head.classes.map((ranks) => ranks[0]), like: new Map(head.classes.map((ranks) => [ranks[0], ranks])) };
+}
+
+/**
+ * All ranks that a shown rank stands for, itself first.
+ * @param {Run} run
+ * @param {number} rank
+ */
+export function ranksLike(run, rank) {
+  return run.like?.get(rank) ?? [rank];
 }
 
 /**

@@ -1,6 +1,6 @@
 /** The panel of the selected call: its match, the terms of its cost, and why it waits. */
 
-import { callWords, moves, opOf, placeWords, rowAt } from "./calls.js";
+import { STUCK, callWords, moves, opOf, partsOf, placeWords, requestsOf, rowAt } from "./calls.js";
 import { mergedPieces, stuckChain } from "./chain.js";
 import { button, h, replace } from "./dom.js";
 import { plural, shortened, showBytes, showNs, showRanks } from "./format.js";
@@ -107,7 +107,9 @@ function match(model) {
   if (!moves(run, row)) return null;
   const mates = [...model.walk(index).matches.of(row)].filter((mate) => mate !== row);
   const late = mates.concat(row).reduce((a, b) => (run.posted[b] > run.posted[a] ? b : a), row);
+  const all = run.head.groups[run.group[row]]?.[1].length ?? 0;
   return h("section", {}, h("h4", {}, `Matches ${plural(mates.length, "call")}`),
+    run.like && all > mates.length + 1 && h("p", { class: "grey" }, `of representative ranks; the group has ${plural(all, "rank")}`),
     h("ul", { class: "plain" }, ...mates.slice(0, MOST_MATES).map((mate) => h("li", {}, link(model, index, mate, model.words(index, mate)),
       h("span", { class: "grey" }, ` called at ${showNs(run.posted[mate])}${mate === late ? ", last to arrive" : ""}`)))),
     mates.length > MOST_MATES && h("p", { class: "grey" }, `and ${mates.length - MOST_MATES} more`));
@@ -139,18 +141,21 @@ function bar(share) {
   return element;
 }
 
-/** @param {Model} model */
+/**
+ * The wait of the selected call, as the timeline draws it, and its reasons.
+ * @param {Model} model
+ */
 function waiting(model) {
   const { run: index, row } = model.chosen;
   const run = model.runs[index];
   const stuck = stuckWords(model);
   if (stuck) return stuck;
-  if (run.started[row] < 0 || run.posted[row] < 0) return null;
-  const { start, since } = awaited(model);
-  const waited = start - since;
-  if (waited <= 0) return h("section", {}, h("h4", {}, "No wait: this call returned without blocking."));
-  const walk = model.walk(index);
-  const pieces = mergedPieces(run, walk.why(row, since));
+  if (run.posted[row] < 0) return null;
+  const wait = model.waitsIn(index).get(row);
+  if (!wait) return waitElsewhere(model) ?? h("section", {}, h("h4", {}, "No wait: this call returned without blocking."));
+  const waited = wait.end - wait.start;
+  if (wait.kind === STUCK) return h("section", {}, h("h4", {}, `Blocked for ${showNs(waited)}, until the end of the run`));
+  const pieces = mergedPieces(run, reasonsOf(model, wait));
   return h("section", {}, h("h4", {}, `Why it waits ${showNs(waited)}`), mostOfIt(model, pieces, waited),
     h("ol", { class: "chain" }, ...pieces.slice(0, MOST_STEPS).map(([piece, times]) => h("li", {},
       h("span", { class: "when" }, showNs(piece.end - piece.start)), link(model, index, piece.row, pieceWords(model, index, piece, times)))),
@@ -158,14 +163,39 @@ function waiting(model) {
 }
 
 /**
- * The start and end of the selected call's wait.
+ * Of a batch: its parts that wait. Of a request: the later call that waits for it.
  * @param {Model} model
  */
-export function awaited(model) {
+function waitElsewhere(model) {
   const { run: index, row } = model.chosen;
+  const run = model.runs[index];
+  const waits = model.waitsIn(index);
+  const ender = run.ended_by[row] > run.position[row] ? rowAt(run, run.rank[row], run.ended_by[row]) : -1;
+  const rows = [...partsOf(run, row), ...(ender >= 0 ? [ender] : [])].filter((other) => waits.has(other));
+  if (!rows.length) return null;
+  return h("section", {}, h("h4", {}, "This call returned without blocking, but a call of it waits:"),
+    h("ul", { class: "plain" }, ...rows.slice(0, MOST_MATES).map((other) => {
+      const { start, end } = /** @type {{start: number, end: number}} */ (waits.get(other));
+      return h("li", {}, link(model, index, other, `${callWords(run, other)} waits ${showNs(end - start)}`));
+    })));
+}
+
+/**
+ * The chain of work and transfers during a wait, the latest first.
+ * @param {Model} model
+ * @param {{start: number, end: number}} wait
+ * @returns {Piece[]}
+ */
+function reasonsOf(model, wait) {
+  const { run: index, row } = model.chosen;
+  const run = model.runs[index];
   const walk = model.walk(index);
-  const [start] = walk.origin(row);
-  return { start, since: walk.since(row) };
+  const requests = requestsOf(run, row).filter((request) => run.finished[request] > wait.start);
+  if (!requests.length) return walk.why(row, wait.start);
+  const last = requests.reduce((a, b) => (run.finished[b] > run.finished[a] ? b : a));
+  const began = Math.max(walk.began[last], wait.start);
+  const transfer = { row: last, rank: run.rank[last], start: began, end: run.finished[last], why: walk.kind(last) };
+  return [transfer, ...walk.why(last, wait.start)];
 }
 
 /**

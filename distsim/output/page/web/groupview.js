@@ -6,7 +6,7 @@ import { plural, shortened, showBytes, showRanks, showShare } from "./format.js"
 import { table } from "./tables.js";
 
 /** The largest number of ranks in the grid. */
-const MOST_CELLS = 1024;
+const MOST_CELLS = 256;
 
 /**
  * Groups by the part of their name before the bracket: `replica[stage=0]` and `replica[stage=1]` belong to one axis.
@@ -18,7 +18,9 @@ export function axesOf(groups) {
   const found = new Map();
   for (const [name, ranks] of groups) {
     const axis = name.split("[")[0];
-    found.set(axis, [...(found.get(axis) ?? []), ranks]);
+    const known = found.get(axis);
+    if (known) known.push(ranks);
+    else found.set(axis, [ranks]);
   }
   return [...found];
 }
@@ -89,7 +91,7 @@ export function messageCounts(run, block) {
  * @param {number} i
  */
 function blockWords(run, i) {
-  const { block } = run.head.traffic;
+  const block = run.head.traffic?.block ?? 1;
   if (block === 1) return String(i);
   return block === run.head.local ? `node ${i}` : `${i * block}-${Math.min((i + 1) * block, run.world) - 1}`;
 }
@@ -99,7 +101,7 @@ function blockWords(run, i) {
  * @param {Run} run
  */
 export function trafficView(run) {
-  const { block, by, pairs } = run.head.traffic;
+  const { block, by, pairs } = run.head.traffic ?? { block: 1, by: {}, pairs: [] };
   if (!pairs.length) return null;
   const counts = messageCounts(run, block);
   const total = pairs.reduce((sum, pair) => sum + pair[2], 0);
@@ -118,7 +120,8 @@ export function trafficView(run) {
  * @param {[number, number, number][]} pairs the most bytes first
  */
 function matrix(run, pairs) {
-  const size = Math.ceil(run.world / run.head.traffic.block);
+  const block = run.head.traffic?.block ?? 1;
+  const size = Math.ceil(run.world / block);
   const [most, least] = [pairs[0][2], pairs[pairs.length - 1][2]];
   const shade = (/** @type {number} */ nbytes) => (most > least ? 0.2 + 0.8 * (Math.log(nbytes / least) / Math.log(most / least)) : 0.8);
   const cells = new Map(pairs.map(([src, dst, nbytes]) => [`${src}>${dst}`, nbytes]));
@@ -134,5 +137,5 @@ function matrix(run, pairs) {
   grid.style.gridTemplateColumns = `repeat(${size}, 1fr)`;
   grid.style.maxWidth = `${Math.min(26, 2 + 2 * size)}rem`;
   const words = most > least ? ` Darker cells mean more bytes: ${showBytes(least)} to ${showBytes(most)}.` : "";
-  return h("figure", {}, grid, h("figcaption", {}, `Rows: senders, ${run.head.traffic.block > 1 ? blockWords(run, 0) : "rank 0"} on top. Columns: receivers.${words}`));
+  return h("figure", {}, grid, h("figcaption", {}, `Rows: senders, ${block > 1 ? blockWords(run, 0) : "rank 0"} on top. Columns: receivers.${words}`));
 }

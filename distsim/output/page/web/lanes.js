@@ -1,6 +1,7 @@
 /** The activity of a rank over time: lanes of spans for its compute, its communication and its host. */
 
-import { COMM, COMPUTE, SLEEP, STUCK, WAIT, isCompute, isWait, moves, onDevice, opOf } from "./calls.js";
+import { COMM, COMPUTE, SLEEP, STUCK, WAIT, isCompute, isWait, moves, onDevice, onHost, opOf } from "./calls.js";
+import { ranksLike } from "./decode.js";
 
 /** Names of the three lanes of a rank. */
 export const LANES = ["compute", "communication", "host"];
@@ -54,7 +55,9 @@ function ends(run) {
 export function lanesOf(run) {
   const gone = ends(run);
   const device = onDevice(run);
+  const empty = LANES.map(() => new Spans().lane());
   return Array.from({ length: run.world }, (_, rank) => {
+    if (run.first[rank] === run.first[rank + 1]) return empty;
     const lanes = [new Spans(), new Spans(), new Spans()];
     for (let row = run.first[rank]; row < run.first[rank + 1]; row += 1) {
       if (run.posted[row] >= 0) addCall(run, row, gone[rank], lanes, device);
@@ -76,7 +79,8 @@ function addCall(run, row, gone, [work, comm, host], device) {
   const [posted, started, finished] = [run.posted[row], run.started[row], run.finished[row]];
   const back = run.returned[row] >= 0 ? run.returned[row] : gone;
   if (isCompute(op)) {
-    if (started >= 0) work.add(row, started, finished >= 0 ? finished : gone, COMPUTE);
+    // The host's own work overlaps that of its device, so it has the host's lane.
+    if (started >= 0) (onHost(run, row) ? host : work).add(row, started, finished >= 0 ? finished : gone, COMPUTE);
     return;
   }
   if (op === "sleep") {
@@ -115,6 +119,22 @@ function addGaps(run, rank, gone, [work, comm]) {
       return; // all later calls wait for this one
     }
   }
+}
+
+/**
+ * The wait of each row that waits, as the timeline draws it. All other texts about waits use this table.
+ * @param {Lane[][]} lanes of all ranks
+ * @returns {Map<number, {start: number, end: number, kind: number}>}
+ */
+export function waitsOf(lanes) {
+  const found = new Map();
+  for (const lane of lanes.flat()) {
+    for (let i = 0; i < lane.row.length; i += 1) {
+      if (lane.kind[i] !== WAIT && lane.kind[i] !== STUCK) continue;
+      found.set(lane.row[i], { start: lane.start[i], end: lane.end[i], kind: lane.kind[i] });
+    }
+  }
+  return found;
 }
 
 /**
@@ -173,14 +193,14 @@ export function foldedRanks(run, lanes, alone) {
   const seen = new Map();
   /** @type {number[][]} */
   const rows = [];
-  for (let rank = 0; rank < run.world; rank += 1) {
+  for (const rank of run.shown) {
     const key = lanes[rank].map((lane) => `${lane.start.length}:${lane.reach.at(-1) ?? 0}:${lane.start.at(-1) ?? 0}`).join("|");
     const same = alone.has(rank) ? undefined : seen.get(key)?.find((ranks) => equalRanks(run, lanes, ranks[0], rank));
     if (same) {
-      same.push(rank);
+      same.push(...ranksLike(run, rank));
       continue;
     }
-    rows.push([rank]);
+    rows.push([...ranksLike(run, rank)]);
     if (!alone.has(rank)) seen.set(key, [...(seen.get(key) ?? []), rows[rows.length - 1]]);
   }
   return rows;

@@ -2,7 +2,8 @@
 
 import { callWords, isReceive, isSend, moves, opOf, placeWords } from "./calls.js";
 import { Walk } from "./chain.js";
-import { foldedRanks, lanesOf } from "./lanes.js";
+import { ranksLike } from "./decode.js";
+import { foldedRanks, lanesOf, waitsOf } from "./lanes.js";
 import { Held, instants, neighbour } from "./moment.js";
 import { search } from "./search.js";
 
@@ -27,13 +28,15 @@ export class Model {
     this.hits = runs.map(() => null);
     /** @type {(Uint8Array | null)[]} */
     this.marks = runs.map(() => null);
-    this.folded = runs[0].world > FEW_RANKS;
+    this.folded = runs[0].shown.length > FEW_RANKS;
     /** @type {((what: string) => void)[]} */
     this.listeners = [];
     /** @type {Walk[]} */
     this.walks = [];
     /** @type {Held[]} */
     this.helds = [];
+    /** @type {ReturnType<typeof waitsOf>[]} */
+    this.waits = [];
     /** @type {Float64Array | null} */
     this.times = null;
   }
@@ -51,6 +54,14 @@ export class Model {
   /** @param {number} run */
   walk(run) {
     return (this.walks[run] ??= new Walk(this.runs[run]));
+  }
+
+  /**
+   * The waits of a run, by row.
+   * @param {number} run
+   */
+  waitsIn(run) {
+    return (this.waits[run] ??= waitsOf(this.lanes[run]));
   }
 
   /** @param {number} run */
@@ -84,7 +95,7 @@ export class Model {
 
   /** @param {string} text */
   find(text) {
-    this.hits = this.runs.map((run) => search(run, text));
+    this.hits = this.runs.map((run, i) => search(run, text, this.waitsIn(i)));
     this.marks = this.hits.map((rows, i) => {
       if (!rows) return null;
       const marks = new Uint8Array(this.runs[i].count);
@@ -115,7 +126,7 @@ export class Model {
    */
   lines() {
     const lines = this.runs.flatMap((run, i) => {
-      const ranks = this.folded ? foldedRanks(run, this.lanes[i], this.special(i)) : Array.from({ length: run.world }, (_, r) => [r]);
+      const ranks = this.folded ? foldedRanks(run, this.lanes[i], this.special(i)) : run.shown.map((rank) => [...ranksLike(run, rank)]);
       return ranks.map((members) => ({ run: i, ranks: members }));
     });
     return lines.sort((a, b) => a.ranks[0] - b.ranks[0] || a.run - b.run);

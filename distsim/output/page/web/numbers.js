@@ -1,6 +1,7 @@
 /** Tables of numbers: ranks, collectives, the critical path, memory, values at the end. */
 
 import { callWords, placeWords } from "./calls.js";
+import { ranksLike } from "./decode.js";
 import { h } from "./dom.js";
 import { plural, shortened, showBytes, showNs, showRanks, showRate, showShare } from "./format.js";
 import { table } from "./tables.js";
@@ -20,13 +21,30 @@ function time(ns) {
   return [ns > 0 ? showNs(ns) : "-", ns];
 }
 
+/**
+ * Ranks with equal times share a row.
+ * @param {Run} run
+ */
+export function equalTimes(run) {
+  /** @type {Map<string, {ranks: number[], times: number[]}>} */
+  const found = new Map();
+  for (const [rank, ...times] of run.head.ranks) {
+    const key = times.join();
+    const known = found.get(key);
+    if (known) known.ranks.push(...ranksLike(run, rank));
+    else found.set(key, { ranks: [...ranksLike(run, rank)], times });
+  }
+  found.forEach(({ ranks }) => ranks.sort((a, b) => a - b));
+  return [...found.values()];
+}
+
 /** @param {Model} model */
 export function ranksTable(model) {
   const two = model.runs.length > 1;
-  const rows = model.runs.flatMap((run, index) => run.head.ranks.map(([rank, compute, exposed, waiting, idle, finished]) => [
-    ...(two ? ["AB"[index]] : []), rank, sharesBar(run.head.makespan, compute, exposed, waiting), time(compute), time(exposed), time(waiting), time(idle),
+  const rows = model.runs.flatMap((run, index) => equalTimes(run).map(({ ranks, times: [compute, exposed, waiting, idle, finished] }) => [
+    ...(two ? ["AB"[index]] : []), /** @type {Cell} */ ([showRanks(ranks), ranks[0]]), sharesBar(run.head.makespan, compute, exposed, waiting), time(compute), time(exposed), time(waiting), time(idle),
     /** @type {Cell} */ ([finished < 0 ? "never" : showNs(finished), finished < 0 ? Infinity : finished])]));
-  return table("Time of each rank", [...(two ? [{ title: "run" }] : []), { title: "rank", number: true }, { title: "shares" }, { title: "compute", number: true },
+  return table("Time of each rank", [...(two ? [{ title: "run" }] : []), { title: "ranks", number: true }, { title: "shares" }, { title: "compute", number: true },
     { title: "exposed", number: true }, { title: "waiting", number: true }, { title: "idle", number: true }, { title: "finished", number: true }], rows);
 }
 

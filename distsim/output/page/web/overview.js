@@ -1,6 +1,7 @@
 /** The whole run in one strip: the shares of all ranks' time, and the part that the timeline shows. */
 
 import { COMM, COMPUTE, SLEEP } from "./calls.js";
+import { ranksLike } from "./decode.js";
 import { colour, h } from "./dom.js";
 
 const BINS = 500;
@@ -14,9 +15,12 @@ export function sharesOf(model) {
   const width = model.end / BINS;
   let ranks = 0;
   const one = [0, 1, 2].map(() => new Float64Array(BINS));
-  for (const lanes of model.lanes) {
-    for (const three of lanes) {
-      ranks += 1;
+  model.lanes.forEach((lanes, index) => {
+    const run = model.runs[index];
+    for (const rank of run.shown) {
+      const three = lanes[rank];
+      const many = ranksLike(run, rank).length;
+      ranks += many;
       one.forEach((bins) => bins.fill(0));
       for (const lane of three) {
         for (let i = 0; i < lane.row.length; i += 1) {
@@ -28,12 +32,12 @@ export function sharesOf(model) {
       for (let b = 0; b < BINS; b += 1) {
         const compute = Math.min(one[0][b], 1);
         const comm = Math.min(one[1][b], 1 - compute);
-        found[0][b] += compute;
-        found[1][b] += comm;
-        found[2][b] += Math.min(one[2][b], 1 - compute - comm);
+        found[0][b] += many * compute;
+        found[1][b] += many * comm;
+        found[2][b] += many * Math.min(one[2][b], 1 - compute - comm);
       }
     }
-  }
+  });
   return found.map((bins) => bins.map((value) => value / Math.max(ranks, 1)));
 }
 

@@ -1,6 +1,7 @@
 /** The section "Step by step": the state of each rank at one instant, and the transfers in flight. */
 
 import { STUCK, WAIT, callWords, isReceive, isSend, opOf } from "./calls.js";
+import { ranksLike } from "./decode.js";
 import { button, h, replace } from "./dom.js";
 import { plural, shortened, showBytes, showMoment, showNs, showRanks } from "./format.js";
 import { inFlight, lastCall, running } from "./moment.js";
@@ -34,20 +35,20 @@ function momentOf(model, run, index) {
   const at = model.now;
   /** @type {Map<string, {ranks: number[], doing: string, held: [string, string, boolean][]}>} */
   const lines = new Map();
-  for (let rank = 0; rank < run.world; rank += 1) {
+  for (const rank of run.shown) {
     const doing = doingOf(model, run, index, rank);
     const held = model.held(index).at(rank, at);
     const key = JSON.stringify([doing, held]);
     const line = lines.get(key);
-    if (line) line.ranks.push(rank);
-    else lines.set(key, { ranks: [rank], doing, held });
+    if (line) line.ranks.push(...ranksLike(run, rank));
+    else lines.set(key, { ranks: [...ranksLike(run, rank)], doing, held });
   }
   const all = [...lines.values()];
   const values = all.some((line) => line.held.length);
   const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
   return h("div", {}, h("table", {}, h("caption", {}, `${side}${plural(run.world, "rank")} at ${showMoment(at, 1)}`),
     h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "rank"), h("th", { scope: "col" }, "activity"), values && h("th", { scope: "col" }, "values"))),
-    h("tbody", {}, ...all.slice(0, MOST_LINES).map((line) => h("tr", {}, h("td", {}, showRanks(line.ranks)), h("td", {}, line.doing),
+    h("tbody", {}, ...all.slice(0, MOST_LINES).map((line) => h("tr", {}, h("td", {}, showRanks(line.ranks.sort((a, b) => a - b))), h("td", {}, line.doing),
       values && h("td", { class: "held" }, ...line.held.map(([label, text, fresh]) => h("div", { class: fresh ? "fresh" : null },
         h("b", {}, shortened(label, 30)), " ", shortened(text, 70), fresh && h("span", { class: "tag" }, "new")))))))),
   all.length > MOST_LINES && h("p", { class: "grey" }, `and ${all.length - MOST_LINES} more rows`), flight(model, run, index));

@@ -1,6 +1,6 @@
 /** Finds calls by their operation, rank, group, tensor or line. */
 
-import { placeWords } from "./calls.js";
+import { partsOf, placeWords } from "./calls.js";
 
 const FIELDS = ["op", "rank", "group", "tensor", "line", "name", "peer", "tag", "iteration"];
 
@@ -68,10 +68,13 @@ function test(run, { field, word }) {
 
 /**
  * Rows that match every term, in order of time; null for an empty search.
+ *
+ * A batch gives way to those of its parts that match, and a part that waits comes before the others: the wait is what a reader looks for.
  * @param {Run} run
  * @param {string} text
+ * @param {Map<number, unknown>} waits by row
  */
-export function search(run, text) {
+export function search(run, text, waits = new Map()) {
   const terms = termsOf(text);
   if (!terms.length) return null;
   const tests = terms.map((term) => test(run, term));
@@ -80,8 +83,12 @@ export function search(run, text) {
   for (let row = 0; row < run.count; row += 1) {
     if (run.posted[row] >= 0 && tests.every((fits) => fits(row))) rows.push(row);
   }
+  const found = new Set(rows);
+  const calls = rows.filter((row) => !partsOf(run, row).some((part) => found.has(part)));
   const time = (/** @type {number} */ row) => (run.started[row] >= 0 ? run.started[row] : run.posted[row]);
-  return rows.sort((a, b) => time(a) - time(b) || a - b);
+  const start = Float64Array.from({ length: run.count }, (_, row) => (run.part[row] < 0 ? time(row) : run.posted[row]));
+  const calm = (/** @type {number} */ row) => (waits.has(row) ? 0 : 1);
+  return calls.sort((a, b) => start[a] - start[b] || run.rank[a] - run.rank[b] || run.position[a] - run.position[b] || calm(a) - calm(b) || a - b);
 }
 
 /**

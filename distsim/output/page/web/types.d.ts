@@ -47,6 +47,8 @@ interface Head {
   name: string; file: string; note: string; about: string; outcome: string; headline: string; source: string; backend: string;
   cluster: string; world: number; makespan: number; iteration_ns: number | null; nodes: number; local: number;
   mesh: Record<string, number>; groups: [string, number[]][]; ended: string[]; ends: [number, string, number][];
+  /** For each shown rank, all ranks that it stands for, itself first; null if all ranks are shown. */
+  classes: number[][] | null;
   findings: Finding[]; more_findings: number;
   /** [rank, compute, exposed, waiting, idle, finished or -1] */
   ranks: [number, number, number, number, number, number][];
@@ -54,7 +56,7 @@ interface Head {
   verdict: { word: string; text: string; complete: boolean; core: number[]; ranks: number[] } | null;
   cost: { name: string; source: string; band: string; makespan: [number, number] | null } | null;
   device?: { name: string; nbytes: number };
-  memory: [string, number[], Record<string, number>][]; filled: Filled | null; traffic: Traffic;
+  memory: [string, number[], Record<string, number>][]; filled: Filled | null; traffic: Traffic | null;
   /** [first, number of identical steps, start, end of the first] */
   steps: [number, number, number, number][];
   /** [backend, outcome, possible outcomes, ranks] */
@@ -77,6 +79,8 @@ interface Data {
 /** The calls of a run; -1: no value. Times are in ns since the start. */
 interface Run {
   index: number; head: Head; count: number; world: number; end: number;
+  /** Ranks whose calls are known, and (in a folded run) the ranks that each of them stands for. */
+  shown: number[]; like: Map<number, number[]> | null;
   /** Row of each rank's first call, and the number of rows at the end. */
   first: Int32Array;
   rank: Int32Array; op: Int32Array; group: Int32Array; peer: Int32Array; dtype: Int32Array; reduce_op: Int32Array; place: Int32Array;

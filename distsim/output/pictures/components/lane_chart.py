@@ -29,6 +29,8 @@ from distsim.trace.model import Trace
 
 #: The fills differ in lightness too (CIE L* 80, 62, 40), for print and for colour-blind readers.
 COMPUTE_FILL, BACKWARD_FILL, EXPOSED_FILL = "#A9CCE8", "#5E9BC9", "#A63C06"
+#: Work of the host while its device does nothing: darker than work of the device, also in grey.
+HOST_FILL = "#5F4B7A"
 #: The size of words on bars, in pixels.
 LABEL_SIZE = 11
 #: Bars from this width on, in pixels, have a frame, a tip and, if it fits, a word.

@@ -15,6 +15,7 @@ from distsim.output.pictures.components.lane_chart import (
     BACKWARD_FILL,
     COMPUTE_FILL,
     EXPOSED_FILL,
+    HOST_FILL,
     MIN_BAR_WIDTH,
     LaneBar,
     LaneChart,
@@ -107,6 +108,7 @@ class TimelineLanePainter:
         upper = (
             TrackLayer(COMPUTE_FILL, doing.work),
             TrackLayer(BACKWARD_FILL, doing.backward),
+            TrackLayer(HOST_FILL, doing.host),
             TrackLayer(WAITING_FILL, doing.waiting),
         )
         draw_layers(self.chart, _upper_band(top), upper, doing.many, self.column)

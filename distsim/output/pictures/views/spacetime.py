@@ -245,11 +245,12 @@ class _SpacetimeDrawing:
             layers = [
                 TrackLayer(COMPUTE_FILL, activity.work),
                 TrackLayer(COMPUTE_FILL, activity.backward),
+                TrackLayer(COMPUTE_FILL, activity.host),
                 TrackLayer(WAITING_FILL, activity.waiting),
             ]
             visible = [spans_within(layer.spans, *self.window).total > 0 for layer in layers]
-            self.some_rank_computes |= visible[0] or visible[1]
-            self.some_rank_waits |= visible[2]
+            self.some_rank_computes |= any(visible[:3])
+            self.some_rank_waits |= visible[3]
             draw_layers(chart, TrackBand(chart.tops[number], 2 * _HALF_TRACK), layers)
 
     def _collectives(self) -> bool:

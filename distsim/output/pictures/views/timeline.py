@@ -23,6 +23,7 @@ from distsim.output.pictures.components.lane_chart import (
     BACKWARD_FILL,
     COMPUTE_FILL,
     EXPOSED_FILL,
+    HOST_FILL,
     ChartArea,
     LaneChart,
     lane_count_text,
@@ -205,7 +206,7 @@ class _TimelineDrawing:
     def _legend(self) -> list[tuple[str, str]]:
         """Every fill that occurs, with its share of the time of all drawn ranks."""
         start, end = self.window
-        total_ns, kind_ns = 0, [0] * 5
+        total_ns, kind_ns = 0, [0] * 6
         for row in self.rows:
             # Of equal ranks, the activity of one is known: it counts once for each of them.
             times = len(row.lane.ranks) // row.doing.many
@@ -213,13 +214,21 @@ class _TimelineDrawing:
             for number, kind_spans in enumerate(row.doing.kinds()):
                 visible_ns = sum(spans_within(spans, start, end).total for spans in kind_spans)
                 kind_ns[number] += times * visible_ns
-        fills = (COMPUTE_FILL, BACKWARD_FILL, EXPOSED_FILL, HIDDEN_FILL, WAITING_FILL)
+        fills = (
+            COMPUTE_FILL,
+            BACKWARD_FILL,
+            EXPOSED_FILL,
+            HIDDEN_FILL,
+            WAITING_FILL,
+            HOST_FILL,
+        )
         words = (
             "compute",
             "backward",
             "communication (exposed)",
             "communication (overlapped)",
             "waiting",
+            "host work, device idle",
         )
         keys = [
             (fill, f"{word} {_percent_text(ns, total_ns)}")

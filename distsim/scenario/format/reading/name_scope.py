@@ -19,6 +19,7 @@ from distsim.common.expressions import Expression, ExpressionError
 from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.common.quantities import QuantityExpression, QuantityKind, quantity_kind
 from distsim.operations.core.field_types import InlineTensor, NameReference, PerRank
+from distsim.operations.core.kernel_work import KernelWorkEntry
 from distsim.scenario.format.models.entries import (
     GROUP_NAMES,
     RANK_NAMES,
@@ -44,6 +45,9 @@ def leaf_values(value: Any, path: DataPath = ()) -> Iterator[tuple[DataPath, Any
             yield from leaf_values(item, (*path, k))
     elif isinstance(value, InlineTensor):
         yield from leaf_values(value.shape, (*path, "shape"))
+    elif isinstance(value, KernelWorkEntry):
+        yield from leaf_values(value.flops, (*path, "flops"))
+        yield from leaf_values(value.nbytes, (*path, "bytes"))
     elif isinstance(value, Expression | NameReference):
         yield path, value
 

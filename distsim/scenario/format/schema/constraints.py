@@ -58,7 +58,13 @@ _CONSTRAINTS: dict[str, FieldSchema] = {
     "TensorDecl": {"anyOf": [_requires("shape"), _requires("like"), _VALUE_IS_LIST]},
     "FaultDecl": _FAULT_CONSTRAINTS,
     "DurationBounds": {"anyOf": [_requires("at_least"), _requires("at_most")]},
-    "compute": {"oneOf": [_requires("time"), {"anyOf": [_requires("flops"), _requires("bytes")]}]},
+    "compute": {
+        "oneOf": [
+            _requires("time"),
+            {"anyOf": [_requires("flops"), _requires("bytes")]},
+            _requires("work"),
+        ]
+    },
     "wait_stream": {"anyOf": [_requires("on"), _requires("stream")]},
 }
 

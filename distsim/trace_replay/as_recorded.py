@@ -1,0 +1,162 @@
+"""Replays a trace with its recorded times: also communication takes as long as it did.
+
+The event graph of the recording is evaluated again. Without a scale, every time is reproduced to
+the nanosecond. With one, computes or pauses take another time, waits follow from that, and each
+communication still takes its recorded time after its last member arrives.
+
+Times that are no event of the graph, such as the posting of a request, move with the host: they
+keep their distance to the host's events around them. Calls that never ended are in no graph and
+move in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distsim.analysis.timeline import Timeline, build_timeline
+from distsim.common.errors import UsageError
+from distsim.recordings.event_graph import EventGraph, Numbers, Times
+from distsim.recordings.readers.distsim_trace import HOST_LANE, recording_of_trace
+from distsim.trace.model import TIME_COLUMNS, Trace, TraceColumn
+from distsim.trace.run_end import is_partial
+from distsim.trace_replay.rebuild import UNSCALED, ReplayScale
+
+
+@dataclass(frozen=True)
+class RecordedReplay:
+    """``trace`` has the rows of ``source`` with the times of the replay.
+
+    ``events``: how many events the graph has. ``largest_change_ns``: by how much the replay moves
+    an event; 0 without a scale.
+    """
+
+    source: Trace
+    trace: Trace
+    events: int
+    largest_change_ns: int
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """How the time is spent."""
+        return build_timeline(self.trace)
+
+    @property
+    def makespan_ns(self) -> int:
+        """The duration of the replayed run."""
+        return self.trace.makespan_ns
+
+    @property
+    def outcome(self) -> str:
+        """The recorded outcome; "partial" for a run that did not come to its end."""
+        if is_partial(self.source):
+            return "partial"
+        return str(self.source.header.get("outcome") or "completes")
+
+
+class _MovedEvents(NamedTuple):
+    """The events of a graph, and by how much the replay moves their starts and ends."""
+
+    graph: EventGraph
+    start: Times
+    end: Times
+
+
+def replay_as_recorded(
+    trace: Trace, *, name: str = "trace", scale: ReplayScale = UNSCALED
+) -> RecordedReplay:
+    """Evaluate the recorded events of a trace again. Raises UsageError if no call ended."""
+    if not len(trace):
+        raise UsageError(f"{name} contains no calls", "record a run with at least one call")
+    if not _has_ended_calls(trace):
+        return RecordedReplay(trace, trace, 0, 0)
+    graph = recording_of_trace(trace, name).graph
+    own, gap = _scaled(trace, graph, scale)
+    start, end = graph.replay(own, gap)
+    moved = _MovedEvents(graph, start - graph.columns.start, end - graph.columns.end)
+    change = max(np.abs(moved.start).max(), np.abs(moved.end).max())
+    return RecordedReplay(trace, _moved_trace(trace, moved), len(graph), round(float(change)))
+
+
+def _has_ended_calls(trace: Trace) -> bool:
+    return bool((np.maximum(trace["returned_ns"], trace["finished_ns"]) >= 0).any())
+
+
+def _scaled(trace: Trace, graph: EventGraph, scale: ReplayScale) -> tuple[Times, Times]:
+    """The recorded own times and gaps, with those of computes and pauses scaled."""
+    own, gap = graph.own.copy(), graph.gap.copy()
+    columns = graph.columns
+    is_compute = trace.ops("compute")[_sources(graph)] & graph.is_work
+    if trace.header.get("backend") == "nccl":
+        # On streams, the host's row of a compute is its launch.
+        is_compute &= columns.lane != HOST_LANE
+    own[is_compute] *= scale.compute
+    is_pause = (columns.lane == HOST_LANE) | ~graph.is_work
+    # The time before the first call of a rank is no pause between calls.
+    first = np.unique(columns.rank, return_index=True)[1]
+    is_pause[first] = False
+    gap[is_pause] *= scale.gaps
+    return np.rint(own), np.rint(gap)
+
+
+def _moved_trace(trace: Trace, moved: _MovedEvents) -> Trace:
+    columns = {name: column.copy() for name, column in trace.columns.items()}
+    ranks = trace["rank"]
+    for rank in np.unique(ranks):
+        rows = np.flatnonzero(ranks == rank)
+        anchors, shifts = _host_shifts(moved, int(rank))
+        for name in TIME_COLUMNS:
+            columns[name][rows] = _shifted(trace[name][rows], anchors, shifts)
+    _move_work(trace, moved, columns)
+    header = dict(trace.header)
+    if header.get("makespan_ns") is not None:
+        header["makespan_ns"] = 0
+        latest = Trace(header, trace.tables, columns).makespan_ns
+        unchanged = not (moved.start.any() or moved.end.any())
+        # A recording may have ended later than its last call.
+        header["makespan_ns"] = trace.makespan_ns if unchanged else latest
+    return Trace(header, trace.tables, columns)
+
+
+def _host_shifts(moved: _MovedEvents, rank: int) -> tuple[Times, Times]:
+    """The recorded times of the host's events, and by how much each of them moves."""
+    columns = moved.graph.columns
+    rows = np.flatnonzero((columns.rank == rank) & (columns.lane == HOST_LANE))
+    times = np.stack([columns.start[rows], columns.end[rows]], axis=1).ravel()
+    shifts = np.stack([moved.start[rows], moved.end[rows]], axis=1).ravel()
+    order = np.argsort(times, kind="stable")
+    return times[order], shifts[order]
+
+
+def _shifted(times: TraceColumn, anchors: Times, shifts: Times) -> NDArray[np.int64]:
+    happened = times >= 0
+    if not len(anchors):
+        return times.astype(np.int64)
+    moved = times + np.rint(np.interp(times, anchors, shifts)).astype(np.int64)
+    return np.where(happened, np.maximum(moved, 0), times)
+
+
+def _move_work(trace: Trace, moved: _MovedEvents, columns: dict[str, TraceColumn]) -> None:
+    """Set the times of communications, and of work on streams, from their own events."""
+    graph = moved.graph
+    events = np.flatnonzero((graph.columns.lane != HOST_LANE) | ~graph.is_work)
+    rows = _sources(graph)[events]
+    ended = np.rint(moved.end[events]).astype(np.int64)
+    began = np.rint(moved.start[events]).astype(np.int64)
+    # A communication begins when its last member arrives, so it keeps its distance to its end.
+    began = np.where(graph.is_work[events], began, ended)
+    for name, shift in (("started_ns", began), ("finished_ns", ended)):
+        recorded = trace[name][rows]
+        columns[name][rows] = np.where(recorded >= 0, recorded + shift, recorded)
+
+
+def _sources(graph: EventGraph) -> Numbers:
+    assert graph.columns.source is not None, "the graph of a trace knows the rows of the trace"
+    return graph.columns.source
+
+
+__all__ = ["RecordedReplay", "replay_as_recorded"]

@@ -273,16 +273,21 @@ def early_exit_ranks(linked: LinkedProgram) -> list[int]:
 
     Requests that change nothing if they are lost do not count (`OpenRequestFilter`).
     """
-    found = []
+    found: list[int] = []
     request_filter = OpenRequestFilter(linked)
-    open_by_unit = {id(unit): _requests_open_at_exit(linked, unit) for unit in linked.units}
     for unit in linked.units:
         last = unit.instructions[-1]
         if not isinstance(last, ExitRank) or not last.gone:
             continue
+        if last.status != "ended":
+            found += unit.ranks
+            continue
+        open_parts = _requests_open_at_exit(linked, unit)
+        if not open_parts:
+            continue
         for rank in unit.ranks:
-            rows = [linked.base[rank] + part.row for part in open_by_unit[id(unit)]]
-            if last.status != "ended" or any(map(request_filter.can_matter, rows)):
+            rows = [linked.base[rank] + part.row for part in open_parts]
+            if any(map(request_filter.can_matter, rows)):
                 found.append(rank)
     return sorted(found)
 

@@ -7,6 +7,7 @@ environment. A command itself ends with 0 or 1. The commands are in `distsim.cli
 from __future__ import annotations
 
 import codecs
+import errno
 import gc
 import os
 import signal
@@ -51,6 +52,8 @@ _CGROUP_FILES = (
         "total_rss ",
     ),
 )
+#: Errors of a name that the user gave, not of the machine.
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _ASCII_REPLACEMENTS = {
     "→": "->",
     "←": "<-",
@@ -162,6 +165,10 @@ def _report_os_error(error: OSError) -> int:
     # Standard output may be the broken file: its buffer must not fail again at exit.
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    if error.errno in _NAME_ERRORS and error.filename:
+        name = os.fsdecode(os.path.basename(error.filename))[-80:]
+        console.note(f"{name}: {error.strerror}\n  help: correct the name")
+        return 2
     where = f": {error.filename}" if error.filename else ""
     console.note(
         f"error: {error.strerror or error}{where}\n"

@@ -7,7 +7,6 @@ because some hangs depend on the rules of a backend. It is returned only if it h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from distsim.common.errors import DistsimError, UsageError
@@ -173,8 +172,8 @@ def _answering_call(wait: EvidenceWait, rank: int) -> EvidenceCall:
     call = wait.call
     op = opposite(call.op) if call.op in P2P_OPS else call.op
     peer = call.rank if call.p2p else None
-    return replace(
-        call, rank=rank, op=op, state="waiting", peer=peer, started=False, batched=False, frames=()
+    return call._replace(
+        rank=rank, op=op, state="waiting", peer=peer, started=False, batched=False, frames=()
     )
 
 
@@ -229,9 +228,9 @@ class _StepWriter:
     def step(self, call: EvidenceCall) -> dict[str, object]:
         # Of several calls issued as one, the first that is known.
         if " + " in call.op:
-            call = replace(call, op=call.op.split(" + ")[0])
+            call = call._replace(op=call.op.split(" + ")[0])
         elif call.op == "coalesced":
-            call = replace(call, op="")
+            call = call._replace(op="")
         fields = self._fields(call)
         group = "" if call.op in P2P_OPS else self._group(call.group)
         if group:

@@ -18,6 +18,7 @@ from distsim.operations.core.field_types import (
     ValueField,
     WaitField,
     expression_field,
+    parse_stream,
 )
 from distsim.operations.core.kernel_work import WorkField
 from distsim.operations.core.operation_base import Operation, OperationHelp
@@ -175,12 +176,13 @@ class AssignOperation(LocalOperation):
 
 
 class SynchronizeOperation(LocalOperation):
-    """The host waits for its device (torch.cuda.synchronize)."""
+    """The host waits for its device (torch.cuda.synchronize), or for one stream of it."""
 
     op = "synchronize"
+    first_field = "stream"
     colour = colours.WAIT
     words = OperationHelp(
-        signature="torch.cuda.synchronize()",
+        signature="torch.cuda.synchronize(), torch.cuda.Stream.synchronize()",
         before="The host may be ahead of the device.",
         after="All work that this rank launched on its device is done.",
         waits="The host waits for its own device. On gloo and mpi there is nothing to wait for.",
@@ -193,6 +195,18 @@ class SynchronizeOperation(LocalOperation):
         ),
         torch="torch.cuda.synchronize()",
     )
+
+    stream: str = Field(
+        default="",
+        description="Stream that the host waits for [default: all streams of the device].",
+        examples=["comm"],
+    )
+
+    @field_validator("stream")
+    @classmethod
+    def _known_stream(cls, value: str) -> str:
+        # The default stream keeps its name, because an empty name means the whole device.
+        return parse_stream(value) or "current"
 
 
 class WaitStreamOperation(LocalOperation):

@@ -20,9 +20,11 @@ from distsim.common.errors import UsageError
 from distsim.common.reading_limits import activate, current_factor, reading_limits
 from distsim.recordings.readers.distsim_trace import is_distsim_trace, read_distsim_trace
 from distsim.recordings.readers.kineto_cuda_job import cuda_recording
-from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name, read_profile
+from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name
 from distsim.recordings.readers.kineto_gloo_job import gloo_recording
+from distsim.recordings.readers.kineto_rank import RankReading, read_rank
 from distsim.recordings.readers.operation_table import is_operation_table, read_operation_table
+from distsim.recordings.readers.unmarked_steps import is_same_division, origin_note
 from distsim.recordings.recording import Recording
 
 #: Four Gloo ranks under DDP. Rank 2 sleeps for 120 ms in each forward pass.
@@ -173,27 +175,33 @@ def _skipped(path: Path) -> list[str]:
 
 
 def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
-    profiles = []
+    readings: list[RankReading] = []
     errors: list[UsageError] = []
     total = len(files.profiles)
     for done, result in enumerate(_read_each(files.profiles, jobs), start=1):
         if isinstance(result, UsageError):
             errors.append(result)
         else:
-            profiles.append(result)
+            readings.append(result)
         if progress is not None:
             progress(done, total)
-    if not profiles:
+    if not readings:
         raise errors[0]
     files.notes.extend(error.message for error in errors)
     by_rank: dict[int, RankProfile] = {}
-    for profile in profiles:
+    for profile in (reading.profile for reading in readings):
         if profile.rank in by_rank:
             raise _same_rank(by_rank[profile.rank], profile)
         by_rank[profile.rank] = profile
-    has_device = any(event.is_device for profile in profiles for event in profile.events)
+    if not is_same_division([reading.found_steps for reading in readings]):
+        paths = [Path(reading.profile.file) for reading in readings]
+        readings = [read_rank(path, as_one_step=True) for path in paths]
+    note = origin_note(readings[0].found_steps)
+    if note:
+        files.notes.append(note)
+    has_device = any(reading.device is not None for reading in readings)
     with reading_limits(f"{total} profiles", _total_bytes(files.profiles)):
-        return cuda_recording(profiles) if has_device else gloo_recording(profiles)
+        return cuda_recording(readings) if has_device else gloo_recording(readings)
 
 
 def _same_rank(first: RankProfile, second: RankProfile) -> UsageError:
@@ -205,7 +213,7 @@ def _same_rank(first: RankProfile, second: RankProfile) -> UsageError:
     return UsageError(f"{first.file} and {second.file} are both of rank {first.rank}", remedy)
 
 
-def _read_each(paths: Sequence[Path], jobs: int) -> list[RankProfile | UsageError]:
+def _read_each(paths: Sequence[Path], jobs: int) -> list[RankReading | UsageError]:
     if len(paths) > 1 and jobs > 1 and _total_bytes(paths) >= _PARALLEL_BYTES:
         # The limits hold in the workers, too. If they end a worker, all files are read again in
         # this process, whose supervisor reports the name of the file.
@@ -223,10 +231,10 @@ def _total_bytes(paths: Sequence[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-def _read_or_explain(path: Path) -> RankProfile | UsageError:
-    """The profile, or the error that says why there is none."""
+def _read_or_explain(path: Path) -> RankReading | UsageError:
+    """What a profile contains, or the error that says why there is none."""
     try:
         with reading_limits(path):
-            return read_profile(path)
+            return read_rank(path)
     except UsageError as error:
         return error

@@ -19,6 +19,10 @@ from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 
 _SENDING_OP = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
+#: Calls after which a rank makes no other.
+_ENDS = ("exit", "fail")
+#: Accesses of another rank's memory: they carry data without a call there.
+_REMOTE_OPS = ("put", "get")
 
 
 class Contribution(NamedTuple):
@@ -55,12 +59,14 @@ class DataLoss(NamedTuple):
     ``lost``: contributions of the correct ranks that no longer arrive. ``changed_ranks``: correct
     ranks whose calls differ. ``lost_by_outliers``: lost contributions of the other ranks.
     ``tensor_sets``: sets of tensors that ranks exchange; fewer, if all ranks name the same tensors.
+    ``fewer_calls``: messages and collectives that ranks make less often than before.
     """
 
     lost: int
     changed_ranks: int
     lost_by_outliers: int
     tensor_sets: int = 0
+    fewer_calls: int = 0
 
 
 class ExchangedData:
@@ -72,11 +78,12 @@ class ExchangedData:
 
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
-        lost = lost_by_outliers = changed_ranks = 0
+        lost = lost_by_outliers = changed_ranks = fewer_calls = 0
         kept_exchanges = {each.exchange for each in changed._all()}
         for rank, before in self.by_rank.items():
             after = changed.by_rank.get(rank, [])
             missing = Counter(before) - Counter(after)
+            fewer_calls += max(0, len(before) - len(after))
             if rank in outliers:
                 # A collective that only outliers make, such as saving on rank 0, needs the other
                 # ranks. If it disappears altogether, its data are lost.
@@ -89,7 +96,8 @@ class ExchangedData:
             lost += sum(count for each, count in missing.items() if each.carries_data)
             lost += max(0, _receive_count(before) - _receive_count(after))
             changed_ranks += before != after
-        return DataLoss(lost, changed_ranks, lost_by_outliers, len(kept_exchanges))
+        tensor_sets = len(kept_exchanges)
+        return DataLoss(lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls)
 
     def _lost_of_root(
         self, rank: int, missing: Counter[Contribution], counted: list[Contribution]
@@ -192,10 +200,12 @@ def _minority(members: Iterable[int], by_rank: dict[int, list[object]]) -> set[i
 def _contributions(program: Program, rank: int) -> Iterator[Contribution]:
     own_writes: Counter[tuple[str, int]] = Counter()
     for _, call in program.calls_of(rank):
+        if call.op in _ENDS:
+            return
         for part in call.parts or (call,):
             if _count(part):
                 yield _contribution(part, own_writes)
-        if OPERATIONS[call.op].kind not in ("collective", "p2p"):
+        if OPERATIONS[call.op].kind not in ("collective", "p2p", "remote"):
             written = (*call.outputs, *call.writes, *call.adds)
             own_writes.update((buffer.name, buffer.index) for buffer in written)
 
@@ -204,18 +214,19 @@ def _count(call: ResolvedCall) -> int:
     """The number of contributions of a call."""
     if call.parts:
         return sum(_count(part) for part in call.parts)
-    is_message = call.op in _SENDING_OP
+    is_message = call.op in _SENDING_OP or call.op in _REMOTE_OPS
     return int(is_message or OPERATIONS[call.op].kind == "collective")
 
 
 def _contribution(call: ResolvedCall, own_writes: Counter[tuple[str, int]]) -> Contribution:
     partners = call.group.ranks
-    if call.op in _SENDING_OP:
+    if call.op in _SENDING_OP or call.op in _REMOTE_OPS:
         partners = () if call.peer is None else (call.peer,)
     carried = call.inputs or call.outputs
     tensors = []
     for buffer in carried:
-        version = own_writes[buffer.name, buffer.index] if call.inputs else 0
+        reads = call.inputs and call.op not in ("recv", "irecv")
+        version = own_writes[buffer.name, buffer.index] if reads else 0
         tensors.append((buffer.label, buffer.numel, version))
     op = _SENDING_OP.get(call.op, call.op)
     only_receives = OPERATIONS[call.op].gives == "root" and call.root != call.rank

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from distsim.program.model import Program
-from distsim.repair.fix_numbers import value_by_rank
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -23,6 +22,7 @@ from distsim.repair.scenario_data import (
     ranks_of,
     step_paths,
     value_at,
+    value_by_rank,
     with_steps_replaced,
 )
 

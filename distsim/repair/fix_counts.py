@@ -23,6 +23,9 @@ from distsim.repair.scenario_data import (
 
 _MIN_OR_MAX: Final = re.compile(r"^(max|min)\((?P<first>[^(),]+), *(?P<second>[^(), ][^(),]*)\)$")
 
+#: By operation, the field of the tensor that holds the parts of all ranks.
+_WHOLE_FIELD: Final = {"all_gather_into_tensor": "output", "reduce_scatter_tensor": "input"}
+
 
 def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     """A var that is the larger, or the smaller, of two numbers becomes one of them."""
@@ -77,6 +80,38 @@ def _is_list_of_numbers(value: object, size: int) -> bool:
     if not isinstance(value, list) or len(value) != size:
         return False
     return all(isinstance(item, int) for item in value)
+
+
+def fit_whole(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
+    """The tensor that holds the parts of all ranks gets as many rows as they have together."""
+    declared = data.get("tensors") or {}
+    for path in named:
+        entry = value_at(data, path)
+        fields, whole_field = fields_of(entry), _WHOLE_FIELD.get(op_of(entry))
+        size = _group_size(data, fields.get("group"))
+        if whole_field is None or size is None:
+            continue
+        part_field = "input" if whole_field == "output" else "output"
+        part: Any = declared.get(fields.get(part_field))
+        whole = declared.get(fields.get(whole_field))
+        rows = _row_count(part)
+        if not isinstance(rows, int) or not isinstance(whole, dict):
+            continue
+        shape = [rows * size, *part["shape"][1:]]
+        if whole.get("shape") != shape:
+            name = fields[whole_field]
+            yield (
+                f"give the tensor {name} {rows * size} rows: {rows} of each of {size} ranks",
+                {**data, "tensors": {**declared, name: {**whole, "shape": shape}}},
+            )
+
+
+def _group_size(data: ScenarioData, group: object) -> int | None:
+    """The number of members, if the file writes it as a number."""
+    members: Any = data.get("world") if group is None else (data.get("groups") or {}).get(group)
+    if isinstance(members, list):
+        return len(members)
+    return members if isinstance(members, int) else None
 
 
 def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:

@@ -51,6 +51,37 @@ def destroy_later(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
             )
 
 
+def destroy_after_block(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A destroy at the end of a block moves behind the last use of the group after the block."""
+    for path in _paths_of(data, _DESTROY):
+        if len(path) < 4 or path[-2] != "steps" or path[-3] == "repeat":
+            continue
+        entry, block_path = value_at(data, path), path[:-2]
+        group = fields_of(entry).get("group")
+        within = value_at(data, block_path[:-1])
+        start = int(block_path[-1])
+        later = [k for k in range(start + 1, len(within)) if _contains_use(within[k], group)]
+        if not later:
+            continue
+        destroy = make_step(_DESTROY, fields_of(entry), ranks_of(entry))
+        if ranks_of(entry) is None:
+            destroy["ranks"] = ranks_of(within[start])
+        changed = copy.deepcopy(data)
+        value_at(changed, block_path[:-1]).insert(later[-1] + 1, destroy)
+        yield (
+            "move destroy_process_group out of this block, after the last call",
+            with_steps_replaced(changed, path, []),
+        )
+
+
+def _contains_use(entry: Any, group: object) -> bool:
+    """Whether a step, or a step within it, uses a group."""
+    if not isinstance(entry, dict):
+        return _is_use(entry, group)
+    inner = entry.get("steps") or (entry.get("repeat") or {}).get("steps") or []
+    return _is_use(entry, group) or any(_contains_use(step, group) for step in inner)
+
+
 def drop_destroy(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     """A group stays until the end of the program."""
     for path in _paths_of(data, _DESTROY):
@@ -73,7 +104,7 @@ def _moved(
 
 def _is_use(entry: Any, group: object) -> bool:
     op = op_of(entry)
-    if not op or op == _DESTROY or not isinstance(entry, dict):
+    if not op or op == _DESTROY:
         return False
     if OPERATIONS[op].kind not in ("collective", "p2p", "batch"):
         return False
@@ -93,9 +124,14 @@ def create_on_all_ranks(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]
         created[str(fields.get("name"))] = make_step("new_group", kept, None)
         changed = with_steps_replaced(changed, path, [])
     steps = [created[name] for name in sorted(created)]
-    if steps + changed["program"] != data["program"]:
+    program = changed["program"]
+    # A group can be created only after init_process_group.
+    inits = [k for k, entry in enumerate(program) if op_of(entry) == "init_process_group"]
+    start = inits[-1] + 1 if inits else 0
+    reordered = [*program[:start], *steps, *program[start:]]
+    if reordered != data["program"]:
         words = "call new_group on all ranks, in the same order, before all other calls"
-        yield words, {**changed, "program": steps + changed["program"]}
+        yield words, {**changed, "program": reordered}
 
 
 def list_members_once(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
@@ -167,6 +203,7 @@ def _paths_of(data: ScenarioData, op: str) -> list[DataPath]:
 __all__ = [
     "call_where_valid",
     "create_on_all_ranks",
+    "destroy_after_block",
     "destroy_later",
     "drop_destroy",
     "initialise_eagerly",

@@ -6,19 +6,24 @@ Each function yields (words, changed data).
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator
 from typing import Final
 
+from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    calling_ranks,
     fields_of,
     make_step,
+    names_in,
     op_of,
     owner_ranks,
     ranks_of,
     step_list_of_rank,
     value_at,
+    value_by_rank,
     with_steps_replaced,
 )
 
@@ -43,6 +48,8 @@ def align_with_counterparts(
     """A message gets the arguments of a message in the other direction between the same ranks."""
     messages = [path for path in others if is_message(value_at(data, path))]
     named_messages = [path for path in named if is_message(value_at(data, path))]
+    # A receive follows its send: the sender knows what the message is.
+    named_messages.sort(key=lambda path: _PEER_FIELD[op_of(value_at(data, path))] == "dst")
     for path in named_messages:
         for other in messages:
             if _may_match(data, path, other):
@@ -101,6 +108,89 @@ def change_peers(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[st
                 )
 
 
+def invert_peers(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """Ranks receive from the ranks that send to them, as in a ring or a pipeline.
+
+    The peers of the receive become the inverse of those of the send, or the other way round.
+    """
+    messages = [path for path in named if is_message(value_at(data, path))]
+    peers = {path: _peers_by_rank(data, program, path) for path in messages}
+    # A receive follows its send: the sender knows where the data belong.
+    messages.sort(key=lambda path: _PEER_FIELD[op_of(value_at(data, path))] == "dst")
+    for path in messages:
+        op = op_of(value_at(data, path))
+        for other in messages:
+            if _PEER_FIELD[op] == _PEER_FIELD[op_of(value_at(data, other))]:
+                continue
+            inverse = _inverse(peers[other], list(peers[path]))
+            if not inverse or inverse == peers[path]:
+                continue
+            peer = _peer_expression(inverse, program.world_size)
+            fields = {**fields_of(value_at(data, path)), _PEER_FIELD[op]: peer}
+            changed = make_step(op, fields, ranks_of(value_at(data, path)))
+            words = f"{op}: set {_PEER_FIELD[op]} to {peer}"
+            yield words, with_steps_replaced(data, path, [changed])
+
+
+def _peers_by_rank(data: ScenarioData, program: Program, path: DataPath) -> dict[int, int]:
+    """The peer of a message on each rank that makes it; empty if it depends on a loop."""
+    entry = value_at(data, path)
+    values = value_by_rank(program, fields_of(entry).get(_PEER_FIELD[op_of(entry)]))
+    callers = calling_ranks(data, program, path)
+    if len(values) != program.world_size or callers is None:
+        return {}
+    return {rank: values[rank] for rank in callers}
+
+
+def _inverse(peers: dict[int, int], ranks: list[int]) -> dict[int, int]:
+    """For each of ``ranks``, the rank whose peer it is; empty unless that is one rank for each."""
+    inverse: dict[int, int] = {}
+    for rank in ranks:
+        others = [other for other, peer in peers.items() if peer == rank]
+        if len(others) != 1:
+            return {}
+        inverse[rank] = others[0]
+    return inverse
+
+
+def shift_peers(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A peer that is counted in a loop is one more or one less."""
+    for path in named:
+        entry = value_at(data, path)
+        if not is_message(entry):
+            continue
+        fields, key = fields_of(entry), _PEER_FIELD[op_of(entry)]
+        peer = fields.get(key)
+        if not isinstance(peer, str) or value_by_rank(program, peer):
+            continue
+        for shift in ("+ 1", "- 1"):
+            shifted = f"{peer} {shift}" if peer.isidentifier() else f"({peer}) {shift}"
+            changed = make_step(op_of(entry), {**fields, key: shifted}, ranks_of(entry))
+            words = f"{op_of(entry)}: set {key} to {shifted}"
+            yield words, with_steps_replaced(data, path, [changed])
+
+
+def _peer_expression(peers: dict[int, int], world_size: int) -> object:
+    """The peers as a number, a distance or a shift in a ring; otherwise one number per rank."""
+    if len(peers) == 1:
+        return next(iter(peers.values()))
+    distances = {peer - rank for rank, peer in peers.items()}
+    if len(distances) == 1:
+        distance = distances.pop()
+        return f"rank + {distance}" if distance > 0 else f"rank - {-distance}"
+    shifts = {distance % world_size for distance in distances}
+    if len(shifts) > 1:
+        return peers
+    shift = shifts.pop()
+    if 2 * shift > world_size:
+        return f"(rank - {world_size - shift}) % world_size"
+    return f"(rank + {shift}) % world_size"
+
+
 def add_counterparts(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
@@ -120,15 +210,57 @@ def add_counterparts(
         shared: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
         counterpart = {_PEER_FIELD[op]: owners[0], **shared}
         list_path = step_list_of_rank(data, peer)
-        if op == "recv" and list_path is not None:
-            buffer = _usual_buffer(value_at(data, list_path), owners[0])
+        if op == "recv":
+            buffer = _free_buffer(data, fields.get("tensor"))
+            if not buffer and list_path is not None:
+                buffer = _usual_buffer(value_at(data, list_path), owners[0])
             counterpart |= {"tensor": buffer} if buffer else {}
+        if op == "send" and list_path is not None:
+            for tensor in _computed_tensors(data, list_path, fields.get("tensor")):
+                other = {**counterpart, "tensor": tensor}
+                yield from _insertions(data, path, list_path, op, other, peer)
         if list_path is None:  # the peer has no list of steps of its own yet
             changed = copy.deepcopy(data)
             changed["program"].append(make_step(op, counterpart, peer))
             yield f"add the {op} on rank {peer}", changed
         else:
             yield from _insertions(data, path, list_path, op, counterpart, peer)
+
+
+def _computed_tensors(data: ScenarioData, list_path: DataPath, received: object) -> list[str]:
+    """Other tensors that a rank computes, declared like the one that its peer receives."""
+    declared = data.get("tensors") or {}
+    like = declared.get(received) if isinstance(received, str) else None
+    if not isinstance(like, dict):
+        return []
+    found: dict[str, None] = {}
+    for entry in value_at(data, list_path):
+        fields = fields_of(entry)
+        written = {"assign": [fields.get("tensor")], "compute": fields.get("writes") or []}
+        for name in written.get(op_of(entry), ()):
+            if name != received and _is_declared_like(declared.get(name), like):
+                found[str(name)] = None
+    return list(found)
+
+
+def _is_declared_like(tensor: object, like: ScenarioData) -> bool:
+    """Whether a tensor has the shape and the dtype of another."""
+    if not isinstance(tensor, dict):
+        return False
+    return all(tensor.get(key) == like.get(key) for key in ("shape", "dtype"))
+
+
+def _free_buffer(data: ScenarioData, sent: object) -> str:
+    """A tensor that no call uses, declared like the sent one; "" if there is none."""
+    declared = data.get("tensors") or {}
+    like = declared.get(sent) if isinstance(sent, str) else None
+    if not isinstance(like, dict):
+        return ""
+    used = names_in(json.dumps(data["program"]))
+    for name, tensor in declared.items():
+        if name not in used and _is_declared_like(tensor, like):
+            return str(name)
+    return ""
 
 
 def _usual_buffer(steps: list[object], source: int) -> str:
@@ -170,4 +302,11 @@ def _relative_position(data: ScenarioData, path: DataPath) -> float:
     return int(path[-1]) / max(len(value_at(data, path[:-1])), 1)
 
 
-__all__ = ["is_message", "add_counterparts", "align_with_counterparts", "change_peers"]
+__all__ = [
+    "add_counterparts",
+    "align_with_counterparts",
+    "change_peers",
+    "invert_peers",
+    "is_message",
+    "shift_peers",
+]

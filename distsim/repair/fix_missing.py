@@ -7,20 +7,27 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Iterator
-from typing import Any, Final
+from difflib import SequenceMatcher
+from typing import Any, Final, NamedTuple
 
 from distsim.checker.wording import rank_list
 from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     fields_of,
+    make_step,
     op_of,
     owner_ranks,
     ranks_of,
+    step_list_of_rank,
     step_paths,
     value_at,
+    value_by_rank,
+    with_steps_replaced,
 )
 
 #: Fields that say how a call is waited for, not what it does.
@@ -37,6 +44,205 @@ def extend_to_all_ranks(
             found = copy.deepcopy(data)
             del value_at(found, path)["ranks"]
             yield f"call {op_of(entry)} on all ranks", found
+
+
+def extend_blocks(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The collectives in a block of some ranks are made by all ranks.
+
+    If most ranks run the block, all ranks run it. Otherwise the local work in it, such as writing a
+    log on rank 0, stays where it is, and only its collectives leave the block.
+    """
+    for path in _blocks_around(data, named):
+        block = value_at(data, path)
+        steps = block["steps"]
+        collectives = [entry for entry in steps if _is_collective(entry)]
+        if not collectives or any(_is_message(entry) for entry in steps):
+            continue
+        names = " and ".join(dict.fromkeys(op_of(entry) for entry in collectives))
+        if len(collectives) == len(steps) or _is_for_most(program, block["ranks"]):
+            changed = copy.deepcopy(data)
+            del value_at(changed, path)["ranks"]
+            yield f"run this block on all ranks, so that all call {names}", changed
+        elif not any(_is_block(entry) for entry in steps):
+            parts = _split_block(block)
+            yield (
+                f"call {names} on all ranks, outside of this block",
+                with_steps_replaced(data, path, parts),
+            )
+
+
+def _blocks_around(data: ScenarioData, named: list[DataPath]) -> list[DataPath]:
+    """The blocks with a selector that contain the named steps, the innermost first."""
+    found: dict[DataPath, None] = {}
+    for path in named:
+        for end in range(len(path) - 1, 1, -1):
+            entry = value_at(data, path[:end]) if isinstance(path[end - 1], int) else None
+            if isinstance(entry, dict) and "steps" in entry and "ranks" in entry:
+                found[path[:end]] = None
+    return list(found)
+
+
+def _is_collective(entry: object) -> bool:
+    op = op_of(entry)
+    return bool(op) and OPERATIONS[op].kind == "collective"
+
+
+def _is_message(entry: object) -> bool:
+    op = op_of(entry)
+    return bool(op) and OPERATIONS[op].kind in ("p2p", "batch", "remote")
+
+
+def _is_block(entry: object) -> bool:
+    return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
+
+
+def _is_for_most(program: Program, ranks: Any) -> bool:
+    """Whether a selector chooses most ranks; True if that depends on more than the rank."""
+    if isinstance(ranks, int):
+        chosen = 1
+    elif isinstance(ranks, list):
+        chosen = len(ranks)
+    else:
+        values = value_by_rank(program, ranks)
+        chosen = sum(map(bool, values)) if values else program.world_size
+    return 2 * chosen > program.world_size
+
+
+def _split_block(block: ScenarioData) -> list[ScenarioData]:
+    """The collectives of a block, and between them blocks with its other steps."""
+    parts: list[ScenarioData] = []
+    for entry in block["steps"]:
+        if _is_collective(entry):
+            parts.append({op_of(entry): fields_of(entry)})
+        elif parts and "steps" in parts[-1]:
+            parts[-1]["steps"].append(copy.deepcopy(entry))
+        else:
+            parts.append({"ranks": block["ranks"], "steps": [copy.deepcopy(entry)]})
+    return parts
+
+
+def add_skipped_calls(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A rank with steps of its own makes all collectives that most other ranks make.
+
+    Its calls are aligned with theirs, and those that it skips are inserted at their places.
+    """
+    made = _placed_collectives(data)
+    keys = {rank: tuple(call.key for call in calls) for rank, calls in made.items()}
+    if not keys:
+        return
+    common, count = Counter(keys.values()).most_common(1)[0]
+    outliers = [rank for rank, calls in keys.items() if calls != common]
+    if 2 * count <= len(keys) or not outliers:
+        return
+    reference = next(calls for rank, calls in made.items() if keys[rank] == common)
+    changed, words = copy.deepcopy(data), []
+    for rank in outliers:
+        skipped = _skipped_runs(made[rank], reference)
+        if not skipped:
+            return
+        # From the end, so that the places of the other runs stay valid.
+        for place, calls in sorted(skipped, key=lambda run: run[0], reverse=True):
+            added = [copy.deepcopy(value_at(data, call.path)) for call in calls]
+            if not _insert_for_rank(changed, rank, made[rank][place:], added):
+                return
+        names = " and ".join(op_of(value_at(data, call.path)) for _, run in skipped for call in run)
+        words.append(f"call {names} on rank {rank} too, as the other ranks do")
+        if len(outliers) > 1 and step_list_of_rank(data, rank) is None:
+            return  # the first insertion would move the places of the second
+    yield "; ".join(words), changed
+
+
+def _insert_for_rank(
+    changed: ScenarioData, rank: int, following: list[_PlacedCollective], calls: list[Any]
+) -> bool:
+    """Insert calls of one rank before its next collective, or at its end; False if it cannot."""
+    own_list = step_list_of_rank(changed, rank)
+    if following and following[0].path[:-1] != own_list:
+        next_path = following[0].path
+        if len(next_path) != 2:
+            return False
+        steps = value_at(changed, next_path[:-1])
+        steps.insert(int(next_path[-1]), {"ranks": rank, "steps": calls})
+        return True
+    if own_list is None:
+        changed["program"].append({"ranks": rank, "steps": calls})
+        return True
+    steps = value_at(changed, own_list)
+    at = int(following[0].path[-1]) if following else len(steps)
+    steps[at:at] = calls
+    return True
+
+
+class _PlacedCollective(NamedTuple):
+    """A collective of a rank: its arguments as text, and its path."""
+
+    key: str
+    path: DataPath
+
+
+def _placed_collectives(data: ScenarioData) -> dict[int, list[_PlacedCollective]]:
+    """Each rank's collectives, if none is in a loop and all ranks are written as numbers."""
+    world = data.get("world")
+    if not isinstance(world, int):
+        return {}
+    made: dict[int, list[_PlacedCollective]] = {rank: [] for rank in range(world)}
+    for path in step_paths(data):
+        entry = value_at(data, path)
+        if not _is_collective(entry):
+            continue
+        if "repeat" in path or _has_expression(data, path):
+            return {}
+        key = json.dumps([op_of(entry), fields_of(entry)], sort_keys=True)
+        for rank in owner_ranks(data, path) or made:
+            if rank in made:
+                made[rank].append(_PlacedCollective(key, path))
+    return made
+
+
+def _has_expression(data: ScenarioData, path: DataPath) -> bool:
+    """Whether a selector of a step, or of a block around it, is an expression."""
+    for end in range(2, len(path) + 1):
+        entry = value_at(data, path[:end])
+        if isinstance(path[end - 1], int) and isinstance(ranks_of(entry), str):
+            return True
+    return False
+
+
+_SkippedRun = tuple[int, list[_PlacedCollective]]
+
+
+def _skipped_runs(
+    own: list[_PlacedCollective], reference: list[_PlacedCollective]
+) -> list[_SkippedRun]:
+    """(place in ``own``, calls) of the calls that only ``reference`` has.
+
+    Empty if ``own`` has calls that the reference lacks.
+    """
+    matcher = SequenceMatcher(
+        None, [call.key for call in own], [call.key for call in reference], autojunk=False
+    )
+    runs: list[_SkippedRun] = []
+    for tag, start, _, first, end in matcher.get_opcodes():
+        if tag == "insert":
+            runs.append((start, reference[first:end]))
+        elif tag != "equal":
+            return []
+    return runs
+
+
+def make_same_call(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
+    """A rank calls the collective of the other ranks in place of another one."""
+    collectives = [path for path in named if _is_collective(value_at(data, path))]
+    for path in collectives:
+        for other in collectives:
+            entry, other_entry = value_at(data, path), value_at(data, other)
+            if op_of(entry) == op_of(other_entry):
+                continue
+            step = make_step(op_of(other_entry), fields_of(other_entry), ranks_of(entry))
+            words = f"call {op_of(other_entry)}, as the other ranks do, instead of {op_of(entry)}"
+            yield words, with_steps_replaced(data, path, [step])
 
 
 def copy_to_other_ranks(
@@ -127,4 +333,11 @@ def _shared_collectives(
     return found
 
 
-__all__ = ["copy_to_other_ranks", "extend_to_all_ranks", "complete_early_exits"]
+__all__ = [
+    "add_skipped_calls",
+    "complete_early_exits",
+    "copy_to_other_ranks",
+    "extend_blocks",
+    "extend_to_all_ranks",
+    "make_same_call",
+]

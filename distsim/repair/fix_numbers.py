@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
@@ -25,6 +24,7 @@ from distsim.repair.scenario_data import (
     step_paths,
     times_of,
     value_at,
+    value_by_rank,
     with_steps_replaced,
 )
 
@@ -43,10 +43,38 @@ def equal_iterations(
         if not values:
             continue
         for number in sorted(used, reverse=True):
-            if number > 0 and set(values) != {number}:
+            if number <= 0 or set(values) == {number}:
+                continue
+            words = _iterations_words(number, values)
+            if len(set(values)) == 1:
+                like = next(lines[other] for other in loops if number in numbers[other])
+                words = f"{_repeat_words(number, values[0])}, as at line {like}"
+            changed = copy.deepcopy(data)
+            value_at(changed, path)["repeat"]["times"] = number
+            yield words, changed
+
+
+def _repeat_words(number: int, before: int) -> str:
+    return f"repeat {number} times instead of {before} (`times: {number}`)"
+
+
+def other_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop runs a little more or less often, or once for each other rank.
+
+    Ranks may need equally many messages without having equal loops: a loop over the workers on one
+    rank, and one message on each worker.
+    """
+    world = program.world_size
+    for path in step_paths(data):
+        values = set(value_by_rank(program, times_of(value_at(data, path))))
+        if len(values) != 1:
+            continue
+        (times,) = values
+        for number in dict.fromkeys((times + 1, times - 1, world - 1, world, times + 2, times - 2)):
+            if number > 0 and number != times:
                 changed = copy.deepcopy(data)
                 value_at(changed, path)["repeat"]["times"] = number
-                yield _iterations_words(number, values), changed
+                yield _repeat_words(number, times), changed
 
 
 def _iterations_words(number: int, values: list[int]) -> str:
@@ -56,18 +84,6 @@ def _iterations_words(number: int, values: list[int]) -> str:
     if number == max(values):
         return f"{words}; ranks with fewer batches use Join or repeat samples (drop_last=False)"
     return words
-
-
-def value_by_rank(program: Program, value: object) -> list[int]:
-    """The value of an expression on each rank; empty if it depends on more than the rank."""
-    if isinstance(value, dict):
-        return [each for each in value.values() if isinstance(each, int)]
-    try:
-        expression = parse_expression(value)
-        found = [expression.evaluate(program.names_of(rank)) for rank in program.present]
-        return [int(number) for number in found]
-    except (ExpressionError, TypeError, ValueError):
-        return []
 
 
 def roots_as_numbers(
@@ -155,4 +171,9 @@ def _with_output_rows(
     return {**data, "tensors": {**declared, output: {**tensor, "shape": [rows, *shape[1:]]}}}
 
 
-__all__ = ["equal_iterations", "roots_as_numbers", "splits_as_numbers", "value_by_rank"]
+__all__ = [
+    "equal_iterations",
+    "other_iterations",
+    "roots_as_numbers",
+    "splits_as_numbers",
+]

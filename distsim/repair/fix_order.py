@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     fields_of,
     make_step,
+    names_in,
     op_of,
     paths_by_list,
     ranks_of,
+    tensor_names,
     value_at,
 )
 
@@ -132,33 +134,42 @@ def move_waits_last(
         yield "wait for the requests at the end", changed
 
 
-def wait_before_writes(
+def wait_before_use(
     data: ScenarioData, paths: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A request is waited for before the next step of its list that names the same tensor."""
+    """A request is waited for before the next step of its list that uses one of its tensors."""
     for path in paths:
-        fields = fields_of(value_at(data, path))
-        handle, tensor = fields.get("as"), fields.get("tensor")
-        if handle is None or not isinstance(tensor, str):
+        entry = value_at(data, path)
+        handle = fields_of(entry).get("as")
+        if handle is None:
             continue
         steps, start = value_at(data, path[:-1]), int(path[-1])
-        users = (k for k in range(start + 1, len(steps)) if _uses(steps[k], tensor))
-        waits = (k for k in range(start + 1, len(steps)) if _is_only_wait_for(steps[k], handle))
-        user, wait = next(users, None), next(waits, None)
-        if user is None or wait is None or wait < user:
+        wait = _first_wait_for(handle, steps, start)
+        if wait is None:
             continue
-        changed = copy.deepcopy(data)
-        changed_steps = value_at(changed, path[:-1])
-        changed_steps.insert(user, changed_steps.pop(wait))
-        yield f"wait for {handle} before {op_of(steps[user])} uses {tensor}", changed
+        for tensor in sorted(tensor_names(entry)):
+            users = (k for k in range(start + 1, wait) if _uses(steps[k], tensor))
+            user = next(users, None)
+            if user is not None:
+                changed = copy.deepcopy(data)
+                changed_steps = value_at(changed, path[:-1])
+                changed_steps.insert(user, changed_steps.pop(wait))
+                yield f"wait for {handle} before {op_of(steps[user])} uses {tensor}", changed
+
+
+def _first_wait_for(handle: object, steps: list[Any], start: int) -> int | None:
+    """The position of the first later step that waits for this request alone."""
+    waits = (k for k in range(start + 1, len(steps)) if _is_only_wait_for(steps[k], handle))
+    return next(waits, None)
 
 
 def _uses(entry: object, tensor: str) -> bool:
-    """Whether a step names a tensor, alone or in a list."""
+    """Whether a step names a tensor, alone, in a list or in an expression."""
     if not op_of(entry) or op_of(entry) == "wait":
         return False
-    for value in fields_of(entry).values():
-        if value == tensor or (isinstance(value, list) and tensor in value):
+    for key, value in fields_of(entry).items():
+        items = value if isinstance(value, list) else [value]
+        if key != "name" and any(isinstance(x, str) and tensor in names_in(x) for x in items):
             return True
     return False
 

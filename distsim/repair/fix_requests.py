@@ -14,8 +14,10 @@ from distsim.repair.scenario_data import (
     ScenarioData,
     fields_of,
     make_step,
+    names_in,
     op_of,
     ranks_of,
+    tensor_names,
     value_at,
 )
 
@@ -41,6 +43,9 @@ def wait_for_requests(
                 f"keep the request of {op} and wait for it",
                 _with_wait(data, path, {**fields, "as": handle}, handle),
             )
+        elif not _has_wait(data["program"], str(fields["as"])):
+            handle = str(fields["as"])
+            yield f"wait for {handle}", _with_wait(data, path, fields, handle)
         elif "repeat" in path and "@" not in str(fields["as"]):
             yield from _waits_in_loop(data, path)
         blocking = {name: value for name, value in fields.items() if name not in ("as", "async")}
@@ -49,6 +54,24 @@ def wait_for_requests(
             step = make_step(_BLOCKING_OP.get(op, op), blocking, ranks_of(entry))
             value_at(changed, path[:-1])[int(path[-1])] = step
             yield f"let {op} block", changed
+
+
+def _has_wait(steps: list[Any], handle: str) -> bool:
+    """Whether some step, at any depth, waits for a handle or for all."""
+    for entry in steps:
+        if op_of(entry) == "wait":
+            handles = fields_of(entry).get("handles")
+            named = handles if isinstance(handles, list) else [handles]
+            if handle in named or "all" in named:
+                return True
+        elif isinstance(entry, dict) and _has_wait(_inner_steps(entry), handle):
+            return True
+    return False
+
+
+def _inner_steps(entry: ScenarioData) -> list[Any]:
+    """The steps of a block or of a loop; none for a call."""
+    return entry.get("steps") or (entry.get("repeat") or {}).get("steps") or []
 
 
 def _starts_request(op: str, fields: ScenarioData) -> bool:
@@ -69,7 +92,7 @@ def _with_wait(
     entry = steps[position]
     op, ranks = op_of(entry), ranks_of(entry)
     steps[position] = make_step(op, fields, ranks)
-    tensors = {value for value in fields_of(entry).values() if isinstance(value, str)}
+    tensors = tensor_names(entry)
     users = (k for k in range(position + 1, len(steps)) if _names_any(steps[k], tensors))
     place = next(users, len(steps))
     if ranks is not None:
@@ -85,7 +108,7 @@ def _names_any(entry: Any, tensors: set[str]) -> bool:
         return any(_names_any(value, tensors) for value in entry.values())
     if isinstance(entry, list):
         return any(_names_any(value, tensors) for value in entry)
-    return isinstance(entry, str) and entry in tensors
+    return isinstance(entry, str) and not tensors.isdisjoint(names_in(entry))
 
 
 def _waits_in_loop(data: ScenarioData, path: DataPath) -> Iterator[tuple[str, ScenarioData]]:
@@ -118,8 +141,7 @@ def _replace_waits(steps: list[Any], handle: str, handles: str | None) -> int:
             else:
                 steps[k] = make_step("wait", {"handles": handles}, ranks_of(entry))
         elif isinstance(entry, dict):
-            inner = entry.get("steps") or (entry.get("repeat") or {}).get("steps") or []
-            count += _replace_waits(inner, handle, handles)
+            count += _replace_waits(_inner_steps(entry), handle, handles)
     return count
 
 

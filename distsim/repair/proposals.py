@@ -19,29 +19,45 @@ from distsim.repair.fix_arguments import (
     unify_shapes,
     use_group_ranks,
 )
-from distsim.repair.fix_counts import pad_rows, transpose_splits, unify_counts
+from distsim.repair.fix_counts import fit_whole, pad_rows, transpose_splits, unify_counts
 from distsim.repair.fix_groups import (
     call_where_valid,
     create_on_all_ranks,
+    destroy_after_block,
     destroy_later,
     drop_destroy,
     initialise_eagerly,
     list_members_once,
 )
-from distsim.repair.fix_messages import add_counterparts, align_with_counterparts, change_peers
+from distsim.repair.fix_messages import (
+    add_counterparts,
+    align_with_counterparts,
+    change_peers,
+    invert_peers,
+    shift_peers,
+)
 from distsim.repair.fix_missing import (
+    add_skipped_calls,
     complete_early_exits,
     copy_to_other_ranks,
+    extend_blocks,
     extend_to_all_ranks,
+    make_same_call,
 )
-from distsim.repair.fix_numbers import equal_iterations, roots_as_numbers, splits_as_numbers
+from distsim.repair.fix_numbers import (
+    equal_iterations,
+    other_iterations,
+    roots_as_numbers,
+    splits_as_numbers,
+)
 from distsim.repair.fix_order import (
     batch_messages,
     make_nonblocking,
     move_steps,
     move_waits_last,
-    wait_before_writes,
+    wait_before_use,
 )
+from distsim.repair.fix_remote import same_channel, synchronise_accesses
 from distsim.repair.fix_requests import wait_for_requests
 from distsim.repair.scenario_data import (
     DataPath,
@@ -69,6 +85,8 @@ _SHARED_FIELDS: Final = (
     "tensor",
     "input",
     "output",
+    "input_splits",
+    "output_splits",
     "objects",
 )
 #: Kinds of proposals, from the least to the most intrusive. No repair removes calls twice.
@@ -143,6 +161,9 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
         yield from _of_kind(CHANGES_ARGUMENTS, copied)
     peers = islice(change_peers(data, calls.named), _MAX_CHANGES)
     yield from _of_kind(CHANGES_ARGUMENTS, peers)
+    if hints.program is not None:
+        loops = islice(other_iterations(data, hints.program), _MAX_CHANGES)
+        yield from _of_kind(CHANGES_ARGUMENTS, loops)
     for additions in (
         complete_early_exits(data),
         extend_to_all_ranks(data, calls.steps),
@@ -212,17 +233,23 @@ def _group_changes(
     if program is None:
         return
     lines = hints.lines
-    yield from _of_kind(CHANGES_ORDER, wait_before_writes(data, calls.steps))
+    yield from _of_kind(CHANGES_ORDER, wait_before_use(data, calls.steps))
     arguments = chain(
         equal_iterations(data, program, lines),
         roots_as_numbers(data, program, calls.named_steps),
         splits_as_numbers(data, program, calls.named_steps, lines),
+        invert_peers(data, program, calls.named),
+        shift_peers(data, program, calls.named),
+        same_channel(data, calls.steps),
         copy_of_composite_calls(data),
         list_members_once(data, program),
         call_where_valid(data, program, calls.named_steps, lines) if hints.is_first else (),
     )
     yield from _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_CHANGES))
-    yield from _of_kind(CHANGES_ORDER, destroy_later(data))
+    blocks = chain(extend_blocks(data, program, calls.named_steps), add_skipped_calls(data))
+    yield from _of_kind(ADDS_CALLS, islice(blocks, _MAX_CHANGES))
+    yield from _of_kind(ADDS_CALLS, synchronise_accesses(data, calls.steps))
+    yield from _of_kind(CHANGES_ORDER, chain(destroy_later(data), destroy_after_block(data)))
     yield from _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
     yield from _of_kind(ADDS_CALLS, drop_destroy(data))
     yield from _of_kind(ADDS_CALLS, create_on_all_ranks(data))
@@ -255,11 +282,13 @@ def _argument_changes(
         use_group_ranks(data, calls.named_steps),
         () if hints.program is None else unify_shapes(data, hints.program),
         transpose_splits(data, calls.named_steps),
+        fit_whole(data, calls.named_steps),
         pad_rows(data, calls.named_steps),
     )
     changes = chain(
         islice(_copy_arguments(data, calls.named_steps), _MAX_CHANGES),
         islice(declarations, _MAX_CHANGES),
+        islice(make_same_call(data, calls.named_steps), _MAX_CHANGES),
         _copy_declarations(data, calls.named_steps),
     )
     yield from _of_kind(CHANGES_ARGUMENTS, changes)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import re
+from typing import Any, Final
 
+from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
 
 ScenarioData = dict[str, Any]
 DataPath = tuple[str | int, ...]
+
+_NAME: Final = re.compile(r"[^\W\d]\w*")
+#: The fields of calls that name tensors.
+_TENSOR_FIELDS: Final = ("tensor", "tensors", "input", "inputs", "output", "outputs")
 
 
 def step_paths(data: ScenarioData) -> list[DataPath]:
@@ -63,6 +70,23 @@ def fields_of(entry: Any) -> ScenarioData:
     return {str(OPERATIONS[op].first_field): given}
 
 
+def tensor_names(entry: Any) -> set[str]:
+    """The tensors that a communication call names, without the numbers of their copies."""
+    fields = fields_of(entry)
+    named: set[str] = set()
+    for key in _TENSOR_FIELDS:
+        value = fields.get(key)
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                named.add(item.partition("@")[0])
+    return named
+
+
+def names_in(text: str) -> set[str]:
+    """The names in an expression or a reference, such as `x` and `i` in `x@i`."""
+    return set(_NAME.findall(text))
+
+
 def ranks_of(entry: object) -> object:
     """The `ranks:` selector of a program entry; None if it has none."""
     return entry.get("ranks") if isinstance(entry, dict) else None
@@ -114,6 +138,35 @@ def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
         if isinstance(chosen, list):
             return tuple(r for r in chosen if isinstance(r, int))
     return ()
+
+
+def calling_ranks(data: ScenarioData, program: Program, path: DataPath) -> list[int] | None:
+    """The ranks that make a call; None if that depends on more than the rank."""
+    callers = list(program.present)
+    for end in range(2, len(path) + 1):
+        chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
+        if isinstance(chosen, int):
+            chosen = [chosen]
+        if isinstance(chosen, str):
+            values = value_by_rank(program, chosen)
+            if len(values) != len(program.present):
+                return None
+            chosen = [rank for rank, value in zip(program.present, values, strict=True) if value]
+        if isinstance(chosen, list):
+            callers = [rank for rank in callers if rank in chosen]
+    return callers
+
+
+def value_by_rank(program: Program, value: object) -> list[int]:
+    """The value of an expression on each rank; empty if it depends on more than the rank."""
+    if isinstance(value, dict):
+        return [each for each in value.values() if isinstance(each, int)]
+    try:
+        expression = parse_expression(value)
+        found = [expression.evaluate(program.names_of(rank)) for rank in program.present]
+        return [int(number) for number in found]
+    except (ExpressionError, TypeError, ValueError):
+        return []
 
 
 def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:

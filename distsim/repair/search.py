@@ -18,6 +18,7 @@ from distsim.common.errors import RESOURCE_ERRORS, DistsimError
 from distsim.findings.finding_types import Finding
 from distsim.program.lower import lower
 from distsim.program.model import Program
+from distsim.repair.data_flow import NO_FLOW_CHANGE, DataFlow, FlowChange
 from distsim.repair.exchanged_data import (
     DataLoss,
     ExchangedData,
@@ -70,7 +71,8 @@ class ScenarioRepair(NamedTuple):
     ``kind`` is that of the most intrusive of its steps (see `proposals`). ``words``: what is
     changed, one entry per step. ``completes``: backends on which it completes. ``makespan_ns``: the
     simulated makespan under its own backend. ``text``: the file; ``patch``: its unified diff.
-    ``loss``: the data that no longer arrive, and the correct ranks whose calls differ.
+    ``loss``: the data that no longer arrive, and the correct ranks whose calls differ. ``flow``:
+    what local work and messages no longer see.
     """
 
     kind: int
@@ -80,6 +82,7 @@ class ScenarioRepair(NamedTuple):
     text: str
     patch: str
     loss: DataLoss
+    flow: FlowChange
 
 
 class _RepairCandidate(NamedTuple):
@@ -96,6 +99,7 @@ class _RepairCandidate(NamedTuple):
     words: tuple[str, ...] = ()
     kind: int = 0
     loss: DataLoss = DataLoss(0, 0, 0)
+    flow: FlowChange = NO_FLOW_CHANGE
 
     @property
     def is_repaired(self) -> bool:
@@ -170,6 +174,7 @@ class _Original:
     def __init__(self, first: _RepairCandidate) -> None:
         program, verdict = _program_of(first), first.verdict
         self.data = ExchangedData(program)
+        self.flow = DataFlow(program)
         outliers = set(verdict.culprits) | outlier_ranks(program)
         if verdict.verdict == "invalid" and 2 * len(verdict.ranks) < program.world_size:
             outliers.update(verdict.ranks)
@@ -251,11 +256,13 @@ class _RepairSearch:
             if not changed.is_repaired:
                 unrepaired.append(changed._replace(program=None))
                 continue
-            loss = self.original.loss_in(_program_of(changed))
+            program = _program_of(changed)
+            loss = self.original.loss_in(program)
             if loss is None:
                 continue
-            self.repaired.append(changed._replace(program=None, loss=loss))
-            is_best = not loss.lost and not loss.changed_ranks
+            flow = self.original.flow.change_in(DataFlow(program))
+            self.repaired.append(changed._replace(program=None, loss=loss, flow=flow))
+            is_best = not loss.lost and not loss.changed_ranks and not flow.lost_reads
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)
         return unrepaired
@@ -267,11 +274,21 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     removes_local_work = fix.kind >= REMOVES_CALLS and loses_nothing
     return (
         fix.loss.lost,
+        fix.flow.lost_reads,
         removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,
+        fix.flow.hasty_sends,
+        fix.loss.fewer_calls,
         fix.loss.lost_by_outliers,
+        fix.flow.repeated_sends,
+        fix.flow.early_sends,
+        fix.flow.unread,
+        fix.flow.lost_deliveries,
+        fix.flow.renamed,
         fix.loss.tensor_sets,
+        fix.flow.message_arguments,
+        fix.flow.edited_ranks,
         _edit_count(fix.patch),
         fix.kind,
         fix.makespan_ns,
@@ -366,6 +383,7 @@ def _finished_repair(
         updated,
         unified_diff(before, updated, file),
         state.loss,
+        state.flow,
     )
 
 

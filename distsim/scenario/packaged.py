@@ -7,6 +7,7 @@ package. Their name is the path below that folder without `.yaml`, such as `hybr
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 
@@ -17,7 +18,8 @@ def packaged_scenario(name: str) -> Path | None:
         return None
     for folder in _folders():
         path = folder / f"{name}.yaml"
-        if path.is_file():
+        # Unlike Path.is_file, this is False for a name that is too long.
+        if os.path.isfile(path):
             return path
     return None
 

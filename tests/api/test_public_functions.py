@@ -20,6 +20,7 @@ HYBRID = ROOT / "scenarios" / "hybrid.yaml"
 RING = ROOT / "scenarios" / "ring_of_four.yaml"
 TRACE = next(iter(sorted((ROOT / "traces").glob("*.jsonl"))))
 LONGEST_REPR = 200
+FEW_LAYOUTS = {"tp": [2], "pp": [1], "micro_batch": [1]}
 
 
 def json_of_command(cli: Cli, *words: object) -> Any:
@@ -96,8 +97,11 @@ def test_a_result_is_ok_if_the_command_exits_with_0(cli: Cli, scenario: Path) ->
 
 def test_plan_returns_what_the_command_reports(cli: Cli) -> None:
     words = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--jobs", "1")
-    of_command = json_of_command(cli, "plan", "llama3-8b", *words)
-    answer = distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, jobs=1)
+    restricted = [f"--restrict={key}={values[0]}" for key, values in FEW_LAYOUTS.items()]
+    of_command = json_of_command(cli, "plan", "llama3-8b", *words, *restricted)
+    answer = distsim.plan(
+        "llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, jobs=1, choices=FEW_LAYOUTS
+    )
 
     assert answer.to_json() == of_command
 
@@ -166,7 +170,9 @@ def test_expand_writes_strategies_as_plain_calls() -> None:
 
 
 def test_plan_ranks_layouts_and_writes_the_best_as_a_scenario() -> None:
-    answer = distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=64, jobs=1)
+    answer = distsim.plan(
+        "llama3-8b", gpus=8, cluster="dgx-h100", global_batch=16, jobs=1, choices=FEW_LAYOUTS
+    )
     best = answer.best_scenario()
 
     assert answer.to_json()["layouts"]

@@ -149,7 +149,9 @@ def words_of(name: str) -> list[str]:
 
 def test_a_file_has_at_most_480_lines_of_code_and_a_function_at_most_70() -> None:
     """400 and 60 are the aim; a little more is better than a file cut where no border is."""
-    assert where({path: n for path in MODULES if (n := code_lines(path)) > 480}) == {}
+    # Few files are so long that their lines of code have to be counted, which takes long.
+    long_files = [path for path in MODULES if len(path.read_bytes().splitlines()) > 480]
+    assert where({path: n for path in long_files if (n := code_lines(path)) > 480}) == {}
     assert (
         where({path: [(name, n) for name, n in functions(path) if n > 70] for path in MODULES})
         == {}

@@ -24,8 +24,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 #: Characters of a text. Quadratic patterns take 4 to 400 million steps, linear ones 0.1 million.
-LENGTH = 20_000
-LIMIT_S = 0.25
+LENGTH = 8_000
+LIMIT_S = 0.02
 FUNCTIONS = {
     "compile",
     "search",

@@ -87,7 +87,7 @@ def test_findings_after_the_first_remain_when_the_first_is_repaired(
 
 
 # --- random programs with one fault ---
-DRAWS = 40 * int(os.environ.get("DISTSIM_DRAWS", "1"))
+DRAWS = 24 * int(os.environ.get("DISTSIM_DRAWS", "1"))
 
 
 @pytest.mark.parametrize("seed", range(DRAWS))

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from distsim.hang_doctor import diagnose_hang, read_evidence
 from distsim.hang_doctor.model.evidence import Evidence
+from distsim.output.text.diagnosis import doctor_text
 from tests.hang_doctor.test_logs import said, watchdog
 from tests.hang_doctor.test_nccl_dumps import diagnosed
 from tests.support.doctor_dumps import dump, entry
@@ -153,3 +155,154 @@ def test_members_named_in_a_later_file_belong_to_the_group() -> None:
         False,
         1,
     )
+
+
+def test_a_finding_that_two_files_repeat_is_one_cause(tmp_path: Path) -> None:
+    finding = [
+        "Not all ranks joining collective, sequence number: 12",
+        "group info: 0:default_pg",
+        "collective: nccl:all_reduce",
+        "missing ranks: {3}",
+        "",
+    ]
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text("\n".join(finding))
+
+    found = diagnose_hang(read_evidence([str(tmp_path)]))
+
+    assert len(found.evidence.tool_reports) == 2
+    assert [cause.ranks for cause in found.causes] == [(3,)]
+
+
+def test_the_last_call_that_matched_is_the_one_before_calls_are_shifted(tmp_path: Path) -> None:
+    """Rank 1 repeats line 20. Its call 2 and that of rank 0 are both an all_reduce."""
+    lines_of = {0: [20, 21, 22], 1: [20, 20, 21]}
+    calls = {
+        rank: [
+            entry(number, "all_reduce", line, "completed" if number < 3 else "started")
+            for number, line in enumerate(lines, 1)
+        ]
+        for rank, lines in lines_of.items()
+    }
+    groups = {"0": ("default_pg", [0, 1])}
+
+    found = diagnosed(tmp_path, {rank: dump(of_rank, groups) for rank, of_rank in calls.items()})
+
+    assert found.main is not None
+    assert (found.main.kind, found.main.number) == ("diverged", 2)
+    assert found.common == ["that matched on ranks 0 and 1: all_reduce (default group, call 1)"]
+
+
+STACK = """Process {pid}: python train.py
+Python v3.11.7 (/usr/bin/python3.11)
+
+Thread {pid} (idle): "MainThread"
+{frames}
+"""
+IN_ALL_REDUCE = (
+    "    all_reduce (torch/distributed/distributed_c10d.py:3252)\n    train (train.py:30)"
+)
+
+
+@pytest.mark.parametrize(
+    ("frames", "title"),
+    [
+        (
+            "    _shutdown (threading.py:1590)",
+            "ranks 0 and 1 are in all_reduce, rank 2 waits at the end of its program",
+        ),
+        (
+            "",
+            "ranks 0 and 1 are in all_reduce at train.py:30; no file shows the line of rank 2",
+        ),
+    ],
+    ids=["end of the program", "no stack"],
+)
+def test_stacks_of_ranks_in_a_call_name_the_rank_that_is_not(
+    tmp_path: Path, frames: str, title: str
+) -> None:
+    for rank in range(2):
+        text = STACK.format(pid=10 + rank, frames=IN_ALL_REDUCE)
+        (tmp_path / f"pyspy_rank_{rank}.txt").write_text(text)
+    if frames:
+        (tmp_path / "pyspy_rank_2.txt").write_text(STACK.format(pid=12, frames=frames))
+    evidence = read_evidence([str(tmp_path)])
+    evidence.records_of(2, "job.log")
+
+    found = diagnose_hang(evidence)
+
+    assert found.main is not None
+    assert found.main.title == title
+
+
+def test_a_rank_that_leads_to_a_wait_for_cycle_is_not_part_of_another_one(tmp_path: Path) -> None:
+    """Rank 1 omits a send to rank 2, so ranks 2 and 3 never arrive at the all_reduce."""
+    arrived = dump([entry(1, "all_reduce", 30, "started")])
+    dumps = {0: arrived, 1: arrived}
+    dumps[2] = dump([entry(1, "recv 2<-1", 20, "started")])
+    dumps[3] = dump([entry(1, "recv 3<-2", 20, "started")])
+
+    found = diagnosed(tmp_path, dumps)
+
+    cycles = [cause for cause in found.causes if cause.kind == "wait_for_cycle"]
+    assert [cause.ranks for cause in cycles] == [(1, 2)]
+    assert "or one of them omits a message" in cycles[0].title
+
+
+def test_a_rank_with_a_stack_but_no_dump_is_not_called_a_rank_without_files(
+    tmp_path: Path,
+) -> None:
+    text = STACK.format(pid=9, frames="    train (train.py:84)")
+    (tmp_path / "pyspy_rank_3.txt").write_text(text)
+
+    found = diagnosed(
+        tmp_path, {rank: dump([entry(1, "all_reduce", 30, "started")]) for rank in range(3)}
+    )
+
+    report = doctor_text(found, width=200)
+    assert "no file was given" not in report
+    assert "no files given" not in report
+    assert "waiting for rank 3 (calls not recorded)" in report
+
+
+def test_ranks_behind_a_mismatch_are_its_consequence_and_no_cause(tmp_path: Path) -> None:
+    """Call 2 differs on rank 3. Rank 2 has not made it yet, which is no second cause."""
+    done = [entry(1, "all_reduce", 10)]
+    waiting = dump([*done, entry(2, "all_reduce", 11, "started")])
+    differs = dump([*done, entry(2, "broadcast", 12, "started")])
+
+    found = diagnosed(tmp_path, {0: waiting, 1: waiting, 2: dump(done), 3: differs})
+
+    assert [cause.kind for cause in found.causes] == ["mismatch"]
+
+
+def test_two_separate_wait_for_cycles_are_two_causes(tmp_path: Path) -> None:
+    pairs = {0: 1, 1: 0, 2: 3, 3: 2}
+    dumps = {
+        rank: dump([entry(1, f"recv {rank}<-{peer}", 20, "started")])
+        for rank, peer in pairs.items()
+    }
+
+    found = diagnosed(tmp_path, dumps)
+
+    assert [cause.ranks for cause in found.causes] == [(0, 1), (2, 3)]
+
+
+def test_stacks_of_one_rank_at_different_lines_are_of_different_moments(tmp_path: Path) -> None:
+    in_host_code = "    train (train.py:40)"
+    moments = {"rank_0_early.txt": IN_ALL_REDUCE, "rank_0_late.txt": in_host_code}
+    for name, frames in {**moments, "rank_1.txt": IN_ALL_REDUCE}.items():
+        (tmp_path / name).write_text(STACK.format(pid=9, frames=frames))
+
+    found = diagnose_hang(read_evidence([str(tmp_path)]))
+
+    assert found.main is not None
+    assert any("the stacks of rank 0 differ" in detail for detail in found.main.details)
+
+
+def test_a_scenario_is_to_be_checked_not_to_be_recorded(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("name: a\nworld: 2\nprogram:\n- barrier: {}\n")
+
+    found = diagnose_hang(read_evidence([str(tmp_path / "a.yaml")]))
+
+    assert found.collect == ["to find out whether a scenario hangs, run `distsim check FILE`"]

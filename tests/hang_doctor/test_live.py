@@ -22,6 +22,7 @@ from distsim.common.errors import UsageError
 from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
 from distsim.hang_doctor.readers.live_job import inspect_live_job, py_spy_path
 from distsim.hang_doctor.readers.process_tree import REDACTED, processes_of_job
+from distsim.output.text.diagnosis import doctor_text
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/environ").exists(), reason="processes are found in /proc, which is Linux's"
@@ -117,7 +118,8 @@ def test_ranks_and_their_children_are_found_below_a_launcher(job: int) -> None:
     """A worker inherits RANK from its rank, and is no rank."""
     found = [(process.rank, process.child_of) for process in processes_of_job(job)]
 
-    assert sorted(found, key=str) == [(0, None), (1, 1), (1, None), (2, None)]
+    parent = pid_of(job, 1)
+    assert sorted(found, key=str) == [(0, None), (1, parent), (1, None), (2, None)]
     assert [process.rank for process in processes_of_job(pid_of(job, 2))] == [2]
 
 
@@ -278,3 +280,38 @@ def test_torchs_pipe_is_asked_for_a_dump(tmp_path: Path) -> None:
         os.close(descriptor)
 
     assert dumps == {3: b"a dump"}
+
+
+def test_without_py_spy_the_report_says_that_no_calls_were_recorded(tmp_path: Path) -> None:
+    """Nothing was recorded, so no rank "has finished all recorded calls"."""
+    sleeps = {"stacks": [], "wait_channel": "futex_wait"}
+    job = {
+        "format": "distsim-live",
+        "has_stacks": False,
+        "processes": [process(0, **sleeps), process(1, **sleeps)],
+    }
+    (tmp_path / "live.json").write_text(json.dumps(job))
+
+    text = doctor_text(diagnosed(tmp_path), width=200)
+
+    assert "no call and no stack of ranks 0 and 1 is known, only the state of each process" in text
+    assert "rank 1: process 101 sleeps in futex_wait, uses 0% of a CPU" in text
+    assert "next: install py-spy" in text
+    assert "finished all recorded calls" not in text
+
+
+def test_a_process_whose_rank_is_not_a_number_is_inspected(tmp_path: Path) -> None:
+    environment = {**os.environ, "RANK": "abc"}
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    rank = subprocess.Popen(command, env=environment)
+    try:
+        found, _ = inspect_live_job(rank.pid, 0.1)
+    finally:
+        rank.kill()
+        rank.wait()
+    (tmp_path / "live.json").write_text(json.dumps(found))
+
+    text = doctor_text(diagnosed(tmp_path), width=200)
+
+    assert text.startswith("a process of unknown rank: ")
+    assert f"the rank of process {rank.pid} is unknown, because RANK" in text

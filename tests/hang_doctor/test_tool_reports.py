@@ -8,6 +8,7 @@ from __future__ import annotations
 import html
 import json
 import time
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -249,3 +250,55 @@ def test_a_long_line_takes_no_longer_than_its_length(tmp_path: Path, line: str) 
     said(tmp_path, *[line] * 5)
 
     assert time.process_time() - started < 1.5
+
+
+def debug_server_tables(third_call: str, as_html: bool) -> str:
+    """Tables of torch's debug server as ``tabulate`` prints them. ``third_call``: its last cells."""
+    expected = "{0, 1, 2, 3}"
+    groups = [["id", "desc", "size"], ["07327", "default_pg", "4"]]
+    members = [["group_id", "global_rank"], *([["07327", str(rank)] for rank in range(4)])]
+    calls = [["id", "group_id", "pass_check", "collective_seq_id", "p2p_seq_id", "record_id"]]
+    for number, state, end in ((2, "completed", ""), (3, "scheduled", third_call)):
+        identity = ["1", "0", "True", str(number), "0", "1", "0:default_pg", "nccl:all_reduce"]
+        calls.append([*identity, "[[8]]", "[[8], [4]]", expected, state, "[{'line': 3}]", end])
+    titles = ("Groups", "Memberships", "Collectives", "NCCL Calls")
+    parts = []
+    for title, rows in zip(titles, (groups, members, calls, [["id"]]), strict=True):
+        if as_html:
+            cells = [f"<tr><td>{'</td><td>'.join(map(escape, row))}</td></tr>" for row in rows]
+            parts += [f"<h2>{title}</h2><table>", *cells, "</table>"]
+        else:
+            parts += [f"--- {title} ---", *("    ".join(row) for row in rows)]
+    return "\n".join(parts)
+
+
+OTHER_CALL = "{3: Collective(id=2, group_id='0', collective_name='nccl:broadcast', input_sizes=[])}"
+
+
+@pytest.mark.parametrize("as_html", [False, True], ids=["text", "page"])
+@pytest.mark.parametrize(
+    ("cells", "finding"),
+    [
+        ("{3}", "rank 3 did not join all_reduce (call 3 of group 0:default_pg)"),
+        (
+            OTHER_CALL,
+            "rank 3 differs from the other ranks, which call all_reduce (call 3 of group "
+            "0:default_pg), and calls broadcast",
+        ),
+    ],
+)
+def test_tables_of_torchs_debug_server_name_missing_and_differing_ranks(
+    tmp_path: Path, cells: str, finding: str, as_html: bool
+) -> None:
+    found = said(tmp_path, debug_server_tables(cells, as_html))
+
+    assert finding in titles(found)
+    assert found.culprits == ()
+    assert found.absent == ()
+
+
+def test_tables_of_torchs_debug_server_without_a_finding_are_noted(tmp_path: Path) -> None:
+    found = said(tmp_path, debug_server_tables("", as_html=False))
+
+    assert found.causes == []
+    assert "the tables show no rank that has not joined a call" in found.evidence.notes[0]

@@ -78,3 +78,21 @@ def test_a_run_without_traffic_and_a_missing_group_are_refused():
         render_picture("bandwidth", "svg", subject()._replace(part=parse_selection(group="q")))
     with pytest.raises(UsageError, match="cost"):
         render_picture("bandwidth", "svg", subject()._replace(cost=None))
+
+
+def test_groups_on_one_node_and_across_nodes_have_a_panel_each():
+    text = """
+world: {nodes: 2, ranks_per_node: 2}
+backend: nccl
+cluster: dgx-a100
+mesh: {dp: 2, tp: 2}
+tensors: {x: {shape: [4194304]}}
+program:
+  - all_reduce: {tensor: x, group: tp}
+  - all_reduce: {tensor: x, group: dp}
+"""
+    svg = str(render_picture("bandwidth", "svg", subject(text)))
+    titles = [t.text or "" for t in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+    panels = [title.partition(":")[0] for title in titles if title.startswith("all_reduce")]
+
+    assert panels == ["all_reduce, 2 ranks on 1 node", "all_reduce, 2 ranks on 2 nodes"]

@@ -13,7 +13,7 @@ from distsim.findings.final_state import BlockedRank, FinalState, RankEnd, WaitD
 from distsim.operations.registry import OPERATIONS
 from distsim.output.pictures.drawing.box_diagram import BoxDiagram, text_width
 from distsim.output.pictures.drawing.mermaid import sequence_text
-from distsim.output.pictures.drawing.palette import PALE_FILL, RED, RED_FILL
+from distsim.output.pictures.drawing.palette import PALE_FILL, PASS_FILLS, RED, RED_FILL
 from distsim.output.pictures.drawing.sequence_diagram import SequenceDiagram, laid_out_diagram
 from distsim.output.pictures.views.dataflow import dataflow_diagram
 from distsim.output.pictures.views.groups import groups_picture
@@ -144,6 +144,23 @@ def test_groups_of_a_large_world_are_bounded_and_the_rest_is_counted():
 
 
 # --- start-up ---
+def test_the_startup_of_a_large_world_has_few_ranks_and_a_band_for_each_axis():
+    groups = {f"dp[tp={i}]": tuple(range(i, 64, 8)) for i in range(8)}
+    groups |= {f"tp[dp={i}]": tuple(range(8 * i, 8 * i + 8)) for i in range(8)}
+    picture = startup_diagram(build_program(64, {}, nodes=8, groups=groups, backend="nccl"))
+    bands = [line.text for band in picture.bands for line in band.title]
+
+    assert [column.short for column in picture.columns] == [
+        "store",
+        "rank 0",
+        "rank 1",
+        "rank 2",
+        "rank 63",
+    ]
+    assert {"dp: 8 groups of 8 ranks", "tp: 8 groups of 8 ranks"} <= set(bands)
+    assert "60 more ranks are not drawn; they start like rank 1" in picture.notes
+
+
 def startup_text(program: Any) -> str:
     return sequence_text(startup_diagram(program))
 
@@ -367,9 +384,24 @@ def test_a_large_program_is_bounded_and_the_rest_is_counted():
     assert "after them are not" in columns.notes[1]
 
 
+def test_computes_of_one_pass_share_a_box_if_a_rank_makes_many_calls():
+    passes = [work(f"forward {part}") for part in ("attention", "mlp")] * 15
+    passes += [work(f"backward {part}") for part in ("mlp", "attention")] * 15
+    picture = dataflow_diagram(*made(2, {0: passes, 1: passes}), most_rows=40)
+    boxes = [item for item in picture.items if item.column == 0]
+
+    assert [[line.text for line in box.lines] for box in boxes] == [
+        ["forward", "30 computes, 30 ms"],
+        ["backward", "30 computes, 30 ms"],
+    ]
+    assert [box.fill for box in boxes] == [PASS_FILLS["F"], PASS_FILLS["B"]]
+    few = dataflow_diagram(*made(1, {0: passes[:4]}), most_rows=40)
+    assert len(few.items) == 4
+
+
 def test_hidden_calls_are_counted_under_their_rank_for_any_selection():
     """Ranks 0-7 make 60 calls, ranks 8-15 make 70."""
-    calls = {r: [work(f"of {r // 8}") for _ in range(60 + 10 * (r // 8))] for r in range(16)}
+    calls = {r: [work(f"of {r // 8}, {i}") for i in range(60 + 10 * (r // 8))] for r in range(16)}
     columns = dataflow_diagram(*made(16, calls), most_rows=40)
 
     more = {item.id: item.lines[0].text for item in columns.items if item.id.startswith("more")}

@@ -31,8 +31,10 @@ from distsim.output.page import (
     report_runs,
 )
 from distsim.output.page.data_encoding import varint_bytes, zigzag_deltas, zigzag_encoded
+from distsim.output.text.simulation_report import simulation_report_text
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import Simulation, simulate
+from distsim.simulation.training_metrics import training_metrics
 from tests.support.harness import Cli
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -268,6 +270,54 @@ def test_a_run_too_large_for_a_browser_is_refused_before_its_calls_are_processed
 
     with pytest.raises(UsageError, match="the run has 5 calls, but a report can show at most 4"):
         report_run_from_simulation(simulated(PAIR))
+
+
+TRAINING = """
+name: training
+world: {nodes: 1, ranks_per_node: 2}
+backend: nccl
+cluster: dgx-a100
+mesh: {pp: 2}
+program:
+  - transformer:
+      model: {layers: 2, hidden: 1024, heads: 16, ffn: 4096, vocabulary: 32000}
+      sequence: 1024
+      micro_batches: 2
+      schedule: 1f1b
+"""
+
+
+def test_the_head_shows_the_figures_of_the_text_report_and_the_breakdown_adds_up():
+    simulation = simulated(TRAINING)
+    metrics = training_metrics(simulation)
+    assert metrics is not None
+    head, _ = unpacked(report_html([report_run_from_simulation(simulation)]))
+    (run,) = head["runs"]
+    figures = {name: value for name, value, _ in run["figures"]}
+    shares = {name: share for name, _, share in run["breakdown"]}
+    text = simulation_report_text(simulation)
+
+    assert list(figures) == [
+        *("time", "range", "tokens/s", "MFU", "bubble", "exposed comm", "memory")
+    ]
+    assert figures["range"] in text
+    assert f"{figures['tokens/s'].replace(',', '')} tokens/s/GPU" in text
+    assert f"bubble {figures['bubble']}" in text
+    assert sum(shares.values()) == pytest.approx(1, abs=0.005)
+    assert shares["backward"] == pytest.approx(metrics.shares["backward"])
+    idle = sum(shares.get(name, 0) for name in ("host work, device idle", "waiting", "idle"))
+    assert idle == pytest.approx(metrics.bubble, abs=0.001)
+
+
+def test_the_head_of_a_run_without_a_model_shows_what_is_known():
+    head, _ = unpacked(report_html([report_run_from_simulation(simulated(PAIR))]))
+    (run,) = head["runs"]
+
+    assert [name for name, *_ in run["figures"]] == ["time", "compute", "exposed comm", "waiting"]
+    assert sum(share for *_, share in run["breakdown"]) == pytest.approx(1)
+    hang = simulated("world: 2\nbackend: gloo\nprogram: [{ranks: 0, steps: [barrier]}]")
+    head, _ = unpacked(report_html([report_run_from_simulation(hang)]))
+    assert head["runs"][0]["figures"] == head["runs"][0]["breakdown"] == []
 
 
 LARGE = """

@@ -4,6 +4,7 @@ console; hands, keys, both themes.
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -142,6 +143,68 @@ def test_a_search_marks_its_results_and_steps_through_them(page: browser.Page, h
     assert page.run("document.querySelector('.search output').textContent").startswith(
         "2 of 4: rank "
     )
+
+
+def test_a_copied_address_restores_the_view_the_call_and_the_search(
+    page: browser.Page, hybrid: Path
+):
+    opened(page, hybrid)
+    page.run("distsim.model.find('rank:1'), distsim.model.choose(0, 3)")
+    page.run("distsim.timeline.show({from: 1000000, to: 4000000})")
+    page.wait("location.hash.includes('time=1000000-4000000')")
+    address = page.run("location.href")
+    page.send("Page.navigate", url="about:blank")
+    page.send("Page.navigate", url=address)
+    page.wait("document.documentElement?.dataset.ready === 'yes'")
+
+    assert page.run("[distsim.timeline.view.from, distsim.timeline.view.to]") == [1e6, 4e6]
+    assert page.run(CHOSEN) == 3
+    assert page.run("document.querySelector('.search input').value") == "rank:1"
+
+
+def test_all_controls_have_a_name_and_headings_have_no_gaps(page: browser.Page, hybrid: Path):
+    opened(page, hybrid)
+    page.run("distsim.model.choose(0, 1)")
+
+    unnamed = "[...document.querySelectorAll('button, a, select, input, canvas[tabindex]')]"
+    unnamed += ".filter((e) => !(e.innerText || e.getAttribute('aria-label') || '').trim())"
+    assert page.run(f"{unnamed}.map((e) => e.outerHTML)") == []
+    levels = page.run("[...document.querySelectorAll('h1, h2, h3, h4')].map((h) => +h.tagName[1])")
+    gaps = [pair for pair in itertools.pairwise(levels) if pair[1] > pair[0] + 1]
+    assert gaps == []
+    page.run("document.querySelector('.skip').click()")
+    assert page.run("document.activeElement.tagName") == "MAIN"
+
+
+LLAMA = """
+name: llama
+world: {{nodes: {nodes}, ranks_per_node: 8}}
+backend: nccl
+cluster: dgx-h100
+mesh: {{pp: 8, dp: {dp}, tp: 8}}
+program:
+  - transformer: {{model: llama3-70b, sequence: 8192, micro_batches: 8, zero: 1}}
+"""
+
+
+@pytest.mark.parametrize("nodes", [128, 2048])
+def test_a_report_of_thousands_of_ranks_takes_at_most_two_seconds_of_page_time(
+    page: browser.Page, tmp_path: Path, nodes: int
+):
+    """Time of the page's own thread, so that what else the machine does counts little."""
+    text = LLAMA.format(nodes=nodes, dp=nodes // 8)
+    simulation = simulate(loads(text, "a.yaml", ()))
+    path = tmp_path / "large.html"
+    path.write_text(report_html([report_run_from_simulation(simulation)]), encoding="utf-8")
+    page.send("Performance.enable", timeDomain="threadTicks")
+    opened(page, path)
+    metrics = page.send("Performance.getMetrics")["metrics"]
+    seconds = {one["name"]: one["value"] for one in metrics}
+
+    assert path.stat().st_size < 3_000_000
+    assert page.run("distsim.timeline.lines.length") == 8
+    assert seconds["TaskDuration"] < 2
+    assert (page.said, len(page.requests)) == ([], 1)
 
 
 def test_mouse_and_touch_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):

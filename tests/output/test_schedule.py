@@ -55,7 +55,7 @@ def test_a_pass_shows_the_number_of_its_micro_batch_and_chunk():
     ] == [(p.kind, p.micro, p.chunk) for p in found]
 
 
-def test_a_pass_of_several_computes_is_as_many_boxes_with_one_number():
+def test_computes_of_one_pass_have_one_number_and_are_drawn_as_one_box():
     """Two micro-batches of two layers: attention and mlp of each layer, then the loss; backwards
     three computes.
     """
@@ -71,6 +71,10 @@ def test_a_pass_of_several_computes_is_as_many_boxes_with_one_number():
 
     found = [(p.kind, p.micro) for p in pipeline_passes(trace, list(range(16)), None, 0)]
     assert found == [(kind, micro) for micro in (0, 1) for kind in "FFFFFBBB"]
+    svg = schedule_svg(trace)
+    shown = words(svg)
+    assert shown[shown.index("rank 0") + 1 :] == ["0", "0", "1", "1"], "a box for each pass"
+    assert float(ElementTree.fromstring(svg).get("width", "inf")) <= 1700
 
 
 def test_replicas_share_a_lane_and_the_bubble_is_reported():

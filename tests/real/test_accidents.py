@@ -59,7 +59,7 @@ name: long
 world: 2
 tensors: {x: {shape: [8], dtype: int64, value: 1}}
 program:
-  - repeat: {times: 20000, steps: [{all_reduce: {tensor: x}}, {compute: {time: 1 ms}}]}
+  - repeat: {times: 6000, steps: [{all_reduce: {tensor: x}}, {compute: {time: 1 ms}}]}
 """
 
 
@@ -176,6 +176,7 @@ def test_with_the_elastic_launcher_a_killed_rank_is_distinguished_from_its_follo
     assert [f.code for f in found.findings] == ["DS303"]
 
 
+@pytest.mark.slow
 def test_the_elastic_launcher_leaves_no_directory_of_logs(tmp_path: Path, cli: Cli):
     done = subprocess.run(
         [

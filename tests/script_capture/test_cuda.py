@@ -119,6 +119,18 @@ for _ in range(2):
 x = torch.full((3,), float(rank), device="cuda")
 dist.all_reduce(x)
 assert x.tolist() == [1, 1, 1] and x.is_cuda
+side = torch.cuda.Stream()
+side.wait_stream(torch.cuda.current_stream())
+with torch.cuda.stream(side):
+    dist.all_reduce(x)
+    done = side.record_event()
+torch.cuda.current_stream().wait_event(done)
+from torch.distributed.fsdp import fully_shard
+net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).cuda()
+for part in (*net, net):
+    fully_shard(part)
+net(torch.ones(4, 8, device="cuda")).sum().backward()
+torch.cuda.synchronize()
 dist.destroy_process_group()
 """
 
@@ -154,28 +166,37 @@ def test_a_device_over_cpu_memory_behaves_like_a_gpu() -> None:
 @pytest.mark.skipif(not builds(), reason="no compiler")
 def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> None:
     """DDP with SyncBatchNorm, autocast, GradScaler and a fused optimizer: its calls are issued by
-    the device's autograd thread.
+    the device's autograd thread. Calls on another stream, of the script and of FSDP, name it.
     """
-    script = tmp_path / "train.py"
+    script, scenario = tmp_path / "train.py", tmp_path / "train.yaml"
     script.write_text(SCRIPT, encoding="utf-8")
 
-    done = in_a_process("-c", CAPTURE, str(ROOT), "--nproc", "2", "--", "python", str(script))
+    arguments = ["--nproc", "2", "-o", str(scenario), "--", "python", str(script)]
+    done = in_a_process("-c", CAPTURE, str(ROOT), *arguments)
 
     assert "verdict ok" in done.stdout, done.stdout + done.stderr[-2000:]
     assert "all ranks finished" in done.stdout
+    steps = scenario.read_text(encoding="utf-8").splitlines()
+    on_streams = [step for step in steps if '"on": ' in step and "wait_stream" not in step]
+    named = {step.partition(":")[0].strip(" -"): step for step in on_streams}
+    assert '"on": side}' in named["all_reduce"]
+    assert '"on": all_gather_stream}' in named["all_gather_into_tensor"]
+    assert '"on": reduce_scatter_stream}' in named["reduce_scatter_tensor"]
+    assert any("wait_stream: side" in step for step in steps)
+    assert sum("- synchronize" in step for step in steps) == 1
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")
-@pytest.mark.parametrize("loss", ["mse_loss", "smooth_l1_loss"])
-def test_a_loss_of_torch_causes_no_warning(loss: str, tmp_path: Path) -> None:
+def test_a_loss_of_torch_causes_no_warning(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     lines = (
         "import torch, torch.distributed as dist",
         'dist.init_process_group("nccl")',
         'x = torch.randn(4, 1, device="cuda", requires_grad=True)',
-        f"loss = torch.nn.functional.{loss}(x, torch.zeros_like(x))",
-        "loss.backward()",
-        "assert loss.shape == () and x.grad.shape == x.shape",
+        "for function in (torch.nn.functional.mse_loss, torch.nn.functional.smooth_l1_loss):",
+        "    loss = function(x, torch.zeros_like(x))",
+        "    loss.backward()",
+        "    assert loss.shape == () and x.grad.shape == x.shape",
     )
     script.write_text("\n".join(lines), encoding="utf-8")
 

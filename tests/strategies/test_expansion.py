@@ -20,7 +20,7 @@ from tests.support.strategy_checks import calls_of
 
 SCHEDULES = [
     ("1f1b", 2, 12, 1),
-    ("interleaved_1f1b", 4, 24, 2),
+    ("interleaved_1f1b", 4, 16, 2),
     ("interleaved_1f1b", 2, 16, 4),
     ("zb1p", 4, 20, 2),
     ("looped_bfs", 2, 9, 3),

@@ -209,7 +209,9 @@ def test_v_schedules_idle_less_than_1f1b(p, m):
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8), (4, 14), (8, 20)])
+@pytest.mark.parametrize(
+    ("p", "m"), [(2, 4), (4, 8), (4, 14), pytest.param(8, 20, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize(
     ("forward", "whole", "weight", "pair"), [(6, 12, 6, 18), (6, 12, 6, 14), (10, 18, 8, 26)]
 )
@@ -597,10 +599,10 @@ def test_a_pipeline_of_128_ranks_and_128_stages_expands_to_few_entries():
     """Llama 3 405B's schedule (arXiv:2407.21783, section 3.3.2): 16 ranks, 8 chunks each; regular
     runs are repeats.
     """
-    made = scenario("interleaved_1f1b", 16, 32, 8)
+    made = scenario("interleaved_1f1b", 16, 16, 8)
     program = lower(made)
 
-    assert program.call_count > 30_000
+    assert program.call_count > 15_000
     assert sum(len(block.steps) for block in made.program) < program.call_count / 4
 
 

@@ -1,21 +1,17 @@
-"""Mutated scenarios and traces, each in a process with bounds: what distsim answers to them.
+"""Commands on damaged scenarios and traces, each in a process with limits.
 
-    .venv/bin/python -m tests.support.fuzz 10000        # so many cases, from the files of scenarios/ and traces/
-    .venv/bin/python -m tests.support.fuzz 500 7        # others: by another seed
-    .venv/bin/python -m tests.support.fuzz 1 7 123      # case 123 of that seed
+    python -m tests.support.fuzz 10000        # cases from the files of scenarios/ and traces/
+    python -m tests.support.fuzz 500 7        # other cases: another seed
+    python -m tests.support.fuzz 1 7 123      # repeat case 123 of that seed
 
-A case is bytes (flipped, cut, doubled, spliced), a YAML tree or the records of a trace (values
-swapped for odd ones, keys dropped, doubled, renamed). Each runs one command of those that take such
-a file (`SCENARIO`, `TRACE`), drawn with its options, in a child that may take so much processor
-time and memory. What is printed are the cases that broke a promise: exit status 3, no end in time,
-more memory, a refusal without a place or a remedy, a control character that was sent.
+`tests.fuzz` asks readers in Python; this script runs whole commands. It prints the cases that broke
+a promise: exit status 3, no end in time, too much memory, a refusal without a place or a remedy, a
+control character in the output.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import json
 import os
 import random
 import re
@@ -23,51 +19,13 @@ import resource
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from tests.fuzz.mutations import mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 CPU_S, MEMORY = 10, 1 << 30
-ODD: tuple[Any, ...] = (
-    True,
-    None,
-    0,
-    -1,
-    1,
-    2**31,
-    2**53,
-    -(2**63),
-    10**30,
-    1e30,
-    1e308,
-    float("inf"),
-    "",
-    "nan",
-    "rank",
-    "-rank - 1",
-    "1 // 0",
-    "0 s",
-    "1e30 s",
-    "\x1b[31m",
-    "a\nb",
-    "::error::x",
-    "é→",
-    [],
-    {},
-    [[]],
-    [0, 0],
-    {"0": 1},
-    "x" * 3000,
-    "((((",
-    "world",
-    "all",
-    "4 EiB",
-    0.5,
-)
 #: Commands on a scenario and on a trace; FILE is the case, BASE what it was made of, OUT a folder
 #: to write into, WORD a word of it.
 SCENARIO = (
@@ -136,107 +94,6 @@ def drawn(known: list[Path], draw: random.Random) -> Path:
     """One of them; every fourth is a trace."""
     traces = draw.random() < 0.25
     return draw.choice([path for path in known if (path.suffix == ".jsonl") == traces])
-
-
-def mutant(path: Path, draw: random.Random) -> bytes:
-    """A file like this one, but not quite."""
-    data = path.read_bytes()
-    if path.suffix == ".yaml" and draw.random() < 0.7:
-        with contextlib.suppress(yaml.YAMLError, ValueError, RecursionError):
-            tree = yaml.safe_load(data)
-            for _ in range(draw.randint(1, 3)):
-                tree = _tree(tree, draw)
-            return yaml.safe_dump(tree, allow_unicode=True, sort_keys=False).encode(
-                "utf-8", "surrogateescape"
-            )
-    if path.suffix == ".jsonl" and draw.random() < 0.7:
-        return _records(data.splitlines(keepends=True), draw)
-    for _ in range(draw.randint(1, 4)):
-        data = _bytes(data, draw)
-    return data
-
-
-def _bytes(data: bytes, draw: random.Random) -> bytes:
-    at, length = draw.randrange(len(data) + 1), draw.randint(1, 40)
-    kind = draw.randrange(6)
-    if kind == 0:
-        return data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
-    if kind == 1:
-        return data[:at]
-    if kind == 2:
-        return data[:at] + data[at + length :]
-    if kind == 3:
-        return data[: at + length] + data[at:]
-    if kind == 4:
-        return (
-            data[:at]
-            + draw.choice(
-                (
-                    b"99999999999999999999",
-                    b"-1",
-                    b"true",
-                    b"null",
-                    b"\xff",
-                    b"\0",
-                    b"{",
-                    b"]",
-                    b"1e400",
-                )
-            )
-            + data[at:]
-        )
-    digits = [m.span() for m in re.finditer(rb"\d+", data)]
-    start, end = draw.choice(digits) if digits else (at, at)
-    return data[:start] + str(draw.choice((0, 1, -1, 7, 2**31, 2**53, 2**64))).encode() + data[end:]
-
-
-def _records(lines: list[bytes], draw: random.Random) -> bytes:
-    """A trace with one to three of its records changed, doubled, dropped or swapped; the header a
-    third of the time.
-    """
-    for _ in range(draw.randint(1, 3)):
-        at = 0 if draw.random() < 0.35 else draw.randrange(len(lines))
-        kind = draw.randrange(10)
-        if at and kind == 0:
-            lines.insert(at, lines[draw.randrange(len(lines))])
-        elif at and kind == 1 and len(lines) > 2:
-            del lines[at]
-        elif at and kind == 2:
-            other = draw.randrange(len(lines))
-            lines[at], lines[other] = lines[other], lines[at]
-        else:
-            lines[at] = json.dumps(_tree(json.loads(lines[at]), draw)).encode() + b"\n"
-    return b"".join(lines)
-
-
-def _tree(tree: Any, draw: random.Random) -> Any:
-    """The tree with one place in it changed."""
-    places = list(_places(tree))
-    if not places:
-        return draw.choice(ODD)
-    holder, key = draw.choice(places)
-    kind = draw.randrange(8)
-    if kind < 4:
-        holder[key] = draw.choice(ODD)
-    elif kind == 4:
-        del holder[key]
-    elif kind == 5:
-        other, there = draw.choice(places)
-        if there in other if isinstance(other, dict) else there < len(other):
-            holder[key] = yaml.safe_load(yaml.safe_dump(other[there]))
-    elif kind == 6 and isinstance(holder, dict):
-        holder[draw.choice(("x", "ranks", "steps", "repeat", "tensor", 7))] = holder.pop(key)
-    elif isinstance(holder, list):
-        holder.insert(key, holder[key])
-    return tree
-
-
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    for key in (
-        list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
-    ):
-        yield tree, key
-        yield from _places(tree[key])
 
 
 def _child(arguments: list[str], folder: Path) -> None:
@@ -326,7 +183,7 @@ def run(cases: int, seed: int, tell: Any = None, first: int = 0) -> list[Broken]
             draw = random.Random(f"{seed} {case}")
             base = drawn(known, draw)
             file = folder / f"case{base.suffix}"
-            file.write_bytes(mutant(base, draw))
+            file.write_bytes(mutant(base.read_bytes(), base.suffix, draw))
             words = command(base, file, folder, draw)
             what = answer(words, folder)
             if what is not None:

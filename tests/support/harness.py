@@ -22,7 +22,7 @@ settings.register_profile("home", UNHURRIED)
 settings.load_profile("ci" if os.environ.get("CI") else "home")
 #: How many random examples a property is tried on, as a part of the number beside it:
 #: `DISTSIM_DRAWS=20` looks for long.
-DRAWS = float(os.environ.get("DISTSIM_DRAWS", "0.4"))
+DRAWS = float(os.environ.get("DISTSIM_DRAWS", "0.25"))
 #: For a process that would otherwise hang a run of the tests for ever; no test comes near it,
 #: however busy the machine.
 LIMIT_S = 900

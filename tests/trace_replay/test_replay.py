@@ -77,15 +77,15 @@ def assert_the_same_again(source: Trace, again: ReplayResult) -> None:
 def test_a_trace_of_every_completing_scenario_is_replayed_exactly(
     folder: Path,
 ) -> None:
-    """Under its own cluster, by way of a file; those of at most 4 ranks under every back end, of at
-    most 16 under their own.
+    """Under its own cluster, by way of a file; those of at most 2 ranks under every backend, those of
+    at most 16 under their own.
     """
     wrong, compared = {}, 0
     for file in sorted(folder.glob("*.yaml")):
         scenario = load(file)
         if scenario.world.size > 16:
             continue
-        for backend in BACKENDS if scenario.world.size <= 4 else (scenario.backend,):
+        for backend in BACKENDS if scenario.world.size <= 2 else (scenario.backend,):
             done = simulate(scenario, backend=backend, with_verdict=False, with_values=False)
             if done.run.outcome == "completes":
                 compared += 1

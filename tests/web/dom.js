@@ -16,8 +16,12 @@ class Element {
     this.children.push(child);
   }
 
-  replaceChildren() {
-    this.children = [];
+  replaceChildren(...children) {
+    this.children = children;
+  }
+
+  set textContent(text) {
+    this.children = [text];
   }
 
   get textContent() {

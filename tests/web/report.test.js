@@ -3,6 +3,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
+import { fragmentOf, restore } from "../../distsim/output/page/web/address.js";
 import { frames } from "../../distsim/output/page/web/animate.js";
 import { COMM, COMPUTE, STUCK, WAIT, callWords, rowAt } from "../../distsim/output/page/web/calls.js";
 import { Walk, mergedPieces, stuckChain } from "../../distsim/output/page/web/chain.js";
@@ -12,7 +13,7 @@ import { shortened, showBytes, showMoment, showNs, showRanks } from "../../dists
 import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/output/page/web/lanes.js";
 import { Model } from "../../distsim/output/page/web/model.js";
 import { inFlight, instants, neighbour, running } from "../../distsim/output/page/web/moment.js";
-import { equalTimes, foldedBlocks } from "../../distsim/output/page/web/numbers.js";
+import { breakdownTable, equalTimes, foldedBlocks } from "../../distsim/output/page/web/numbers.js";
 import { sharesOf } from "../../distsim/output/page/web/overview.js";
 import { Raster } from "../../distsim/output/page/web/raster.js";
 import { search, termsOf } from "../../distsim/output/page/web/search.js";
@@ -269,4 +270,31 @@ test("a representative rank stands for all ranks of its class, in lines, tables 
   assert.deepEqual(equalTimes(run).map((one) => one.ranks), [[0, 1, 2, 4], [3, 5]]);
   const [compute] = sharesOf(model);
   assert.deepEqual([compute[0], compute.at(-1).toFixed(6)], [1, (2 / 6).toFixed(6)]);
+});
+
+test("an address restores the view, the call and the search, and a damaged one changes nothing", () => {
+  const opened = () => {
+    const model = new Model({ runs: [], sources: {} }, [chainOfTwo()]);
+    const timeline = { model, view: { from: 0, to: 17.34 }, show(view) { this.view = view; } };
+    return timeline;
+  };
+  const first = opened();
+  assert.equal(fragmentOf(first), "");
+  first.model.choose(0, 2);
+  first.model.find("rank:1 50%");
+  first.show({ from: 3, to: 9 });
+  assert.equal(fragmentOf(first), "time=3-9;call=0.1.0.-1;find=rank%3A1%2050%25");
+  const second = opened();
+  restore(second, `#${fragmentOf(first)}`);
+  assert.deepEqual([second.view, second.model.chosen, second.model.sought], [{ from: 3, to: 9 }, { run: 0, row: 2 }, "rank:1 50%"]);
+  const third = opened();
+  for (const damaged of ["#findings", "#call=9.0.0.-1", "#call=0.7.7.-1;time=9-3", "#find=%E0%A4%A"]) restore(third, damaged);
+  assert.deepEqual([third.view.to, third.model.chosen.row, third.model.sought], [17.34, -1, ""]);
+});
+
+test("the breakdown lists the parts of both runs and their difference", () => {
+  fakeDocument();
+  const run = (shares) => ({ ...chainOfTwo(), head: { ...chainOfTwo().head, breakdown: shares } });
+  const model = new Model({ runs: [], sources: {} }, [run([["forward", "compute", 0.4], ["waiting", "waiting", 0.6]]), run([["forward", "compute", 1]])]);
+  assert.match(breakdownTable(model).textContent, /forward 40 % 7 ns 100 % 17 ns \+60 % waiting 60 % 10 ns 0\.0 % - −60 %/);
 });

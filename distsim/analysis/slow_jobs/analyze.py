@@ -28,6 +28,7 @@ from distsim.analysis.slow_jobs.slow_job import (
     SlowJob,
     WaitForRank,
 )
+from distsim.analysis.slow_jobs.slow_transfers import slow_communication_finding
 from distsim.analysis.slow_jobs.waiting import waits_for_rank
 from distsim.common.errors import UsageError
 from distsim.recordings.event_graph import EventGraph, Flags, Times
@@ -63,6 +64,7 @@ def analyze_recording(
     """The analysis of the selected steps.
 
     ``uses_mean``: the ideal for slowdowns is that of `mean_ideal`, and otherwise the last layer.
+    Raises UsageError if the steps take no time.
     """
     graph = recording.graph
     if selected is None:
@@ -76,6 +78,11 @@ def analyze_recording(
     balanced = balanced_times(groups, even)
     best = usual_transfers(groups, balanced)
     recorded_steps = graph.step_times()
+    if not recorded_steps[counted].any():
+        raise UsageError(
+            f"{recording.files[0]}: the recorded steps take no time",
+            "record at least one whole step",
+        )
     later = graph.step_times(np.stack([own, steady, even, balanced, best], axis=1), gap)
     means = [float(recorded_steps[counted].mean()), *later[counted].mean(axis=0).tolist()]
     layers = dict(zip(LAYERS, means, strict=True))
@@ -86,6 +93,10 @@ def analyze_recording(
     numbers = [int(i) for i in np.flatnonzero(counted)]
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
     findings = finder.findings()
+    communication = slow_communication_finding(recording, groups, numbers, means[0], gap)
+    if communication is not None and not _follows_from_rank(communication, findings):
+        findings.append(communication)
+        findings.sort(key=lambda finding: -finding.cost_ns)
     missing = missing_rank_finding(recording, groups, counted, gap)
     # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
     if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):
@@ -116,6 +127,13 @@ def analyze_recording(
         ideal_gap=gap,
         not_comparable=not_comparable,
     )
+
+
+def _follows_from_rank(communication: SlowFinding, findings: list[SlowFinding]) -> bool:
+    """Whether communication is slow only in steps in which a rank is slow."""
+    steps = set(communication.slow_steps)
+    ranks = [one for one in findings if one.kind == "intermittent"]
+    return bool(steps) and any(steps <= set(one.slow_steps) for one in ranks)
 
 
 def _gap_without_late_starts(graph: EventGraph) -> Times:

@@ -2,7 +2,8 @@
 
 A **straggler** costs more than 3 % of the step. It works longer than its peers in every step (in 90
 % of 20 steps and more). Its median excess stands out from its own variation (3 × 1.48 MAD /
-√steps), and is three times the usual excess of the other ranks.
+√steps), and is three times the usual excess of the other ranks. With one or two steps it must cost
+more than 15 %.
 
 A rank is **intermittent** if its excess exceeds 15 % of a step in a quarter of at least ten steps.
 A pause of 10 % of a step that repeats at one place in as many steps counts as well.
@@ -35,6 +36,7 @@ LEAST_SHARE = 0.03
 NOT_SURE_SHARE = 0.01
 _MANY_STEPS = 20
 _SHARE_OF_MANY_STEPS = 0.9
+_FEWEST_STEADY_STEPS = 3
 _INTERMITTENT_STEPS = 10
 _INTERMITTENT_SHARE = 0.25
 _INTERMITTENT_EXCESS = 0.15
@@ -98,6 +100,9 @@ class CauseFinder:
         if rank.share <= LEAST_SHARE or not rank.excess_ns:
             return False
         excess = np.array(rank.excess_ns)
+        # One or two steps show no variation, so they need the excess of an intermittent rank.
+        if len(excess) < _FEWEST_STEADY_STEPS and rank.share <= _INTERMITTENT_EXCESS:
+            return False
         usual = _usual_excess(rank, self.ranks)
         return is_steady_excess(excess) and float(np.median(excess)) > _OF_USUAL_EXCESS * usual
 

@@ -10,7 +10,9 @@ from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.recordings.event_graph import Flags, Times
 from distsim.recordings.recording import Recording
 
-FindingKind = Literal["straggler", "intermittent", "missing rank", "uneven", "long stage"]
+FindingKind = Literal[
+    "straggler", "intermittent", "missing rank", "uneven", "long stage", "slow communication"
+]
 #: The verdict is the kind of the costliest finding, or one of these.
 NOT_SURE = "not sure"
 NONE = "none"

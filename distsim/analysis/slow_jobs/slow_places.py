@@ -24,11 +24,19 @@ _OF_PEERS = 3.0
 def find_slow_place(
     recording: Recording, rank: int, peers: tuple[int, ...], steps: list[int], excess_ns: float
 ) -> SlowPlace | None:
-    """The place with the largest excess in these steps; None if no place explains most of it."""
-    compared = _compare_steps(recording, rank, peers, steps)
-    compared = compared or _compare_pairs(recording, rank, peers, steps)
-    if compared is None:
-        return None
+    """The place with the largest excess in these steps; None if no place explains most of it.
+
+    A pause in every micro-batch is spread over several places with the same pair of borders.
+    """
+    for compare in (_compare_steps, _compare_pairs):
+        compared = compare(recording, rank, peers, steps)
+        place = None if compared is None else _largest_excess(compared, excess_ns)
+        if place is not None:
+            return place
+    return None
+
+
+def _largest_excess(compared: _ComparedSteps, excess_ns: float) -> SlowPlace | None:
     difference = (compared.mine - compared.peers).mean(axis=0)
     place = int(difference.argmax())
     if difference[place] < _LEAST_SHARE * excess_ns:

@@ -362,6 +362,13 @@ class StreamOrder:
         if call.op == "wait_stream":
             other = str(call.fields.get("stream") or "")
             self._learn(stream, {**self._known.get(other, {}), other: position})
+        elif call.op == "synchronize" and call.fields.get("stream"):
+            # The host waits, so all work that follows on any stream comes after.
+            name = str(call.fields["stream"])
+            awaited = "" if name == "current" else name
+            over = {**self._known.get(awaited, {}), awaited: position}
+            for other in self._known:
+                self._learn(other, over)
         elif call.op == "synchronize":
             everything: dict[StreamOrRequest, int] = {
                 request: request for request in self._known_to_request

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -43,6 +44,11 @@ _MAX_RANKS = 1024
 _MAX_DEVICES = 127
 #: GPUs of a node if nothing says how many: scripts and launchers start one rank for each.
 _DEFAULT_DEVICES = 4
+#: A script that took longer is not run again unless the user asks for it.
+_MAX_RERUN_S = 60
+#: The second run may take this much longer, because its lines are traced, and these seconds.
+_RERUN_SLOWDOWN = 5
+_RERUN_START_S = 10
 #: What the report of a hang needs, cheapest first.
 _HANG_REPORT_MODULES = (
     "distsim.checker.diagnosis.wait_for_graph",
@@ -133,6 +139,14 @@ CheckValuesOption = Annotated[
         "calls match.",
     ),
 ]
+RerunOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--rerun/--no-rerun",
+        help="Run a script whose collectives do not match again, to find the line at which ranks "
+        "diverge. [default: if it took less than a minute]",
+    ),
+]
 StrictOption = Annotated[
     bool,
     typer.Option(
@@ -161,6 +175,7 @@ class CaptureArguments:
     fake: FakeOption = False
     prefix: PrefixOption = False
     check_values: CheckValuesOption = False
+    rerun: RerunOption = None
 
 
 @command_with_arguments(CaptureArguments)
@@ -196,14 +211,19 @@ def command(arguments: CaptureArguments) -> None:
     options = replace(options, devices=_choose_devices(arguments.cuda, script, options))
     _silence_interpreter_exit()
     preload(script, options.target.args)
+    started_s = time.monotonic()
     captured = run_capture(options, lambda: _preload_hang_report(options.ranks))
-    os.chdir(folder)
+    duration_s = time.monotonic() - started_s
     if wrapped is not None:
         wrapped.finish(int(not captured.ended_normally), console.note)
     if not captured.world:
+        os.chdir(folder)
         raise typer.Exit(_report_no_ranks(captured))
 
     result = evaluate_capture(captured, backend=options.backend, cluster=arguments.cluster)
+    if arguments.rerun or (arguments.rerun is None and duration_s < _MAX_RERUN_S):
+        result = _with_divergence(result, duration_s)
+    os.chdir(folder)
     for path, write_trace in zip(arguments.trace or (), writers, strict=True):
         write_trace(result.simulation, path)
     write_simulation_report(arguments.report, result.simulation)
@@ -365,6 +385,24 @@ def _preload_hang_report(ranks: int) -> None:
     for name in names:
         with suppress(ImportError):
             import_module(name)
+
+
+# --- the line at which ranks diverge ---
+
+
+def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
+    """The result; its first finding names the line at which the ranks diverge, if there is one."""
+    from distsim.script_capture.launch.parent_process import run_with_line_traces
+    from distsim.script_capture.result.divergence_point import divergent_finding, with_divergence
+
+    simulation = result.simulation
+    if divergent_finding(simulation.findings) is None:
+        return result
+    traces = run_with_line_traces(
+        result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
+    )
+    findings = with_divergence(simulation.findings, traces)
+    return replace(result, simulation=replace(simulation, findings=findings))
 
 
 # --- output ---

@@ -25,6 +25,10 @@ FileArgument = Annotated[
         metavar="FILE", help="Scenario to simulate, or trace; `-` means standard input."
     ),
 ]
+OtherArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="OTHER", help="A second run, to compare with the first."),
+]
 OutputOption = Annotated[
     Path, typer.Option("--output", "-o", metavar="F.html", help="Write the report to this file.")
 ]
@@ -35,6 +39,7 @@ class ReportArguments:
     """The arguments of `report`."""
 
     file: FileArgument
+    other: OtherArgument = None
     output: OutputOption = Path("report.html")
     backend: BackendOption = None
     cluster: ClusterOption = None
@@ -48,7 +53,7 @@ def command(arguments: ReportArguments) -> None:
 
     The report shows the outcome, the verdict, findings next to their source lines, an interactive
     timeline, the reason for each wait, and costs. A trace is shown as recorded, with the verdict on
-    its calls.
+    its calls. With two files, the report compares their runs.
 
     \b
     Example: distsim report scenarios/hybrid.yaml -o hybrid.html
@@ -57,9 +62,10 @@ def command(arguments: ReportArguments) -> None:
     from distsim.api.functions import report
 
     check_report_path(arguments.output)
+    files = [arguments.file] if arguments.other is None else [arguments.file, arguments.other]
     with console.progress_phases(arguments.file != "-") as show_phase:
         page = report(
-            read_input(arguments.file, arguments.sets),
+            *(read_input(file, arguments.sets) for file in files),
             backend=arguments.backend,
             cluster=arguments.cluster,
             max_calls=arguments.max_calls,

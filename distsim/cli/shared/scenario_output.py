@@ -12,5 +12,5 @@ def check_scenario_suffix(file: Path | None) -> None:
     if file is not None and file.suffix not in (".yaml", ".yml"):
         raise UsageError(
             f"-o {file}: the name of a scenario file must end in .yaml",
-            f"use -o {file.with_suffix('.yaml')}",
+            f"use -o {file.with_suffix('.yaml') if file.name else 'scenario.yaml'}",
         )

@@ -74,7 +74,7 @@ def diagnose_hang(evidence: Evidence) -> Diagnosis:
     diagnosis.absent = _ranks_without_evidence(evidence)
     diagnosis.causes = _demote_disputed(evidence, _ordered_causes(job))
     diagnosis.mismatches = _first_mismatches(job)
-    diagnosis.common = _last_common_calls(job, diagnosis.mismatches)
+    diagnosis.common = _last_common_calls(job, _first_differences(diagnosis))
     diagnosis.collect = what_to_collect(job, diagnosis.absent, diagnosis.main)
     return diagnosis
 
@@ -110,7 +110,7 @@ def _ordered_causes(job: JobWaitState) -> list[HangCause]:
         if not any(cause.grade == "suspected" for cause in found):
             found += undecided.errors_of_unknown_ranks(job)
     if not found:
-        found = undecided.cause_not_found(job)
+        found = undecided.cause_not_found(job) or undecided.activity_of_unknown_ranks(job)
     return _without_repetition([*found, *ends_from_outside(job)])
 
 
@@ -143,7 +143,8 @@ def _is_consequence_of_mismatch(crashes: list[HangCause], mismatches: list[HangC
 
 
 def _causes_if_nothing_is_proved(job: JobWaitState) -> list[HangCause]:
-    return [
+    """What is suspected, before what is unknown."""
+    found = [
         *inconclusive.finished_elsewhere(job),
         *inconclusive.tool_reports(job),
         *inconclusive.missing_evidence(job),
@@ -151,6 +152,7 @@ def _causes_if_nothing_is_proved(job: JobWaitState) -> list[HangCause]:
         *communication_failures.matched_messages_hang(job),
         *inconclusive.stacks_only(job),
     ]
+    return sorted(found, key=lambda cause: cause.grade == "unknown")
 
 
 def _without_repetition(found: list[HangCause]) -> list[HangCause]:
@@ -212,18 +214,30 @@ def _first_mismatches(job: JobWaitState) -> dict[str, RecordedMismatch]:
     return found
 
 
-def _last_common_calls(job: JobWaitState, mismatches: Mapping[str, RecordedMismatch]) -> list[str]:
+def _first_differences(diagnosis: Diagnosis) -> dict[str, int]:
+    """For each group on which the calls of its ranks differ: the number of the first such call.
+
+    Calls that are shifted differ already where the shift begins, even if they happen to match.
+    """
+    found = {group: mismatch.number for group, mismatch in diagnosis.mismatches.items()}
+    for cause in diagnosis.causes:
+        if cause.kind in ("mismatch", "diverged") and cause.number >= 0:
+            found[cause.group] = min(cause.number, found.get(cause.group, cause.number))
+    return found
+
+
+def _last_common_calls(job: JobWaitState, differences: Mapping[str, int]) -> list[str]:
     """For each group that a rank waits on: the last call that all ranks finished, or else made.
 
-    If their calls do not match: the last call before the mismatch.
+    If their calls do not match: the last call before the first difference.
     """
     calls = (wait.call for wait in job.all_waits())
     groups = dict.fromkeys(call.group for call in calls if call.number >= 0 and not call.p2p)
-    texts = (_last_common_call(job, group, mismatches.get(group)) for group in groups)
+    texts = (_last_common_call(job, group, differences.get(group)) for group in groups)
     return [text for text in texts if text]
 
 
-def _last_common_call(job: JobWaitState, group: str, mismatch: RecordedMismatch | None) -> str:
+def _last_common_call(job: JobWaitState, group: str, first_difference: int | None) -> str:
     """Empty if fewer than two members are known."""
     last_calls = {
         member: last
@@ -235,8 +249,8 @@ def _last_common_call(job: JobWaitState, group: str, mismatch: RecordedMismatch 
     finished = min(job.last_finished(member, group) for member in last_calls)
     made = min(last_calls.values())
     reached = finished if finished >= 0 else made
-    if mismatch is not None and mismatch.number <= reached:
-        matched = _call_text(job, group, mismatch.number - 1)
+    if first_difference is not None and first_difference <= reached:
+        matched = _call_text(job, group, first_difference - 1)
         return f"that matched on {ranks_text(last_calls)}: {matched}"
     if finished >= 0:
         return f"that {ranks_text(last_calls)} all finished: {_call_text(job, group, finished)}"

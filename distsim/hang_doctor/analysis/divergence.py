@@ -119,6 +119,8 @@ def first_mismatch(job: JobWaitState, group: str) -> RecordedMismatch | None:
         if len(calls) < 2:
             continue
         for aspect in _COMPARED_ASPECTS:
+            if len(set(map(aspect.text_of, calls.values()))) == 1:
+                continue
             sides = _sides(calls, aspect)
             if len(sides) > 1:
                 return RecordedMismatch(group, number, aspect.name, sides)

@@ -11,9 +11,15 @@ from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
+from distsim.hang_doctor.analysis.stack_position import is_library_file, user_frame
 from distsim.hang_doctor.analysis.wait_chains import activity_text
 from distsim.hang_doctor.analysis.wait_state import EvidenceWait, JobWaitState, RankWaitState
-from distsim.hang_doctor.model.evidence_records import CauseGrade, EvidenceCall, ToolReport
+from distsim.hang_doctor.model.evidence_records import (
+    CauseGrade,
+    EvidenceCall,
+    RankEvidence,
+    ToolReport,
+)
 from distsim.hang_doctor.model.operation_names import is_known_operation
 from distsim.hang_doctor.model.phrases import call_text, may_hide_a_wait, ranks_text, verb_form
 
@@ -107,11 +113,14 @@ def _missing_evidence_cause(
     they_are = verb_form(silent, "it is", "they are")
     have = verb_form(silent, "has", "have")
     their = verb_form(silent, "its", "their")
+    # A rank may have a stack, or a log without calls.
+    is_mentioned = any(rank in job.ranks for rank in silent)
+    lack = "no file shows the calls of" if is_mentioned else "no file was given for"
     return HangCause(
         "missing_files",
         "unknown",
         f"{ranks_text(inside)} {wait_verb} in {call_text(job.evidence, call)}; "
-        f"no file was given for {ranks_text(silent)}",
+        f"{lack} {ranks_text(silent)}",
         ranks=inside,
         lines=[CauseLine(inside, call.op, waits[0].frame)],
         details=[
@@ -323,10 +332,29 @@ def stacks_only(job: JobWaitState) -> list[HangCause]:
     ]
     lines += [CauseLine((state.rank,), _outside_text(state), state.frame) for state in outside]
     if outside:
-        return [_some_ranks_elsewhere(by_size, outside, lines)]
-    if len(by_size) > 1:
-        return [_different_calls(job, by_size, lines)]
-    return [_all_ranks_at_one_call(by_size, lines)]
+        cause = _some_ranks_elsewhere(by_size, outside, lines)
+    elif len(by_size) > 1:
+        cause = _different_calls(job, by_size, lines)
+    else:
+        cause = _all_ranks_at_one_call(job, by_size, lines)
+    moved = [rank for rank, records in job.evidence.ranks.items() if _has_moved(records)]
+    if moved:
+        their = verb_form(moved, "its", "their")
+        cause.details.append(
+            f"the stacks of {ranks_text(moved)} differ, so they are of different moments: give "
+            f"doctor only {their} latest ones"
+        )
+    return [cause]
+
+
+def _has_moved(records: RankEvidence) -> bool:
+    """Whether the main thread is at different lines of the user's code in different files."""
+    line_by_file: dict[str, int] = {}
+    for stack in records.stacks:
+        frame = user_frame(stack.frames) if stack.main else None
+        if frame is not None and not is_library_file(frame.file):
+            line_by_file.setdefault(stack.source, frame.line)
+    return len(set(line_by_file.values())) > 1
 
 
 def _outside_text(state: RankWaitState) -> str:
@@ -402,14 +430,18 @@ def _all_in_one_kind_of_wait(
 
 
 def _all_ranks_at_one_call(
-    inside: dict[_CallPlace, list[int]], lines: list[CauseLine]
+    job: JobWaitState, inside: dict[_CallPlace, list[int]], lines: list[CauseLine]
 ) -> HangCause:
     call, ranks = next(iter(inside.items()))
     are = verb_form(ranks, "is", "are")
+    unplaced = [rank for rank in job.ranks if rank not in ranks]
+    others = "no known rank is elsewhere"
+    if unplaced:
+        others = f"no file shows the line of {ranks_text(unplaced)}"
     return HangCause(
         "stacks_only",
         "unknown",
-        f"{ranks_text(ranks)} {are} in {call.op} at {call.place}; no known rank is elsewhere",
+        f"{ranks_text(ranks)} {are} in {call.op} at {call.place}; {others}",
         ranks=tuple(ranks),
         lines=lines,
     )

@@ -31,13 +31,14 @@ def live_causes(job: JobWaitState) -> list[HangCause]:
 def _ranks_in_state(job: JobWaitState, states: tuple[str, ...]) -> dict[int, ProcessState]:
     found = {}
     for rank, records in job.evidence.ranks.items():
-        process = _own_process(records)
+        process = own_process(records)
         if process is not None and process.state in states:
             found[rank] = process
     return found
 
 
-def _own_process(records: RankEvidence) -> ProcessState | None:
+def own_process(records: RankEvidence) -> ProcessState | None:
+    """The process of a live rank itself; None if it was not inspected."""
     return next((one for one in records.processes if not one.is_child), None)
 
 
@@ -177,7 +178,7 @@ def _kernel_waits(job: JobWaitState) -> list[HangCause]:
 
 def movement_text(records: RankEvidence) -> str:
     """Whether a live rank moved between the two looks; empty if it was not inspected."""
-    process = _own_process(records)
+    process = own_process(records)
     if process is None or not process.stacks:
         return ""
     if process.state in _STOPPED:

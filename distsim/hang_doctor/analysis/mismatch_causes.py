@@ -167,6 +167,7 @@ def mismatch_causes(job: JobWaitState, divergences: list[HangCause]) -> list[Han
         if shift is not None:
             cause.title = shift.title
             cause.culprits = shift.culprits
+            cause.number = shift.number
             cause.lines = [*shift.lines, *cause.lines]
             cause.details = [*shift.details, *cause.details]
         found.append(cause)
@@ -214,7 +215,9 @@ def _mismatch_cause(job: JobWaitState, mismatch: RecordedMismatch, sure: bool) -
     sides = "; ".join(_side_text(side) for side in mismatch.sides)
     culprits = mismatch.minority if sure else ()
     details = []
-    if not sure:
+    if not sure and job.evidence.disputes:
+        details.append("the files contradict each other, so these may be calls of two jobs")
+    elif not sure:
         details.append(
             "the log identifies this group by a number that differs between processes, so these "
             "may be two groups"

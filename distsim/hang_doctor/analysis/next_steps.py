@@ -13,7 +13,7 @@ from distsim.hang_doctor.analysis.hang_cause import HangCause
 from distsim.hang_doctor.analysis.stack_position import DATA_LOADER
 from distsim.hang_doctor.analysis.wait_state import JobWaitState
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.phrases import ranges_text, ranks_text
+from distsim.hang_doctor.model.phrases import ranges_text, ranks_text, verb_form
 
 #: Kinds of causes that are settled once proved, even if no rank is blamed.
 _KINDS_WITHOUT_BLAME = ("mismatch", "tag_mismatch", "communication", "diverged")
@@ -24,11 +24,15 @@ def what_to_collect(
 ) -> list[str]:
     """Suggestions as sentences. ``absent``: ranks of the job about which nothing was given."""
     suggestions: list[str] = []
+    if any(file.kind.startswith("distsim scenario") for file in job.evidence.files):
+        suggestions.append("to find out whether a scenario hangs, run `distsim check FILE`")
+        if not job.ranks:
+            return suggestions
     if _has_only_profiles(job.evidence):
-        suggestions.append(
+        return [
             "a profile is written by a job that goes on: if the job is slow rather than hung, run "
             "`distsim slow` on these files"
-        )
+        ]
     if absent:
         suggestions.append(_absent_text(job.evidence, absent))
     if not _is_settled(main):
@@ -38,9 +42,11 @@ def what_to_collect(
 
 def _absent_text(evidence: Evidence, absent: tuple[int, ...]) -> str:
     ranks = ranks_text(absent)
+    if any(one.processes for one in evidence.ranks.values()):
+        return f"inspect {ranks} too: run `distsim doctor --live PID` on the node"
     if len(evidence.files) == 1:
         return (
-            f"find the log of {ranks}: this file says nothing about them, and one may be the cause"
+            f"find the log of {ranks}: this file does not mention {verb_form(absent, 'it', 'them')}"
         )
     return f"collect the files of {ranks}; none were given"
 
@@ -59,10 +65,15 @@ def _is_settled(main: HangCause | None) -> bool:
 def _open_suggestions(job: JobWaitState, main: HangCause | None) -> Iterator[str]:
     evidence = job.evidence
     records = evidence.ranks.values()
-    was_inspected = any(one.processes for one in records)
+    was_inspected = bool(evidence.orphan_processes) or any(one.processes for one in records)
     if any(report.tool.endswith("analyzer") for report in evidence.tool_reports):
         yield "give doctor the dumps that the analyzer read: it compares all ranks with each other"
         return
+    if evidence.live_without_stacks:
+        yield (
+            "install py-spy (`pip install py-spy`) and run `distsim doctor --live PID` again: it "
+            "then shows the source line of every rank"
+        )
     stack_text = _stack_suggestion(job, main)
     if stack_text and not was_inspected:
         yield stack_text

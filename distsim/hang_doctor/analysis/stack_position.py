@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 from distsim.hang_doctor.model.evidence_records import StackFrame, ThreadStack
@@ -38,6 +39,7 @@ MEGATRON: Final = "Megatron's gradient or parameter synchronisation"
 #: Positions in which a rank waits for something on its own node.
 DATA_LOADER: Final = "its DataLoader"
 SYNCHRONIZE: Final = "synchronize"
+PROGRAM_END: Final = "the end of its program"
 
 CERTAIN_WAITS: Final = (PIPELINE_MESSAGE, HANDLE_WAIT, STORE_WAIT)
 POSSIBLE_WAITS: Final = (BACKWARD, FSDP, DDP, DEEPSPEED, MEGATRON)
@@ -114,6 +116,8 @@ _WAITING_FRAMES: Final = (
         r"(torch/utils/data/)?dataloader\.py$",
         "_try_get_data _get_data _next_data _shutdown_workers",
     ),
+    # Python waits there for the threads that are not daemons.
+    _frame(PROGRAM_END, r"threading\.py$", "_shutdown"),
     _frame(BACKWARD, r"torch/autograd/(graph|__init__)\.py$", "_engine_run_backward backward grad"),
 )
 
@@ -136,7 +140,7 @@ class StackPosition(NamedTuple):
     @property
     def is_local_wait(self) -> bool:
         """Whether the thread waits for something on its own node, not for other ranks."""
-        return self.op in (DATA_LOADER, SYNCHRONIZE)
+        return self.op in (DATA_LOADER, SYNCHRONIZE, PROGRAM_END)
 
     @property
     def may_wait_for_ranks(self) -> bool:
@@ -144,6 +148,7 @@ class StackPosition(NamedTuple):
         return bool(self.op) and not self.is_local_wait
 
 
+@lru_cache(4096)
 def is_library_file(file: str) -> bool:
     """Whether a file belongs to torch, to Python or to an installed package."""
     return bool(_LIBRARY_FILE.search(file))

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 
 from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
-from distsim.hang_doctor.analysis.stack_position import user_frame
-from distsim.hang_doctor.analysis.wait_chains import activity_text
+from distsim.hang_doctor.analysis.stack_position import stack_position, user_frame
+from distsim.hang_doctor.analysis.wait_chains import activity_text, position_text
 from distsim.hang_doctor.analysis.wait_state import JobWaitState
 from distsim.hang_doctor.model.evidence_records import ProcessEnd, RankEvidence
-from distsim.hang_doctor.model.phrases import ranks_text, verb_form
+from distsim.hang_doctor.model.phrases import process_state_text, ranks_text, verb_form
 
 #: The same limit as in ``diagnosis``.
 _MAX_LISTED_RANKS = 1 << 16
@@ -34,6 +34,9 @@ def cause_not_found(job: JobWaitState) -> list[HangCause]:
     if _is_known_to_be_over(job):
         return []
     ranks = tuple(job.ranks)
+    if not any(map(_has_activity, job.evidence.ranks.values())):
+        title = f"no call and no stack of {ranks_text(ranks)} is known{_what_is_known_instead(job)}"
+        return [_cause("undecided", title, job, ranks)]
     title = f"the cause is not in these files: {_what_is_missing(job)}"
     return [_cause("undecided", title, job, ranks)]
 
@@ -69,6 +72,17 @@ def _is_complete(records: RankEvidence) -> bool:
     return records.recorded and has_messages and not records.stacks
 
 
+def _has_activity(records: RankEvidence) -> bool:
+    """Whether anything shows what the rank did."""
+    return bool(records.calls or records.status or records.stacks or records.ends)
+
+
+def _what_is_known_instead(job: JobWaitState) -> str:
+    if any(records.processes for records in job.evidence.ranks.values()):
+        return ", only the state of each process"
+    return ""
+
+
 def _ranks_not_given(job: JobWaitState) -> tuple[int, ...]:
     expected = set(range(min(job.evidence.world, _MAX_LISTED_RANKS)))
     for group in job.evidence.groups.values():
@@ -81,10 +95,12 @@ def _what_is_missing(job: JobWaitState) -> str:
     not_given = _ranks_not_given(job)
     known = ranks_text(job.ranks)
     records = job.evidence.ranks.values()
-    if not_given:
+    if not_given and any(one.calls or one.status for one in records):
         have = verb_form(tuple(job.ranks), "has", "have")
-        text = f"{known} {have} finished all recorded calls, and nothing is known of "
-        return text + ranks_text(not_given)
+        return (
+            f"{known} {have} finished all recorded calls, and nothing is known of "
+            f"{ranks_text(not_given)}"
+        )
     if any(one.stacks for one in records):
         run = verb_form(tuple(job.ranks), "runs", "run")
         wait = verb_form(tuple(job.ranks), "waits", "wait")
@@ -98,6 +114,33 @@ def _what_is_missing(job: JobWaitState) -> str:
 # --- processes of unknown rank ---
 
 
+def activity_of_unknown_ranks(job: JobWaitState) -> list[HangCause]:
+    """What processes of unknown rank do, if no rank is known at all."""
+    if job.ranks:
+        return []
+    evidence = job.evidence
+    positions = [stack_position(stack) for stack in evidence.orphans if stack.main]
+    texts = [position_text(position) for position in positions]
+    texts += [process_state_text(one) for one in evidence.orphan_processes if not one.stacks]
+    if not texts:
+        return []
+    shown = "; ".join(
+        f"{_processes(count)} of unknown rank: {text}"
+        for text, count in Counter(texts).most_common()
+    )
+    is_waiting = any(position.may_wait_for_ranks for position in positions)
+    return [
+        HangCause(
+            "blocked" if is_waiting else "undecided",
+            "unknown",
+            shown,
+            lines=[
+                CauseLine((), position_text(position), position.frame) for position in positions
+            ],
+        )
+    ]
+
+
 def errors_of_unknown_ranks(job: JobWaitState) -> list[HangCause]:
     """Errors in logs that do not say which rank wrote them."""
     ends = job.evidence.orphan_ends
@@ -106,7 +149,7 @@ def errors_of_unknown_ranks(job: JobWaitState) -> list[HangCause]:
     # The error of a process that failed by itself comes before the consequences of it.
     end = min(ends, key=lambda one: one.follows)
     count = Counter(one.text for one in ends)[end.text]
-    who = "a process" if count == 1 else f"{count} processes"
+    who = _processes(count)
     text = end.text[:_MAX_ERROR_LENGTH]
     if end.follows:
         title = f"{who} of unknown rank gave up waiting for another rank: {text}"
@@ -123,6 +166,10 @@ def errors_of_unknown_ranks(job: JobWaitState) -> list[HangCause]:
             details=[detail],
         )
     ]
+
+
+def _processes(count: int) -> str:
+    return "a process" if count == 1 else f"{count} processes"
 
 
 def _lines(end: ProcessEnd) -> list[CauseLine]:

@@ -15,6 +15,7 @@ from distsim.hang_doctor.analysis.hang_cause import CauseLine, HangCause
 from distsim.hang_doctor.analysis.stack_position import (
     DATA_LOADER,
     POSSIBLE_WAITS,
+    PROGRAM_END,
     SYNCHRONIZE,
     StackPosition,
 )
@@ -280,6 +281,8 @@ def position_text(position: StackPosition) -> str:
         return "waits for its device"
     if position.op == DATA_LOADER:
         return "waits for its DataLoader"
+    if position.op == PROGRAM_END:
+        return "waits at the end of its program"
     if position.op in POSSIBLE_WAITS:
         return f"in {position.op}, which computes or waits for other ranks"
     return f"in {position.op}"
@@ -298,7 +301,8 @@ def _explanations(job: JobWaitState, lag: _Lag, has_culprits: bool) -> Iterator[
 
 def _explanation(job: JobWaitState, state: RankWaitState) -> str:
     rank = state.rank
-    if state.end is not None and state.end.clean:
+    is_at_end = state.position is not None and state.position.op == PROGRAM_END
+    if is_at_end or (state.end is not None and state.end.clean):
         return (
             f"rank {rank} reached the end of its program: it skips a call, or the others make one "
             "too many"
@@ -311,7 +315,7 @@ def _explanation(job: JobWaitState, state: RankWaitState) -> str:
     code = f": {text}" if text else ""
     if state.position.op == DATA_LOADER:
         return (
-            f"rank {rank} waits for its DataLoader{code}: a worker process hangs, has died or is "
+            f"rank {rank} waits for its DataLoader: a worker process hangs, has died or is "
             "slow; `distsim doctor --live PID` shows the workers"
         )
     if state.position.op == SYNCHRONIZE:

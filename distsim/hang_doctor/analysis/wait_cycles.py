@@ -54,7 +54,12 @@ def _shortest_cycles(graph: WaitEdges) -> list[list[int]]:
         if cycle:
             cycles.append(cycle)
             covered.update(cycle)
-    return cycles
+    return [cycle for cycle in cycles if not _contains_another(cycle, cycles)]
+
+
+def _contains_another(cycle: list[int], cycles: list[list[int]]) -> bool:
+    """Whether a smaller cycle is part of this one, which then only leads to it."""
+    return any(set(other) < set(cycle) for other in cycles)
 
 
 def _shortest_cycle(graph: WaitEdges, start: int) -> list[int]:
@@ -177,7 +182,10 @@ def _kind_text(calls: list[EvidenceCall]) -> str:
     if all(call.p2p for call in calls):
         return "each waits for a message that its peer would post only later"
     if any(call.p2p for call in calls):
-        return "they issue messages and collectives in different orders"
+        return (
+            "they issue messages and collectives in different orders, or one of them omits a "
+            "message"
+        )
     if len({call.group for call in calls}) > 1:
         return "they use several groups in different orders"
     return "each waits in a call that the next one has not made"

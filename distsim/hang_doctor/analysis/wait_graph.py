@@ -11,7 +11,6 @@ and ``causes`` and ``inconclusive`` draw the conclusions.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.hang_doctor.analysis.message_pairs import is_answered, may_be_lost, opposite
@@ -19,6 +18,7 @@ from distsim.hang_doctor.analysis.process_deaths import death_order, ended_from_
 from distsim.hang_doctor.analysis.stack_position import (
     CERTAIN_WAITS,
     JOB_WIDE_CALLS,
+    PROGRAM_END,
     StackPosition,
     is_library_file,
     stack_position,
@@ -120,7 +120,7 @@ def _main_thread_position(records: RankEvidence) -> StackPosition | None:
 def _may_be_main_thread(found: _PositionedStack) -> bool:
     if not found.stack.main or found.position.frame is None:
         return False
-    return not _is_service_thread(found.stack.frames)
+    return found.position.op == PROGRAM_END or not _is_service_thread(found.stack.frames)
 
 
 def _is_service_thread(frames: tuple[StackFrame, ...]) -> bool:
@@ -224,7 +224,7 @@ def _call_after_completed(records: RankEvidence, group: str, status: GroupProgre
     number = status.completed + 1
     for call in records.calls:
         if call.is_collective(group, number):
-            return replace(call, state="waiting")
+            return call._replace(state="waiting")
     return EvidenceCall(
         records.rank,
         group,

@@ -16,6 +16,7 @@ from distsim.hang_doctor.model.evidence_records import (
     GroupProgress,
     InputFile,
     ProcessEnd,
+    ProcessState,
     RankEvidence,
     ReportedMismatch,
     StackFrame,
@@ -51,6 +52,10 @@ class Evidence:
     world: int = 0
     #: Stacks of processes whose rank is unknown.
     orphans: list[ThreadStack] = field(default_factory=list)
+    #: Live processes whose rank is unknown.
+    orphan_processes: list[ProcessState] = field(default_factory=list)
+    #: A live job was inspected without py-spy.
+    live_without_stacks: bool = False
     #: How processes of unknown rank ended.
     orphan_ends: list[ProcessEnd] = field(default_factory=list)
     #: Processes that the kernel killed for lack of memory, by their number.

@@ -7,6 +7,7 @@ and as NCCL's function. The family is what calls of different ranks are compared
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 P2P_OPS = ("send", "recv")
 #: A name in lower-case letters only -> its family. Calls of one family can match each other.
@@ -76,6 +77,7 @@ OPS_OF_EQUAL_INPUT = ("all_reduce", "broadcast", "reduce", "all_gather", "gather
 OPS_OF_EQUAL_OUTPUT = ("reduce_scatter", "scatter")
 
 
+@lru_cache(4096)
 def operation_family(name: str) -> str:
     """The family of an operation; an unknown name is returned in lower case."""
     return _FAMILY.get(_plain_name(name), name.lower())

@@ -12,13 +12,29 @@ from pathlib import Path
 from typing import NamedTuple
 
 from distsim.hang_doctor.model.evidence import Evidence
-from distsim.hang_doctor.model.evidence_records import UNKNOWN_GROUP, EvidenceCall, StackFrame
+from distsim.hang_doctor.model.evidence_records import (
+    UNKNOWN_GROUP,
+    EvidenceCall,
+    ProcessState,
+    StackFrame,
+)
 from distsim.hang_doctor.model.operation_names import P2P_OPS
 
 #: More ranges are not listed one by one.
 _MAX_RANGES = 6
 #: Larger source files are not searched for a line.
 _MAX_SOURCE_BYTES = 4 << 20
+#: The states of /proc/PID/stat.
+_PROCESS_STATES = {
+    "R": "runs",
+    "S": "sleeps",
+    "D": "is in an uninterruptible wait",
+    "T": "is stopped",
+    "t": "is stopped by a debugger",
+    "Z": "has exited",
+    "X": "has exited",
+    "gone": "has exited",
+}
 #: Calls that wait in C++, so that a stack ends at the line that contains them.
 _WAIT_CALLS = re.compile(
     r"\.(wait|result|join|synchronize)\(|wait_all|\b(recv|irecv|send|isend)\w*\(|batch_isend_irecv"
@@ -122,6 +138,16 @@ def may_hide_a_wait(frame: StackFrame | None) -> bool:
     """
     text = source_line(frame)
     return not text or bool(_WAIT_CALLS.search(text))
+
+
+def process_state_text(process: ProcessState) -> str:
+    """``sleeps in futex_wait_queue, uses 0 % of a CPU``."""
+    text = _PROCESS_STATES.get(process.state, f"is in state {process.state or 'unknown'}")
+    if text == "has exited":
+        return text
+    if process.wait_channel:
+        text += f" in {process.wait_channel}"
+    return f"{text}, uses {process.cpu_share:.0%} of a CPU"
 
 
 def signal_name(number: int) -> str:

@@ -7,8 +7,6 @@ changes an ``Evidence`` in place and draws no conclusions about the hang.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
 from distsim.hang_doctor.model.evidence_records import (
     UNKNOWN_NUMBER,
@@ -79,7 +77,7 @@ def _move_to_group(records: RankEvidence, key: str, new_key: str) -> None:
         progress = records.status.pop(key)
         records.status.setdefault(new_key, progress)
     records.calls = [
-        replace(call, group=new_key) if call.group == key else call for call in records.calls
+        call._replace(group=new_key) if call.group == key else call for call in records.calls
     ]
 
 
@@ -103,7 +101,7 @@ def _drop_counters(evidence: Evidence, key: str) -> None:
 
 def _without_shared_number(call: EvidenceCall, group: str) -> EvidenceCall:
     if call.group == group and call.op == "coalesced":
-        return replace(call, number=UNKNOWN_NUMBER)
+        return call._replace(number=UNKNOWN_NUMBER)
     return call
 
 
@@ -143,8 +141,7 @@ def _record_contradiction(evidence: Evidence, one: EvidenceCall, other: Evidence
 
 def _merged_call(one: EvidenceCall, other: EvidenceCall) -> EvidenceCall:
     """One call with everything that either record knows about it."""
-    return replace(
-        one,
+    return one._replace(
         state=_furthest_state(one, other),
         started=one.started or other.started,
         sizes=one.sizes if one.sizes is not None else other.sizes,

@@ -21,7 +21,7 @@ DumpEntry = dict[str, object]
 _TENSOR_KEYS = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 
 
-@dataclass
+@dataclass(slots=True)
 class RecordedOperation:
     """An entry with the state of its batch. ``batched``: it was in one."""
 
@@ -58,9 +58,10 @@ class UnbatchedCalls:
         self.operations = [op for op in found if id(op) not in self._gone]
 
     def _take(self, entry: DumpEntry) -> RecordedOperation | None:
-        group = self._groups.setdefault(
-            _group_name(entry), _BatchGroup(UNKNOWN_NUMBER if self._lapped else 0)
-        )
+        name = _group_name(entry)
+        group = self._groups.get(name)
+        if group is None:
+            group = self._groups[name] = _BatchGroup(UNKNOWN_NUMBER if self._lapped else 0)
         numbers = _sequence_numbers(entry)
         if not _ends_batch(entry):
             return self._add(group, entry, numbers)
@@ -75,18 +76,20 @@ class UnbatchedCalls:
             self._taken(group, entry, numbers[0])
         else:
             self._gone |= {id(op) for op in members[1:]}
-            members[0].entry |= _combined_entry([op.entry for op in members])
+            combined = _combined_entry([op.entry for op in members])
+            members[0].entry = members[0].entry | combined
+        state = {key: entry[key] for key in ("state", "retired") if key in entry}
         for op in members:
-            op.entry |= {key: entry[key] for key in ("state", "retired") if key in entry}
+            op.entry = op.entry | state
             op.batched = True
         return None
 
     def _add(
         self, group: _BatchGroup, entry: DumpEntry, numbers: tuple[int, int]
     ) -> RecordedOperation:
-        op = RecordedOperation(
-            {**entry, "collective_seq_id": numbers[0] - group.taken} if group.taken else dict(entry)
-        )
+        if group.taken:
+            entry = {**entry, "collective_seq_id": numbers[0] - group.taken}
+        op = RecordedOperation(entry)
         if numbers != group.numbers:
             group.members, group.numbers = [], numbers
         group.members.append(op)
@@ -120,6 +123,8 @@ def counts_messages(entry: object) -> bool:
 def _ends_batch(entry: DumpEntry) -> bool:
     """Whether this is the entry after a batch."""
     name = _operation_name(entry)
+    if not name.endswith("coalesced"):
+        return False
     if name == "coalesced":
         return True
     # A coalesced call of the fast path has sizes; it is an operation of its own.

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeGuard
 
 from distsim.hang_doctor.model.evidence import MAX_RANKS, Evidence
 from distsim.hang_doctor.model.evidence_records import (
@@ -36,6 +38,8 @@ _MAX_ENTRIES = 100_000
 _MAX_FRAMES = 64
 _MAX_TENSORS = 65536
 _MAX_DIMENSIONS = 64
+#: A dump has few different names of calls.
+_CACHED_NAMES = 4096
 #: ``send 0->1``, ``recv 1<-0``, ``recv 1<-?``.
 _P2P_NAME = re.compile(r"^(send|recv)\s+(?:(\d+)\s*)?(?:->|<-)\s*(\d+|\?)$")
 
@@ -105,6 +109,7 @@ class _Dump:
         self.is_recorder_off = _is_recorder_off(data, entries)
         self.is_gloo = any(_profiling_name(entry).startswith("gloo") for entry in self.entries)
         self.groups = _DumpGroups(evidence, _members_by_group_name(evidence, data, self.entries))
+        self.stacks = _DumpStacks(evidence)
 
     def describe_rank(self) -> None:
         """Enter what the dump contains about its rank as a whole."""
@@ -136,15 +141,49 @@ class _Dump:
                 "2.6), and the first batches are no longer recorded, so calls cannot be compared "
                 "by number"
             )
-        calls = [
-            _evidence_call(self.groups, operation, self.rank, self.source, idle_groups, order)
-            for order, operation in enumerate(recording.operations)
-        ]
-        for call in calls:
-            if call is not None:
-                self.evidence.add_call(call)
+        records = self.evidence.records_of(self.rank, self.source)
+        unusable_count = 0
+        for order, operation in enumerate(recording.operations):
+            call = self._call(operation, idle_groups, order)
+            if call is None:
+                unusable_count += 1
+            else:
+                records.calls.append(call)
         _check_rank(self.groups, self.rank, recording.operations, self.source)
-        return calls.count(None)
+        return unusable_count
+
+    def _call(
+        self, operation: RecordedOperation, idle_groups: set[str], order: int
+    ) -> EvidenceCall | None:
+        """The call in an entry; None if the entry is damaged."""
+        entry = operation.entry
+        text = entry.get("profiling_name")
+        group = self.groups.key(entry)
+        if not isinstance(text, str) or group is None:
+            return None
+        backend, _, name = text.rpartition(":")
+        message = _message_of(text)
+        is_message = bool(entry.get("is_p2p")) or message is not None
+        input_sizes = _sizes(entry.get("input_sizes"))
+        return EvidenceCall(
+            self.rank,
+            group,
+            _call_number(entry, is_message),
+            message[1] if message else operation_family(name),
+            _call_state(entry, backend, idle_groups),
+            p2p=is_message,
+            peer=_peer(message, self.groups.members(group)),
+            started=entry.get("state") == "started",
+            sizes=input_sizes,
+            elements_in=_elements(input_sizes),
+            elements_out=_elements(_sizes(entry.get("output_sizes"))),
+            dtype=_dtype(entry),
+            frames=self.stacks.stack(entry.get("frames")),
+            at_ns=max(int_field(entry, "time_created_ns", 1 << 63), 0),
+            order=order,
+            source=self.source,
+            batched=operation.batched,
+        )
 
     def _idle_groups(self) -> set[str]:
         """Local numbers of Gloo groups on which every enqueued call has completed.
@@ -281,18 +320,29 @@ class _DumpGroups:
 
     evidence: Evidence
     named: dict[str, tuple[int, ...]]
-    keys: dict[tuple[str, str, bool], str] = field(default_factory=dict)
+    #: By what an entry says of its group.
+    keys: dict[tuple[object, object], str | None] = field(default_factory=dict)
 
     def key(self, entry: dict[str, object]) -> str | None:
         """The key of an entry's group among all evidence, None if the entry names no group."""
+        given = entry.get("process_group")
+        if isinstance(given, list):
+            given = tuple(given)
+        recorded = (given, entry.get("pg_id"))
+        try:
+            return self.keys[recorded]
+        except KeyError:
+            found = self.keys[recorded] = self._added(entry)
+            return found
+        except TypeError:  # not hashable: a damaged entry
+            return self._added(entry)
+
+    def _added(self, entry: dict[str, object]) -> str | None:
         name, desc = _group_name(entry)
-        sure = isinstance(entry.get("process_group"), (list, tuple))
         if not name:
             return None
-        if (name, desc, sure) not in self.keys:
-            members = self.named.get(name)
-            self.keys[name, desc, sure] = self.evidence.add_group(name, desc, members, sure)
-        return self.keys[name, desc, sure]
+        sure = isinstance(entry.get("process_group"), (list, tuple))
+        return self.evidence.add_group(name, desc, self.named.get(name), sure)
 
     def members(self, key: str) -> tuple[int, ...] | None:
         return self.evidence.groups[key].members
@@ -338,47 +388,9 @@ def _rank_in_message(groups: _DumpGroups, operation: RecordedOperation) -> int |
     return members[group_rank]
 
 
+@lru_cache(_CACHED_NAMES)
 def _message_of(profiling_name: str) -> re.Match[str] | None:
     return _P2P_NAME.match(profiling_name.rpartition(":")[2])
-
-
-def _evidence_call(
-    groups: _DumpGroups,
-    operation: RecordedOperation,
-    rank: int,
-    source: str,
-    idle_groups: set[str],
-    order: int,
-) -> EvidenceCall | None:
-    """The call in an entry; None if the entry is damaged."""
-    entry = operation.entry
-    text = entry.get("profiling_name")
-    group = groups.key(entry)
-    if not isinstance(text, str) or group is None:
-        return None
-    backend, _, name = text.rpartition(":")
-    message = _message_of(text)
-    is_message = bool(entry.get("is_p2p")) or message is not None
-    input_sizes = _sizes(entry.get("input_sizes"))
-    return EvidenceCall(
-        rank,
-        group,
-        _call_number(entry, is_message),
-        message[1] if message else operation_family(name),
-        _call_state(entry, backend, idle_groups),
-        p2p=is_message,
-        peer=_peer(message, groups.members(group)),
-        started=entry.get("state") == "started",
-        sizes=input_sizes,
-        elements_in=_elements(input_sizes),
-        elements_out=_elements(_sizes(entry.get("output_sizes"))),
-        dtype=_dtype(entry),
-        frames=_stack_frames(groups.evidence, entry.get("frames")),
-        at_ns=max(int_field(entry, "time_created_ns", 1 << 63), 0),
-        order=order,
-        source=source,
-        batched=operation.batched,
-    )
 
 
 def _call_number(entry: dict[str, object], is_message: bool) -> int:
@@ -417,21 +429,28 @@ def _sizes(given: object) -> tuple[tuple[int, ...], ...] | None:
     """The shapes of tensors, None if they are missing or damaged."""
     if not isinstance(given, (list, tuple)) or len(given) > _MAX_TENSORS:
         return None
-    if not all(_is_shape(shape) for shape in given):
-        return None
-    return tuple(tuple(shape) for shape in given)
+    shapes = []
+    for shape in given:
+        if not _is_shape(shape):
+            return None
+        shapes.append(tuple(shape))
+    return tuple(shapes)
 
 
 def _is_shape(given: object) -> bool:
     if not isinstance(given, (list, tuple)) or len(given) > _MAX_DIMENSIONS:
         return False
-    return all(type(n) is int and 0 <= n < MAX_CALL_NUMBER for n in given)
+    # A loop, because all() with a generator takes twice as long for the usual one or two numbers.
+    for number in given:
+        if type(number) is not int or not 0 <= number < MAX_CALL_NUMBER:
+            return False
+    return True
 
 
 def _elements(sizes: tuple[tuple[int, ...], ...] | None) -> int:
     if sizes is None:
         return UNKNOWN_NUMBER
-    return sum(math.prod(shape) for shape in sizes)
+    return sum(map(math.prod, sizes))
 
 
 def _dtype(entry: dict[str, object]) -> str:
@@ -439,24 +458,41 @@ def _dtype(entry: dict[str, object]) -> str:
     return str(given[0])[:40] if isinstance(given, (list, tuple)) and given else ""
 
 
-def _stack_frames(evidence: Evidence, given: object) -> tuple[StackFrame, ...]:
-    """The stack of a call; calls with equal stacks share one object."""
-    if not isinstance(given, (list, tuple)):
-        return ()
-    frames = [frame for frame in given[:_MAX_FRAMES] if _is_frame(frame)]
-    key = tuple(_frame_key(frame) for frame in frames)
-    known = evidence.call_stacks.get(key)
-    if known is None:
-        known = tuple(_stack_frame(frame) for frame in frames)
-        evidence.call_stacks[key] = known
-    return known
+class _DumpStacks:
+    """The stacks of the calls of one dump; calls with equal stacks share one object.
+
+    In a pickle of torch, all calls share the dictionaries of their frames, so most stacks are known
+    by the identities of these. The dump must outlive this object.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._by_content = evidence.call_stacks
+        self._by_identity: dict[tuple[int, ...], tuple[StackFrame, ...]] = {}
+
+    def stack(self, given: object) -> tuple[StackFrame, ...]:
+        if not isinstance(given, (list, tuple)):
+            return ()
+        shown = given[:_MAX_FRAMES]
+        identity = tuple(map(id, shown))
+        known = self._by_identity.get(identity)
+        if known is None:
+            known = self._by_identity[identity] = self._shared(shown)
+        return known
+
+    def _shared(self, given: Sequence[object]) -> tuple[StackFrame, ...]:
+        frames = [frame for frame in given if _is_frame(frame)]
+        key = tuple(_frame_key(frame) for frame in frames)
+        known = self._by_content.get(key)
+        if known is None:
+            known = self._by_content[key] = tuple(_stack_frame(frame) for frame in frames)
+        return known
 
 
 def _frame_key(frame: dict[str, Any]) -> tuple[str, str, int]:
     return str(frame.get("name", "")), str(frame.get("filename", "")), frame["line"]
 
 
-def _is_frame(given: object) -> bool:
+def _is_frame(given: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(given, dict) and isinstance(given.get("line"), int)
 
 

@@ -20,6 +20,7 @@ from distsim.hang_doctor.model.reconcile import reconcile
 from distsim.hang_doctor.readers import distsim_files, safe_pickle
 from distsim.hang_doctor.readers.archives import ArchiveRefused, archive_members, is_archive
 from distsim.hang_doctor.readers.debug_server import is_debug_server_page, parts_of_page
+from distsim.hang_doctor.readers.debug_tables import has_debug_tables, read_debug_tables
 from distsim.hang_doctor.readers.file_access import (
     MAX_BYTES,
     FileRefused,
@@ -166,6 +167,9 @@ def _read_by_content(evidence: Evidence, part: _Part) -> _Result:
         return _read_pickle(evidence, part)
     if is_inspector_file(data):
         return _Result("NCCL Inspector", read_inspector(evidence, data, part.shown))
+    if has_debug_tables(data):
+        ranks = read_debug_tables(evidence, data, part.shown)
+        return _Result("tables of torch's debug server", ranks)
     if is_debug_server_page(data):
         return _read_debug_server_page(evidence, part)
     if data.lstrip()[:1] in (b"{", b"["):

@@ -15,6 +15,7 @@ from distsim.hang_doctor.model.evidence_records import (
     ThreadStack,
     non_negative_int,
 )
+from distsim.hang_doctor.model.phrases import process_state_text
 from distsim.hang_doctor.readers.live_job import FORMAT
 
 _MAX_PROCESSES: Final = 20_000
@@ -35,16 +36,16 @@ def read_live_job(evidence: Evidence, job: dict[str, Any], source: str) -> set[i
     for given in _list(job.get("processes"))[:_MAX_PROCESSES]:
         if not isinstance(given, dict):
             continue
+        is_child = given.get("is_child") is True
+        stacks = _stacks(given, source)
+        if "rank" in given and given["rank"] is None:
+            if not is_child:
+                _enter_process_of_unknown_rank(evidence, _process(given, host, stacks, is_child))
+            continue
         rank = non_negative_int(given.get("rank"), UNKNOWN_NUMBER)
         if not 0 <= rank < MAX_RANKS:
             continue
         ranks.add(rank)
-        stacks = [
-            stack
-            for one in _list(given.get("stacks"))[:_MAX_STACKS]
-            if (stack := _stack(one, source)) is not None
-        ]
-        is_child = given.get("is_child") is True
         evidence.records_of(rank, source).processes.append(_process(given, host, stacks, is_child))
         if not is_child:
             for stack in stacks:
@@ -52,10 +53,27 @@ def read_live_job(evidence: Evidence, job: dict[str, Any], source: str) -> set[i
             _read_world(evidence, given.get("environment"))
             _read_memory_events(evidence, given.get("memory_events"), rank)
     if job.get("has_stacks") is False:
+        evidence.live_without_stacks = True
         evidence.add_note(
-            "no stacks were taken, because py-spy was not installed: `pip install py-spy`"
+            "py-spy is not installed, so only the state of each process was read from /proc, and "
+            "no stacks"
         )
     return ranks
+
+
+def _stacks(given: dict[str, Any], source: str) -> list[ThreadStack]:
+    stacks = (_stack(one, source) for one in _list(given.get("stacks"))[:_MAX_STACKS])
+    return [stack for stack in stacks if stack is not None]
+
+
+def _enter_process_of_unknown_rank(evidence: Evidence, process: ProcessState) -> None:
+    evidence.add_note(
+        f"the rank of process {process.pid} is unknown, because RANK in its environment is not a "
+        f"number; the process {process_state_text(process)}"
+    )
+    evidence.orphan_processes.append(process)
+    for stack in process.stacks:
+        evidence.add_stack(None, stack)
 
 
 def _process(

@@ -76,7 +76,7 @@ def inspect_live_job(root: int, interval_s: float) -> tuple[dict[str, Any], Dump
         "has_stacks": tool is not None,
         "processes": described,
     }
-    ranks = [process for process in processes if process.child_of is None]
+    ranks = {process.rank: process.pid for process in processes if process.child_of is None}
     return job, _flight_recorder_dumps(ranks)
 
 
@@ -222,15 +222,17 @@ def _names_before_python(frames: tuple[StackFrame, ...]) -> list[str]:
 # --- Flight Recorder dumps on request ---
 
 
-def _flight_recorder_dumps(ranks: list[TreeProcess]) -> Dumps:
+def _flight_recorder_dumps(pids: dict[int | None, int]) -> Dumps:
     found: Dumps = {}
-    for process in ranks:
-        variables = environment(process.pid)
+    for rank, pid in pids.items():
+        if rank is None:
+            continue
+        variables = environment(pid)
         dump = _dump_from_socket(variables.get("TORCH_WORKER_SERVER_SOCKET", ""))
         if not dump:
-            dump = _dump_by_pipe(variables, process.rank)
+            dump = _dump_by_pipe(variables, rank)
         if dump:
-            found[process.rank] = dump
+            found[rank] = dump
     return found
 
 

@@ -27,10 +27,14 @@ REDACTED: Final = "(redacted)"
 
 
 class TreeProcess(NamedTuple):
-    """A process of the job. ``child_of``: the rank that it is a child of, None for a rank."""
+    """A process of the job.
+
+    ``rank``: None if its environment has RANK, but no rank number in it. ``child_of``: the process
+    of the rank that it is a child of, None for a rank.
+    """
 
     pid: int
-    rank: int
+    rank: int | None
     child_of: int | None
 
 
@@ -49,7 +53,8 @@ class ProcessSample(NamedTuple):
 def processes_of_job(root: int) -> list[TreeProcess]:
     """The ranks below a launcher and their children. ``root`` may be a rank itself.
 
-    Raises UsageError if there is no rank.
+    Processes whose RANK is not a number are included, with an unknown rank. Raises UsageError if
+    there is no rank.
     """
     if not (_PROC / str(root)).is_dir():
         raise UsageError(
@@ -60,7 +65,10 @@ def processes_of_job(root: int) -> list[TreeProcess]:
     for name in _RANK_NAMES:
         found = list(_ranks_below(root, children, name))
         if found:
-            return found
+            return [*found, *_unknown_ranks_below(root, children, found)]
+    unknown = list(_unknown_ranks_below(root, children, []))
+    if unknown:
+        return unknown
     raise UsageError(
         f"neither process {root} nor a child of it has RANK in its environment",
         "give the PID of the launcher or of a rank, on the node of the ranks",
@@ -76,9 +84,36 @@ def _ranks_below(root: int, children: dict[int, list[int]], variable: str) -> It
         else:
             yield TreeProcess(pid, rank, None)
             for child in _descendants(pid, children):
-                yield TreeProcess(child, rank, rank)
+                yield TreeProcess(child, rank, pid)
         if len(queue) > _MAX_PROCESSES:
             return
+
+
+def _unknown_ranks_below(
+    root: int, children: dict[int, list[int]], known: list[TreeProcess]
+) -> Iterator[TreeProcess]:
+    """Processes whose RANK is not a number, and that are neither a rank nor the parent of one."""
+    known_pids = {process.pid for process in known}
+    queue = [root]
+    for pid in queue:
+        if pid in known_pids:
+            continue
+        descendants = _descendants(pid, children)
+        is_parent_of_rank = not known_pids.isdisjoint(descendants)
+        if has_damaged_rank(pid) and not is_parent_of_rank:
+            yield TreeProcess(pid, None, None)
+            for child in descendants:
+                yield TreeProcess(child, None, pid)
+        else:
+            queue += children.get(pid, [])
+        if len(queue) > _MAX_PROCESSES:
+            return
+
+
+def has_damaged_rank(pid: int) -> bool:
+    """Whether the environment of a process has a RANK that is not a rank number."""
+    text = environment(pid).get("RANK", "")
+    return bool(text) and _rank(text) is None
 
 
 def _descendants(pid: int, children: dict[int, list[int]]) -> list[int]:

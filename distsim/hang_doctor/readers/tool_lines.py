@@ -25,6 +25,7 @@ from typing import Final, NamedTuple
 
 from distsim.hang_doctor.model.evidence import MAX_RANKS
 from distsim.hang_doctor.model.operation_names import operation_family
+from distsim.hang_doctor.model.phrases import verb_form
 from distsim.hang_doctor.readers.log_context import LogContext
 
 ANALYZER: Final = "torch's Flight Recorder analyzer"
@@ -335,7 +336,8 @@ class _AnalyzerReader:
         for error in dict.fromkeys(culprit[2] for culprit in culprits):
             ranks = [int(culprit[1]) for culprit in culprits if culprit[2] == error]
             details = next(culprit[3] for culprit in culprits if culprit[2] == error)
-            text = f"differ from the other ranks in {call}: {error}"
+            verb = verb_form(ranks, "differs", "differ")
+            text = f"{verb} from the other ranks in {call}: {error}"
             self._enter(ranks, f"{text}, {details.strip()}" if details else text)
         if not missing and not culprits:
             self._enter([], f"an input or output that does not match in {call}")

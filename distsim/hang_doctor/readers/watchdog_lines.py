@@ -8,7 +8,6 @@ is first entered under the empty group and moved when its group becomes known.
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.hang_doctor.model.evidence import MAX_RANKS
@@ -81,7 +80,7 @@ class WatchdogReader:
         for index, call in enumerate(calls):
             is_failed = call.number == failed.number and not call.p2p
             if is_failed and call.source == self._log.source:
-                calls[index] = replace(call, frames=(*call.frames, frame))
+                calls[index] = call._replace(frames=(*call.frames, frame))
                 return
 
     def take(self, line: str, rank: int | None, possible_rank: int | None, order: int) -> None:
@@ -191,7 +190,7 @@ class WatchdogReader:
                 continue
             if call.source != self._log.source:
                 continue
-            calls[index] = replace(call, group=key)
+            calls[index] = call._replace(group=key)
             self._enter_group_size(wanted, key)
             is_batch_of_messages = call.op == "coalesced" and call.elements_in < 0
             if key and (call.p2p or is_batch_of_messages):

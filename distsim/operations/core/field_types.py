@@ -468,7 +468,8 @@ ReduceOpField = Annotated[
 DtypeField = Annotated[str, *_parsed_field(parse_dtype, {"x-def": "dtype"})]
 
 
-def _parse_stream(value: object) -> str:
+def parse_stream(value: object) -> str:
+    """A stream's name; "" for the default stream, which a file calls `current`."""
     if isinstance(value, str) and value != "host" and value.isidentifier():
         return "" if value == "current" else value
     raise ValueError(f"expected a stream's name (`current`: the default one), found {value!r}")
@@ -476,7 +477,7 @@ def _parse_stream(value: object) -> str:
 
 #: A stream's name; "" is the default stream, which a file may also call `current`.
 StreamField = Annotated[
-    str, ParsedFieldType(_parse_stream, {"type": "string"}, lambda name: name or "current")
+    str, ParsedFieldType(parse_stream, {"type": "string"}, lambda name: name or "current")
 ]
 
 
@@ -518,5 +519,6 @@ __all__ = [
     "parse_reference",
     "parse_selector",
     "parse_shape",
+    "parse_stream",
     "parse_tensor",
 ]

@@ -13,6 +13,7 @@ from distsim.checker.detectors.peak_memory import PeakMemory, peak_memory
 from distsim.common.units import show_ns
 from distsim.findings.final_state import FinalState
 from distsim.output.json.simulation_result import finding_json
+from distsim.output.page.key_figures import key_figures, step_breakdown
 from distsim.output.page.report_run import ReportRun
 from distsim.output.text.finding_list import verdict_text
 from distsim.output.trace_data.lanes import group_equal_steps, representative_step
@@ -60,6 +61,8 @@ def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
         "findings": [finding_json(finding) for finding in told.findings[:MAX_FINDINGS]],
         "more_findings": max(0, len(told.findings) - MAX_FINDINGS),
         "classes": _classes_data(told),
+        "figures": [list(figure) for figure in key_figures(told, timeline)],
+        "breakdown": [list(share) for share in step_breakdown(told, timeline)],
         "ranks": [list(timeline.ranks[rank]) for rank in told.shown_ranks],
         "collectives": [times._asdict() for times in timeline.collectives],
         "traffic": None if told.representatives is not None else traffic_data(told.trace),

@@ -14,11 +14,12 @@ from typing import NamedTuple
 from distsim.hang_doctor.analysis.diagnosis import Diagnosis
 from distsim.hang_doctor.analysis.divergence import RecordedMismatch
 from distsim.hang_doctor.analysis.hang_cause import HangCause
-from distsim.hang_doctor.analysis.live_states import movement_text
+from distsim.hang_doctor.analysis.live_states import movement_text, own_process
 from distsim.hang_doctor.analysis.wait_chains import position_text
 from distsim.hang_doctor.model.evidence_records import EvidenceCall, InputFile, StackFrame
 from distsim.hang_doctor.model.phrases import (
     call_text,
+    process_state_text,
     ranks_text,
     short_file,
     source_line,
@@ -172,13 +173,15 @@ def _wait_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
 class _Wait(NamedTuple):
     """A call and what it waits for.
 
-    ``not_given``: awaited ranks without any evidence. ``differing``: ranks whose call of this
+    ``not_given``: awaited ranks whose calls no file shows. ``has_other_files``: some of them have a
+    stack or a log. ``differing``: ranks whose call of this
     number does not match.
     """
 
     call: str
     missing: tuple[int, ...]
     not_given: tuple[int, ...]
+    has_other_files: bool
     open_ended: bool
     differing: tuple[int, ...]
 
@@ -190,7 +193,10 @@ def _wait_lines(diagnosis: Diagnosis) -> Iterator[str]:
         for wait in status.waits:
             call = call_text(diagnosis.evidence, wait.call)
             differing = _differing_ranks(diagnosis, rank, wait.call)
-            key = _Wait(call, wait.missing, wait.silent, wait.open_ended, differing)
+            has_other_files = any(silent in diagnosis.standing.ranks for silent in wait.silent)
+            key = _Wait(
+                call, wait.missing, wait.silent, has_other_files, wait.open_ended, differing
+            )
             ranks_by_wait.setdefault(key, []).append(rank)
     for wait_key, ranks in ranks_by_wait.items():
         yield f"{ranks_text(ranks)}: blocked in {wait_key.call}; {_awaited_text(wait_key)}"
@@ -214,7 +220,8 @@ def _awaited_text(wait: _Wait) -> str:
     if wait.missing:
         parts.append(f"for {ranks_text(wait.missing)}")
     if wait.not_given:
-        parts.append(f"for {ranks_text(wait.not_given)} (no files given)")
+        lack = "calls not recorded" if wait.has_other_files else "no files given"
+        parts.append(f"for {ranks_text(wait.not_given)} ({lack})")
     if parts:
         return f"waiting {' and '.join(parts)}"
     if wait.open_ended:
@@ -240,6 +247,8 @@ def _not_waiting_lines(diagnosis: Diagnosis) -> Iterator[str]:
             movement = movement_text(diagnosis.evidence.ranks[rank])
             movement = f"; {movement}" if movement else ""
             yield f"rank {rank}: {activity}{_frame_text(status.frame)}{movement}"
+        elif (process := own_process(diagnosis.evidence.ranks[rank])) is not None:
+            yield f"rank {rank}: process {process.pid} {process_state_text(process)}"
 
 
 # --- the rest ---
@@ -256,7 +265,7 @@ def _open_questions_section(diagnosis: Diagnosis) -> Iterator[_Paragraph]:
         yield _Paragraph("contradiction: ", "  ", text)
     for text in evidence.notes[:_MAX_NOTES]:
         yield _Paragraph("note: ", "  ", text)
-    if evidence.orphans:
+    if evidence.orphans and not evidence.orphan_processes:
         text = f"stacks of unknown ranks: {len(evidence.orphans)}; name their files rank_N"
         yield _Paragraph("note: ", "  ", text)
 

@@ -69,6 +69,9 @@ def _headline(job: SlowJob) -> Iterator[str]:
             f"The other ranks wait for {ranks_label(first.ranks)} (no trace available) or the "
             f"network to it: this costs {cost}."
         )
+    elif first.kind == "slow communication":
+        steps = f"{first.steps} of {first.counted_steps} steps"
+        yield f"{first.phase} is slow in {steps}: this costs {cost} on average."
     elif first.kind == "uneven":
         yield f"No rank is a straggler, but work is uneven: this costs {cost}."
     else:
@@ -104,6 +107,10 @@ def _finding_section(job: SlowJob, finding: SlowFinding) -> Section:
     elif finding.kind == "long stage":
         ratio = f"{finding.phase} takes {finding.ratio:.1f}× as long as on the other ranks"
         texts = [f"{_stage_name(job, finding)} (cost {finding.share:.0%}): {ratio}."]
+    elif finding.kind == "slow communication":
+        texts = [f"{ranks_label(finding.ranks)} (cost {finding.share:.0%}): slow {finding.phase}."]
+        if finding.slow_steps:
+            texts.append(f"Slow steps: {rank_list(finding.slow_steps, 12)}.")
     elif finding.kind == "uneven":
         texts = [f"{ranks_label(finding.ranks)} (cost {finding.share:.0%}): uneven work."]
     else:

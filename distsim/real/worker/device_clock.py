@@ -136,8 +136,8 @@ class HostClock:
     def wait_stream(self, name: str, other: str) -> None:
         """Later work of stream ``name`` starts after what ``other`` contains now."""
 
-    def synchronize(self) -> None:
-        """The host waits for the device."""
+    def synchronize(self, stream: str = "") -> None:
+        """The host waits for the device, or for one stream of it."""
 
     def finish(self) -> None:
         """The repetition is over: all times are written."""
@@ -296,9 +296,12 @@ class DeviceClock(HostClock):
             self.streams[name] = self.cuda.Stream() if name else self.cuda.default_stream()
         return self.streams[name]
 
-    def synchronize(self) -> None:
-        """Wait until the device has finished all work."""
-        self.cuda.synchronize()
+    def synchronize(self, stream: str = "") -> None:
+        """Wait until the device, or one stream of it, has finished all work."""
+        if stream:
+            self._stream("" if stream == "current" else stream).synchronize()
+        else:
+            self.cuda.synchronize()
 
     # --- while it runs ---
     def _poll(self) -> None:

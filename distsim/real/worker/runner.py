@@ -280,7 +280,7 @@ class RankRunner:
         elif call.op == "assign":
             self.memory.assign(call)
         elif call.op == "synchronize":
-            self.clock.synchronize()
+            self.clock.synchronize(call.stream)
         elif call.op == "wait_stream":
             self.clock.wait_stream(call.queue, call.stream)
         elif call.op == "exit":

@@ -74,14 +74,10 @@ def is_communication(event: ProfileEvent) -> bool:
     return event.is_device and event.name.lower().startswith("nccl")
 
 
-def device_steps(profile: RankProfile, numbers: list[int]) -> dict[int, DeviceStep]:
-    """The steps of a profile; a profile without steps is one step."""
+def device_steps(profile: RankProfile) -> dict[int, DeviceStep]:
+    """The steps of a profile."""
     reader = _DeviceReader(profile)
-    steps = {}
-    for number in numbers:
-        start, end = profile.steps.get(number, reader.whole)
-        steps[number] = reader.step(start, end, number)
-    return steps
+    return {number: reader.step(*times, number) for number, times in profile.steps.items()}
 
 
 class _DeviceReader:
@@ -94,8 +90,6 @@ class _DeviceReader:
         self.call_of = {event.args.get("correlation"): event for event in calls}
         self.device.sort(key=lambda event: (event.start, event.end))
         events = profile.events
-        last = max((event.end for event in events), default=0.0)
-        self.whole = (events[0].start if events else 0.0, last)
         self.backward = _merged([e for e in events if e.name.startswith(_BACKWARD)])
         self.optimizer = _merged([e for e in events if e.name.startswith(_OPTIMIZER)])
         in_communication = _merged([e for e in events if e.name == "record_param_comms"])

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 
-from distsim.common.errors import UsageError
 from distsim.recordings.clock_alignment import align_clocks
 from distsim.recordings.event_graph import EventGraph
 from distsim.recordings.graph_builder import EventRow, GraphBuilder
-from distsim.recordings.readers.kineto_cuda import DeviceRun, DeviceStep, device_steps
-from distsim.recordings.readers.kineto_file import RankProfile
+from distsim.recordings.readers.kineto_cuda import DeviceRun, DeviceStep
+from distsim.recordings.readers.kineto_rank import (
+    RankReading,
+    base_shifts,
+    common_steps,
+    recording_of_ranks,
+)
 from distsim.recordings.recording import ClockAlignment, Recording
 
 FORMAT = "PyTorch profile (CUDA)"
@@ -28,46 +32,28 @@ _LAUNCH_NS = 20e3
 DeviceSteps = dict[tuple[int, int], DeviceStep]
 
 
-def cuda_recording(profiles: Sequence[RankProfile]) -> Recording:
-    """The job of these profiles. Raises UsageError if they have no step in common."""
-    by_rank = {profile.rank: profile for profile in profiles}
-    numbers = _common_steps(by_rank)
-    first_base = min(profile.base_ns for profile in profiles)
+def cuda_recording(readings: Sequence[RankReading]) -> Recording:
+    """The job of these ranks. Raises UsageError if they have no step in common."""
+    numbers = common_steps(readings)
+    bases = base_shifts(readings)
     steps: DeviceSteps = {}
-    bases = {}
-    for rank, profile in by_rank.items():
-        bases[rank] = float(profile.base_ns - first_base)
-        for number, step in device_steps(profile, numbers).items():
-            steps[rank, number] = step
-    clocks = align_clocks(_aligning_meetings(steps, bases), sorted(by_rank))
+    for reading in readings:
+        for number in numbers:
+            steps[reading.profile.rank, number] = _device_step(reading, number)
+    clocks = align_clocks(_aligning_meetings(steps, bases), sorted(bases))
     job = _CudaJob(steps, numbers, {r: bases[r] + clocks.offsets_ns[r] for r in bases}, clocks)
     job.add_rows()
     graph = job.builder.graph(numbers, job.origins)
-    world = max([profile.world_size for profile in profiles] + [max(by_rank) + 1])
-    return Recording(
-        graph,
-        FORMAT,
-        is_profile=True,
-        files=tuple(profile.file for profile in profiles),
-        world_size=world,
-        clocks=clocks,
-        missing_ranks=tuple(rank for rank in range(world) if rank not in by_rank),
-        unexplained_gap_ns=_unexplained_gaps(graph),
-        operation_count=sum(len(profile.events) for profile in profiles),
+    return recording_of_ranks(
+        readings, graph, FORMAT, clocks=clocks, unexplained_gap_ns=_unexplained_gaps(graph)
     )
 
 
-def _common_steps(by_rank: Mapping[int, RankProfile]) -> list[int]:
-    with_steps = [profile for profile in by_rank.values() if profile.steps]
-    if not with_steps:
-        return [0]
-    common = set.intersection(*(set(profile.steps) for profile in by_rank.values()))
-    if not common:
-        raise UsageError(
-            "PyTorch profiles without a common step (ProfilerStep#N)",
-            "call `profiler.step()` after every step, and record the same steps on all ranks",
-        )
-    return sorted(common)
+def _device_step(reading: RankReading, number: int) -> DeviceStep:
+    """A step of a rank; without runs for a rank that used no GPU."""
+    if reading.device is not None:
+        return reading.device[number]
+    return DeviceStep(*reading.profile.steps[number], [], [])
 
 
 def _aligning_meetings(

@@ -1,23 +1,23 @@
 """Files of PyTorch's profiler (Kineto): the events of one rank, as compact arrays.
 
 Fields: `torch.profiler.profile.export_chrome_trace` (torch 2.13). ``ts`` and ``dur`` are
-microseconds; `baseTimeNanoseconds` may differ by file. JSON is parsed as a whole, so the file size
-is limited; only host operations, annotations, kernels and CUDA calls are kept.
+microseconds; `baseTimeNanoseconds` may differ by file. Only host operations, annotations, kernels
+and CUDA calls are kept, with the arguments that readers use.
 """
 
 from __future__ import annotations
 
 import gzip
 import itertools
-import json
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
 from distsim.common.file_io import open_bytes
+from distsim.recordings.readers.profile_json import ParsedProfile, parse_profile
 
 #: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
 LARGEST_FILE = 2 << 30
@@ -29,9 +29,21 @@ _GZIP_MAGIC = b"\x1f\x8b"
 #: Longer times are damage. Some profiles count from 1970, and int64 must hold nanoseconds.
 _LATEST_US = 4e15
 _LATEST_BASE_NS = 1 << 62
-_HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation", "python_function"})
+_HOST_CATEGORIES = frozenset({"cpu_op", "user_annotation"})
 _CUDA_CALLS = frozenset({"cuda_runtime", "cuda_driver", "hip_runtime"})
 _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+_COMMUNICATION_ARGS = (
+    "Collective name",
+    "In msg nelems",
+    "Process Group Name",
+    "Process Group Ranks",
+    "Src Rank",
+    "Dst Rank",
+)
+_DEVICE_ARGS = ("correlation", "stream", *_COMMUNICATION_ARGS)
+_CALL_ARGS = ("Concrete Inputs", "Input Dims", *_COMMUNICATION_ARGS)
+_CALL_PREFIXES = ("c10d::", "record_param_comms")
+_NO_ARGS: Mapping[str, Any] = {}
 _KEPT = _HOST_CATEGORIES | _CUDA_CALLS | _DEVICE_CATEGORIES | {"cuda_sync"}
 
 
@@ -78,15 +90,14 @@ def is_profile_name(path: Path) -> bool:
 
 def read_profile(path: Path) -> RankProfile:
     """Read one file. Raises UsageError if it is too large, damaged, or no profile of a rank."""
-    data = _parse(path)
-    events = data.get("traceEvents") if isinstance(data, dict) else None
-    if not isinstance(events, list):
+    reduce = _EventReducer(path)
+    data, kept, has_events = _parse(path, reduce.kept_event)
+    if not has_events:
         raise UsageError(
             f"{path}: unrecognised JSON (no traceEvents)", "expected a PyTorch profiler trace"
         )
     info = data.get("distributedInfo")
     info = info if isinstance(info, dict) else {}
-    kept = [_event(event, path) for event in events if _is_kept(event)]
     # Parents begin with their children at the latest, so longer events come first.
     kept.sort(key=lambda event: (event.start, -event.end))
     base = data.get("baseTimeNanoseconds")
@@ -102,7 +113,7 @@ def read_profile(path: Path) -> RankProfile:
     )
 
 
-def _parse(path: Path) -> Any:
+def _parse(path: Path, keep: Callable[[Any], ProfileEvent | None]) -> ParsedProfile:
     try:
         with open_bytes(path) as raw:
             # The content decides, because names lose or gain `.gz` when files are copied.
@@ -117,29 +128,50 @@ def _parse(path: Path) -> Any:
             "record fewer steps, without `with_stack` and `record_shapes`",
         )
     try:
-        return json.loads(content)
+        return parse_profile(content, keep)
+    except UsageError:
+        raise
     except (ValueError, RecursionError):
         raise UsageError(f"{path}: damaged JSON", "export the profile again") from None
 
 
-def _is_kept(event: object) -> bool:
-    if not isinstance(event, dict) or event.get("ph") != "X":
-        return False
-    return str(event.get("cat", "")).lower() in _KEPT and isinstance(event.get("ts"), int | float)
+class _EventReducer:
+    """Turns parsed events into compact ones, which share equal texts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.texts: dict[str, str] = {}
+
+    def kept_event(self, event: object) -> ProfileEvent | None:
+        if not isinstance(event, dict) or event.get("ph") != "X":
+            return None
+        category = str(event.get("cat", "")).lower()
+        if category not in _KEPT or not isinstance(event.get("ts"), int | float):
+            return None
+        start = _time_ns(event, "ts", self.path)
+        has_length = isinstance(event.get("dur"), int | float)
+        length = _time_ns(event, "dur", self.path) if has_length else 0.0
+        name = self._shared(str(event.get("name", "")))
+        return ProfileEvent(
+            name,
+            self._shared(category),
+            self._shared(str(event.get("tid", ""))),
+            round(start),
+            round(start + max(length, 0.0)),
+            _kept_args(name, event.get("args")),
+        )
+
+    def _shared(self, text: str) -> str:
+        return self.texts.setdefault(text, text)
 
 
-def _event(event: Mapping[str, Any], path: Path) -> ProfileEvent:
-    start = _time_ns(event, "ts", path)
-    length = _time_ns(event, "dur", path) if isinstance(event.get("dur"), int | float) else 0.0
-    args = event.get("args")
-    return ProfileEvent(
-        str(event.get("name", "")),
-        str(event.get("cat", "")).lower(),
-        str(event.get("tid", "")),
-        round(start),
-        round(start + max(length, 0.0)),
-        args if isinstance(args, dict) else {},
-    )
+def _kept_args(name: str, args: object) -> Mapping[str, Any]:
+    """The arguments that readers use; most operations have none of them."""
+    if not isinstance(args, dict):
+        return _NO_ARGS
+    is_call = name.startswith(_CALL_PREFIXES)
+    keys = _CALL_ARGS if is_call else _DEVICE_ARGS
+    return {key: args[key] for key in keys if key in args} or _NO_ARGS
 
 
 def _time_ns(event: Mapping[str, Any], key: str, path: Path) -> float:

@@ -19,12 +19,14 @@ A blocking call waits right behind itself; ``async_op`` is the second last of it
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from distsim.recordings.event_graph import Times
 from distsim.recordings.readers.kineto_file import ProfileEvent, RankProfile
@@ -61,6 +63,7 @@ _ELEMENT_BYTES = 4
 _BACKWARD = "autograd::engine::evaluate_function"
 _LOADER = "enumerate(DataLoader)"
 _UNSEEN_WAIT_QUANTILE = 0.85
+PHASES = ("data", "forward", "backward", "optimizer")
 
 
 class HostCall(NamedTuple):
@@ -85,14 +88,15 @@ class HostCall(NamedTuple):
 class HostStep:
     """The host thread of a rank in one step.
 
-    ``names``: number of the text of each border. ``phases``: by border, the phase that ends there.
+    ``names``: number of the text of each border. ``phases``: by border, the number in `PHASES` of
+    the phase that ends there.
     """
 
     start: float
     end: float
     times: Times
-    names: tuple[int, ...]
-    phases: tuple[str, ...]
+    names: NDArray[np.int32]
+    phases: NDArray[np.int8]
     calls: list[HostCall]
 
     def leaves(self, border: int) -> float:
@@ -101,23 +105,32 @@ class HostStep:
 
     def signature(self) -> tuple[object, ...]:
         """Equal for steps whose borders correspond to each other."""
-        return (self.names, tuple((call.operation, call.border) for call in self.calls))
+        calls = tuple((call.operation, call.border) for call in self.calls)
+        return (self.names.tobytes(), calls)
 
 
-def host_steps(
-    profile: RankProfile, numbers: Sequence[int], texts: dict[str, int]
-) -> dict[int, HostStep]:
-    """The steps of a rank. ``texts`` numbers the names of borders for all ranks."""
+class RankHost(NamedTuple):
+    """The steps of one rank by number. ``texts``: the names of borders, by their numbers."""
+
+    steps: dict[int, HostStep]
+    texts: list[str]
+
+
+def host_steps(profile: RankProfile) -> RankHost:
+    """The steps of a rank."""
+    texts: dict[str, int] = {}
     thread = _host_thread(profile)
     host = [event for event in profile.events if event.is_host and event.thread == thread]
     works = _works_by_kind(profile)
     work_of = _match_calls(host, works)
+    borders = [event for event in host if _is_border(event)]
+    starts = [event.start for event in borders]
     steps = {}
-    for number in numbers:
-        start, end = profile.steps[number]
-        inside = [e for e in host if start <= e.start and e.end <= end and _is_border(e)]
+    for number, (start, end) in profile.steps.items():
+        candidates = borders[bisect_left(starts, start) : bisect_right(starts, end)]
+        inside = [event for event in candidates if event.end <= end]
         steps[number] = _host_step(start, end, inside, work_of, texts)
-    return steps
+    return RankHost(steps, list(texts))
 
 
 def _host_thread(profile: RankProfile) -> str:
@@ -132,8 +145,7 @@ def _host_thread(profile: RankProfile) -> str:
 
 
 def _is_border(event: ProfileEvent) -> bool:
-    is_marker = event.name.startswith(("ProfilerStep#", "gloo:"))
-    return not is_marker and event.category != "python_function"
+    return not event.name.startswith(("ProfilerStep#", "gloo:"))
 
 
 # --- calls and their work ---
@@ -202,7 +214,7 @@ def _host_step(
     ]
     phases = _phases(events, borders)
     times = np.array([time for time, _, _ in borders], dtype=np.float64)
-    return HostStep(start, end, times, tuple(names), phases, calls)
+    return HostStep(start, end, times, np.array(names, dtype=np.int32), phases, calls)
 
 
 def _host_call(event: ProfileEvent, work: ProfileEvent, border: int, end_border: int) -> HostCall:
@@ -253,7 +265,7 @@ def _largest_tensor(dims: object) -> int:
     return largest
 
 
-def _phases(events: list[ProfileEvent], borders: list[tuple[float, int, int]]) -> tuple[str, ...]:
+def _phases(events: list[ProfileEvent], borders: list[tuple[float, int, int]]) -> NDArray[np.int8]:
     """By border, the phase of the time that ends there.
 
     Data: up to the first operation, and up to the end of the data loader. Backward: between
@@ -283,7 +295,7 @@ def _phases(events: list[ProfileEvent], borders: list[tuple[float, int, int]]) -
             current = "forward" if is_forward else "backward"
         if time >= last_backward:
             current = "optimizer"
-    return tuple(phases)
+    return np.array([PHASES.index(phase) for phase in phases], dtype=np.int8)
 
 
 def _is_preparation(event: ProfileEvent) -> bool:

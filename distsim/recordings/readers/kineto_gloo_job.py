@@ -14,16 +14,21 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distsim.common.errors import UsageError
 from distsim.recordings.clock_alignment import align_clocks
 from distsim.recordings.graph_builder import EventRow, GraphBuilder
 from distsim.recordings.readers.kineto_file import RankProfile
 from distsim.recordings.readers.kineto_gloo import (
+    PHASES,
     ROOTED,
     HostCall,
     HostStep,
-    host_steps,
     infer_waits,
+)
+from distsim.recordings.readers.kineto_rank import (
+    RankReading,
+    base_shifts,
+    common_steps,
+    recording_of_ranks,
 )
 from distsim.recordings.recording import (
     ClockAlignment,
@@ -64,11 +69,12 @@ class ReadHosts(NamedTuple):
     texts: list[str]
 
 
-def gloo_recording(profiles: Sequence[RankProfile]) -> Recording:
-    """The job of these profiles. Raises UsageError if they have no step in common."""
-    by_rank = {profile.rank: profile for profile in profiles}
+def gloo_recording(readings: Sequence[RankReading]) -> Recording:
+    """The job of these ranks. Raises UsageError if they have no step in common."""
+    profiles = [reading.profile for reading in readings]
+    by_rank = {reading.profile.rank: reading for reading in readings}
     ranks = sorted(by_rank)
-    hosts = _read_hosts(by_rank)
+    hosts = _join_hosts(by_rank)
     keys = _meeting_keys(hosts, profiles)
     clocks = align_clocks(_aligning_meetings(hosts, keys), ranks)
     job = _GlooJob(hosts, keys, clocks)
@@ -76,49 +82,34 @@ def gloo_recording(profiles: Sequence[RankProfile]) -> Recording:
     origins = {rank: job.shifted(rank, hosts.steps[rank, hosts.numbers[0]].start) for rank in ranks}
     job.builder.clock_error_ns = clocks.worst_ns
     graph = job.builder.graph(hosts.numbers, origins)
-    world = max([profile.world_size for profile in profiles] + [ranks[-1] + 1])
-    return Recording(
+    return recording_of_ranks(
+        readings,
         graph,
         FORMAT,
-        is_profile=True,
-        files=tuple(profile.file for profile in profiles),
-        world_size=world,
         clocks=clocks,
-        missing_ranks=tuple(rank for rank in range(world) if rank not in by_rank),
         missing_members=_missing_members(job.builder.meeting_numbers(), set(by_rank)),
         inferred_waits=job.inferred_waits,
         operations=job.operations,
         partners=_partners(job.builder.meeting_numbers()),
-        operation_count=sum(len(profile.events) for profile in profiles),
     )
 
 
-def _read_hosts(by_rank: Mapping[int, RankProfile]) -> ReadHosts:
-    if not any(profile.steps for profile in by_rank.values()):
-        by_rank = {rank: _as_one_step(profile) for rank, profile in by_rank.items()}
-    common = set.intersection(*(set(profile.steps) for profile in by_rank.values()))
-    if not common:
-        raise UsageError(
-            "PyTorch profiles without a common step (ProfilerStep#N)",
-            "call `profiler.step()` after every step, and record the same steps on all ranks",
-        )
-    numbers = sorted(common)
-    # The clocks of the files count from different base times.
-    first_base = min(profile.base_ns for profile in by_rank.values())
+def _join_hosts(by_rank: Mapping[int, RankReading]) -> ReadHosts:
+    """The common steps of all ranks on the clock of the first one, with common texts."""
+    numbers = common_steps(by_rank.values())
+    shifts = base_shifts(by_rank.values())
     texts: dict[str, int] = {}
     steps: HostSteps = {}
-    for rank, profile in by_rank.items():
-        shift = float(profile.base_ns - first_base)
-        for number, step in host_steps(profile, numbers, texts).items():
-            steps[rank, number] = _shifted_step(step, shift)
+    for rank, reading in by_rank.items():
+        host = reading.host
+        assert host is not None, "ranks without a GPU have a host"
+        of_text = [texts.setdefault(text, len(texts)) for text in host.texts]
+        common_number = np.array(of_text, dtype=np.int32)
+        for number in numbers:
+            step = host.steps[number]
+            step.names = common_number[step.names]
+            steps[rank, number] = _shifted_step(step, shifts[rank])
     return ReadHosts(steps, numbers, list(texts))
-
-
-def _as_one_step(profile: RankProfile) -> RankProfile:
-    """A profile without steps as a single step."""
-    starts = [event.start for event in profile.events]
-    ends = [event.end for event in profile.events]
-    return profile._replace(steps={0: (min(starts, default=0.0), max(ends, default=0.0))})
 
 
 def _shifted_step(step: HostStep, shift: float) -> HostStep:
@@ -281,6 +272,7 @@ class _GlooJob:
         self.builder = GraphBuilder()
         self.inferred_waits = 0
         self.operations: dict[tuple[int, int], StepOperations] = {}
+        self.shared_names: dict[bytes, tuple[str, ...]] = {}
         self.zero = min(
             step.start + clocks.offsets_ns[rank] for (rank, _), step in hosts.steps.items()
         )
@@ -314,7 +306,8 @@ class _GlooJob:
         pending: list[int] = []
         for border in _cuts(step, calls_at, waits_at):
             time = float(step.times[border])
-            host = self._add_work(rank, index, step.phases[border], (begin, time), host, pending)
+            phase = PHASES[step.phases[border]]
+            host = self._add_work(rank, index, phase, (begin, time), host, pending)
             begin, pending = time, []
             for i in calls_at.get(border, ()):
                 limit = step.leaves(waits[i])
@@ -325,11 +318,18 @@ class _GlooJob:
                 begin = max(begin, end)
             if border + 1 < len(waited):
                 waited[border + 1] = begin - time
-        phase = step.phases[-1] if step.phases else "data"
+        phase = PHASES[step.phases[-1]] if len(step.phases) else "data"
         host = self._add_work(rank, index, phase, (begin, step.end), host, pending)
-        names = tuple(self.hosts.texts[name] for name in step.names)
+        names = self._border_names(step)
         self.operations[rank, index] = StepOperations(names, step.times, waited)
         return host
+
+    def _border_names(self, step: HostStep) -> tuple[str, ...]:
+        """The texts of the borders; steps with equal borders share them."""
+        key = step.names.tobytes()
+        if key not in self.shared_names:
+            self.shared_names[key] = tuple(self.hosts.texts[name] for name in step.names)
+        return self.shared_names[key]
 
     def _add_work(
         self,

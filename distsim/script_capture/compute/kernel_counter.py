@@ -130,16 +130,22 @@ def _stated_dtype(dtype: str) -> str:
 
 
 class KernelCounter:
-    """Counts kernels, for `count_kernels`. Its methods may be called from any thread."""
+    """Counts kernels, for `count_kernels`. Its methods may be called from any thread.
+
+    ``before_kernel`` is called before each kernel is counted, and may `take` those before.
+    """
 
     def __init__(self, site: Callable[[], str] | None) -> None:
         self._site = site
         self._lock = threading.Lock()
         self._current: Counter[ComputeKernel] = Counter()
         self._by_site: dict[str, Counter[ComputeKernel]] = {}
+        self.before_kernel: Callable[[], None] | None = None
 
     def add(self, kernel: ComputeKernel) -> None:
         """Count a kernel, and its line in the script if lines are wanted."""
+        if self.before_kernel is not None:
+            self.before_kernel()
         site = self._site() if self._site is not None else None
         with self._lock:
             self._current[kernel] += 1

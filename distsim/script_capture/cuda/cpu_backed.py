@@ -7,6 +7,7 @@ asks in Python, and refuses what cannot be captured on such a device (CUDA graph
 from __future__ import annotations
 
 import ctypes
+import sys
 import time
 from collections.abc import Sequence
 from importlib import import_module
@@ -20,6 +21,7 @@ from distsim.script_capture.cuda.fake_driver import (
     make_constant,
 )
 from distsim.script_capture.cuda.hide_gpus import temporary_environment
+from distsim.script_capture.cuda.stream_log import name_new_stream
 from distsim.script_capture.cuda.sync_batchnorm import register as register_sync_batchnorm
 from distsim.script_capture.cuda.wide_outputs import register as register_wide_outputs
 from distsim.script_capture.errors import UnsupportedError
@@ -95,6 +97,7 @@ def install(library: ctypes.CDLL, count: int) -> None:
             *stream_event_patches(),
             *storage_patches(),
             *compile_patches(),
+            synchronize_patch(library),
         ]:
             apply_patch(patch)
         register_sync_batchnorm()
@@ -107,6 +110,15 @@ def install(library: ctypes.CDLL, count: int) -> None:
     # As usual before a device is used or selected: until then, a DeviceMesh selects it by
     # LOCAL_RANK.
     torch.cuda._initialized = False
+
+
+def synchronize_patch(library: ctypes.CDLL) -> CudaPatch:
+    """torch.cuda.synchronize, which the extension logs."""
+
+    def synchronize(*args: object) -> None:
+        library.distsim_log_synchronize()
+
+    return CudaPatch("torch._C", "_cuda_synchronize", synchronize, "the host waits for its device")
 
 
 def compile_patches() -> list[CudaPatch]:
@@ -214,13 +226,18 @@ def _stream_class() -> type:
     import torch
 
     class Stream(torch.Stream):
-        """A stream. The CPU has done the work when a call returns, so all streams are idle."""
+        """A stream. The CPU has done the work when a call returns, so all streams are idle.
+
+        The extension logs what waits for what (`distsim.script_capture.cuda.stream_log`).
+        """
 
         def __new__(cls, device: Any = None, priority: int = 0, **given: Any) -> Any:
             if given:
                 return super().__new__(cls, **given)
             index = torch.cuda._utils._get_device_index(device, optional=True)
-            return super().__new__(cls, torch.device("cuda", index), priority=priority)
+            made: Any = super().__new__(cls, torch.device("cuda", index), priority=priority)
+            name_new_stream(int(made.stream_id), sys._getframe(1))
+            return made
 
         def record_event(self, event: Any = None) -> Any:
             if event is None:

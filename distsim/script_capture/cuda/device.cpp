@@ -41,6 +41,7 @@
 #include <mutex>
 #include <unordered_map>
 #include <unordered_set>
+#include <vector>
 
 using at::Device;
 using at::DeviceIndex;
@@ -513,6 +514,30 @@ using Clock = std::chrono::steady_clock;
 thread_local std::map<DeviceIndex, c10::StreamId> current_stream;
 std::atomic<c10::StreamId> next_stream{1};
 
+// The CPU has done all work when a call returns, so events and waits do nothing here. They are logged, because on a GPU
+// they decide what overlaps. Python takes the log before each call (distsim_take_stream_log); its kinds of steps are those
+// of `distsim.script_capture.cuda.stream_log`.
+enum class StepKind : int64_t { kRecord, kBlock, kSyncEvent, kSyncStream, kSyncDevice };
+struct StreamStep {
+  int64_t kind, event, stream;
+};
+std::mutex stream_log_mutex;
+std::vector<StreamStep> stream_log;
+std::atomic<int64_t> stream_log_size{0};
+std::atomic<int64_t> next_event{1};
+struct RecordedEvent {
+  Clock::time_point when;
+  int64_t id;
+};
+
+void log_step(StepKind kind, int64_t event, c10::StreamId stream) {
+  // Without a second stream, work is in order anyway; only the host can wait.
+  if (next_stream == 1 && kind <= StepKind::kBlock) return;
+  std::lock_guard<std::mutex> guard(stream_log_mutex);
+  stream_log.push_back({static_cast<int64_t>(kind), event, stream});
+  stream_log_size = static_cast<int64_t>(stream_log.size());
+}
+
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::DeviceType type() const override { return kDevice; }
   Device exchangeDevice(Device d) const override { return Device(kDevice, d.has_index() ? std::exchange(here, d.index()) : here); }
@@ -540,20 +565,26 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void* getStreamNativeHandle(const c10::Stream s) const override { return reinterpret_cast<void*>(s.id()); }
   DeviceIndex deviceCount() const noexcept override { return static_cast<DeviceIndex>(device_count.load()); }
-  void record(void** event, const c10::Stream&, const DeviceIndex, const c10::EventFlag) const override {
-    if (!*event) *event = new Clock::time_point;
-    *static_cast<Clock::time_point*>(*event) = Clock::now();
+  void record(void** event, const c10::Stream& stream, const DeviceIndex, const c10::EventFlag) const override {
+    if (!*event) *event = new RecordedEvent{Clock::now(), next_event++};
+    auto* recorded = static_cast<RecordedEvent*>(*event);
+    recorded->when = Clock::now();
+    log_step(StepKind::kRecord, recorded->id, stream.id());
   }
-  void block(void*, const c10::Stream&) const override {}
+  void block(void* event, const c10::Stream& stream) const override {
+    if (event) log_step(StepKind::kBlock, static_cast<RecordedEvent*>(event)->id, stream.id());
+  }
   bool queryEvent(void*) const override { return true; }
-  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<Clock::time_point*>(event); }
+  void destroyEvent(void* event, const DeviceIndex) const noexcept override { delete static_cast<RecordedEvent*>(event); }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override {}
-  void synchronizeEvent(void*) const override {}
-  void synchronizeDevice(const DeviceIndex) const override {}
+  void synchronizeStream(const c10::Stream& stream) const override { log_step(StepKind::kSyncStream, 0, stream.id()); }
+  void synchronizeEvent(void* event) const override {
+    if (event) log_step(StepKind::kSyncEvent, static_cast<RecordedEvent*>(event)->id, 0);
+  }
+  void synchronizeDevice(const DeviceIndex) const override { log_step(StepKind::kSyncDevice, 0, 0); }
   void recordDataPtrOnStream(const DataPtr&, const c10::Stream&) const override {}
   double elapsedTime(void* a, void* b, const DeviceIndex) const override {
-    return std::chrono::duration<double, std::milli>(*static_cast<Clock::time_point*>(b) - *static_cast<Clock::time_point*>(a)).count();
+    return std::chrono::duration<double, std::milli>(static_cast<RecordedEvent*>(b)->when - static_cast<RecordedEvent*>(a)->when).count();
   }
 };
 C10_REGISTER_GUARD_IMPL(CUDA, Guard);
@@ -597,7 +628,7 @@ struct CUDAHooks final : at::CUDAHooksInterface {
   c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   c10::Allocator* getCUDADeviceAllocator() const override { return &device_allocator; }
   int getNumGPUs() const override { return device_count; }
-  void deviceSynchronize(DeviceIndex) const override {}
+  void deviceSynchronize(DeviceIndex) const override { log_step(StepKind::kSyncDevice, 0, 0); }
   std::string showConfig() const override { return "cuda tensors over CPU memory"; }
 };
 namespace at {
@@ -687,4 +718,21 @@ int64_t distsim_allocations() { return allocations; }
 void distsim_reset_peak() { peak = allocated.load(); }
 int64_t distsim_get_stream(int index) { return Guard().getStream(Device(kDevice, static_cast<DeviceIndex>(index))).id(); }
 void distsim_set_stream(int index, int64_t id) { current_stream[static_cast<DeviceIndex>(index)] = id; }
+void distsim_log_synchronize() { log_step(StepKind::kSyncDevice, 0, 0); }
+int64_t distsim_stream_log_size() { return stream_log_size; }
+// The stream of this thread, where there is more than one; -1 otherwise.
+int64_t distsim_current_stream() { return next_stream == 1 ? -1 : Guard().getStream(Device(kDevice, here)).id(); }
+// Moves at most `limit` steps of three numbers each to `out`, oldest first; returns their number.
+int64_t distsim_take_stream_log(int64_t* out, int64_t limit) {
+  std::lock_guard<std::mutex> guard(stream_log_mutex);
+  const auto count = std::min<int64_t>(limit, static_cast<int64_t>(stream_log.size()));
+  for (int64_t i = 0; i < count; i++) {
+    *out++ = stream_log[i].kind;
+    *out++ = stream_log[i].event;
+    *out++ = stream_log[i].stream;
+  }
+  stream_log.erase(stream_log.begin(), stream_log.begin() + count);
+  stream_log_size = static_cast<int64_t>(stream_log.size());
+  return count;
+}
 }

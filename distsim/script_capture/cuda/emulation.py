@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from distsim.script_capture.cuda.build_extension import ExtensionUnavailable, extension_library
+from distsim.script_capture.cuda.stream_log import StreamLog
 
 if TYPE_CHECKING:
     import torch
@@ -76,6 +77,11 @@ def cuda_is_emulated() -> bool:
     return bool(_loaded)
 
 
+def stream_log() -> StreamLog | None:
+    """The log of the streams of this process; None under `CPU_ALIASED`, which has none."""
+    return StreamLog(_loaded[0]) if _loaded else None
+
+
 def as_cpu(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as a CPU tensor, detached; a CPU tensor is returned as it is."""
     import torch
@@ -107,4 +113,5 @@ __all__ = [
     "cuda_is_emulated",
     "from_cpu",
     "select_emulation",
+    "stream_log",
 ]

@@ -102,6 +102,7 @@ class Hub:
             "repeat": self._on_repeat,
             "site": self._on_site,
             "store": self._on_store,
+            "streams": self._on_streams,
             "template": self._on_template,
             "thread": self._on_thread,
             "values": self._on_values,
@@ -449,6 +450,13 @@ class Hub:
         process.add_event(
             HubEvent(number, kind, site, group=process.groups.get(group), facts=facts)
         )
+
+    def _on_streams(self, process: RankProcess, message: list[Any], *_: object) -> None:
+        """What CUDA streams did since the last call, and which stream is current from here on."""
+        _, number, site, steps, current = message
+        if steps:
+            process.add_event(HubEvent(number, "streams", site, facts={"steps": steps}))
+        process.streams[process.thread] = current
 
     def _on_values(self, process: RankProcess, message: list[Any], *_: object) -> None:
         """Checksums for `--check-values`."""

@@ -39,7 +39,8 @@ class HubEvent:
 
     ``targets`` are the numbers of the calls that a wait or a drop is about. ``thread`` numbers the
     rank's threads; 0 is the main thread, and C++ threads that work for it. ``waited`` marks a call
-    together with the wait for it, which has the next number.
+    together with the wait for it, which has the next number. ``stream`` is the CUDA stream that was
+    current, "" for the default one.
     """
 
     number: int
@@ -53,13 +54,19 @@ class HubEvent:
     facts: Mapping[str, Any] = field(default_factory=dict)
     thread: int = 0
     waited: bool = False
+    stream: str = ""
 
     def wait(self) -> HubEvent:
         """The wait of a call that is waited for at once; the event itself for any other."""
         if not self.waited:
             return self
         return HubEvent(
-            self.number + 1, "wait", self.site, targets=(self.number,), thread=self.thread
+            self.number + 1,
+            "wait",
+            self.site,
+            targets=(self.number,),
+            thread=self.thread,
+            stream=self.stream,
         )
 
 
@@ -203,6 +210,8 @@ class RankProcess:
     futures: set[int] = field(default_factory=set)
     #: The thread that made the messages that arrive now.
     thread: int = 0
+    #: The current CUDA stream of each thread that has selected one.
+    streams: dict[int, str] = field(default_factory=dict)
     ended: ProcessExit | None = None
     disconnected: bool = False
     asked_at_progress: int = -1
@@ -233,6 +242,7 @@ class RankProcess:
     def add_event(self, event: HubEvent) -> None:
         """Add an event of the thread whose messages arrive now."""
         event.thread = self.thread
+        event.stream = self.streams.get(self.thread, "")
         self.events.append(event)
 
     def wait_for(self, pending: PendingReply, call: RankCall, site: int) -> None:

@@ -45,6 +45,7 @@ from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.rebind import find_references
 from distsim.script_capture.protocol.message_types import exit_of_status
 from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions, listen_for_ranks
+from distsim.script_capture.rank.line_trace import LineTrace, TracedLine
 
 #: Regions of shared memory for a script that starts its ranks itself; further ranks have none.
 _MAX_SPAWNED_RANKS: Final = 64
@@ -62,7 +63,8 @@ class CaptureRunOptions:
     The rules of ``backend`` choose between messages; None takes the backend that the script asks
     for, which the hub learns only then. ``devices`` is a text for the report: which devices the
     ranks have, and why. ``launcher`` decides which variables a rank gets; ``local_rank_argument``
-    is the option by which it also passes the local rank.
+    is the option by which it also passes the local rank. ``line_traces``: by rank, where it writes
+    the lines that it executes; empty if they are not traced.
     """
 
     target: CaptureTarget
@@ -76,6 +78,7 @@ class CaptureRunOptions:
     launcher: LauncherName = "torchrun"
     local_rank_argument: str = ""
     child_options: ChildOptions = field(default_factory=ChildOptions)
+    line_traces: Mapping[int, LineTrace] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,28 @@ def _load_shared_modules() -> None:
         find_references()
 
 
+def run_with_line_traces(
+    captured: CapturedRun, timeout_s: float
+) -> dict[int, tuple[TracedLine, ...]]:
+    """Run the program again, and return the lines that each rank executes.
+
+    Its output is discarded. Empty if the program starts its ranks itself.
+    """
+    first_options = captured.capture_options
+    traces = {rank: LineTrace() for rank in range(first_options.ranks)}
+    if not traces:
+        return {}
+    capture_options = replace(
+        first_options,
+        timeout_s=timeout_s,
+        keep_output=True,
+        line_traces=traces,
+        child_options=first_options.child_options._replace(counts=False, checks_values=False),
+    )
+    run_capture(capture_options)
+    return {rank: tuple(trace.lines()) for rank, trace in traces.items()}
+
+
 # --- backends ---
 def _profile_of_request(requested: str) -> BackendProfile:
     return BACKEND_PROFILES[known_backend(requested)]
@@ -302,7 +327,12 @@ class _RankLauncher:
             _redirect_output(self.output_descriptors[rank])
         faulthandler.enable()
         return run_rank_process(
-            target, environment, address, regions, capture_options.child_options
+            target,
+            environment,
+            address,
+            regions,
+            capture_options.child_options,
+            capture_options.line_traces.get(rank),
         )
 
     def outputs_by_rank(self) -> dict[int, str]:

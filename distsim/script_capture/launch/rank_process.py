@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Final, NamedTuple
 
-from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation
+from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation, stream_log
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
@@ -25,6 +25,7 @@ from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.exit_reason import exit_of_exception
+from distsim.script_capture.rank.line_trace import LineTrace
 
 #: prctl(2): set the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG: Final = 1
@@ -103,8 +104,12 @@ def run_rank_process(
     address: HubAddress,
     regions: SharedMemoryRegions,
     child_options: ChildOptions = _DEFAULT_OPTIONS,
+    line_trace: LineTrace | None = None,
 ) -> int:
-    """Run a rank. Returns its exit status."""
+    """Run a rank. Returns its exit status.
+
+    ``line_trace``: where it writes the lines that it executes; None if they are not traced.
+    """
     _end_forks_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends all ranks
     os.environ.update(environment)
@@ -112,6 +117,7 @@ def run_rank_process(
     if child_options.alias_devices:
         CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
+    client.streams = stream_log()
     _limit_torch_threads()
     _flush_before_exit(client)
 
@@ -121,6 +127,8 @@ def run_rank_process(
             from distsim.script_capture.patches.value_probes import ValueProbes
 
             ValueProbes(client).install()
+        if line_trace is not None:
+            line_trace.start(client.sites.is_own, client.sites.shown)
         _run_with_options(child_options, client, target)
 
     return run_and_report_exit(client, work)
@@ -200,6 +208,8 @@ def _run_with_options(
             from distsim.script_capture.compute.kernel_counter import count_kernels
 
             client.counter = modes.enter_context(count_kernels())
+            if client.streams is not None:
+                client.counter.before_kernel = client.report_streams
         return _run_target(target)
 
 

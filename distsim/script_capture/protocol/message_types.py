@@ -28,6 +28,7 @@ Messages from a rank (each a JSON list whose first element is the verb):
 ``store``      an operation on the key-value store
 ``meet``       a collective start-up call (init_process_group), which needs all ranks
 ``event``      something else that the rank did (new_group, compute, a changed buffer, ...)
+``streams``    what CUDA streams waited for since the last call, and the current stream
 ``thread``     the thread that made the messages from here on
 ``end``        how the process ends
 ``killed``     a signal ended a process that this process had started

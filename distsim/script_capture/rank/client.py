@@ -19,6 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from distsim.script_capture.cuda.stream_log import DEFAULT_STREAM, StreamLog
 from distsim.script_capture.protocol.blocked_threads import threads_on_timer
 from distsim.script_capture.protocol.message_types import NO_CALL_SITE, CallOrigin
 from distsim.script_capture.protocol.wire import (
@@ -94,6 +95,7 @@ class HubClient:
         self.arena: SharedMemoryAllocator | None = None
         self.on_done: Callable[[list[object], PayloadReader], None] | None = None
         self.counter: KernelCounter | None = None
+        self.streams: StreamLog | None = None
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -120,6 +122,8 @@ class HubClient:
         self._speaking_ident = self._main_ident
         self._speaking_thread = _MAIN_THREAD
         self._thread_numbers = {self._main_ident: _MAIN_THREAD}
+        #: By number of a thread: the current stream that was reported last.
+        self._reported_streams: dict[int, str] = {}
         #: The thread that reads notices; 0 while another one is about to take over.
         self._notice_ident = 0
         self._incoming_notices: Iterator[tuple[list[Any], bytes]] = iter(())
@@ -202,14 +206,20 @@ class HubClient:
         backward pass.
         """
         self._speaking_ident = threading.get_ident()
-        thread = self._thread_numbers.get(self._speaking_ident)
-        if thread is None:
-            started_by_cpp = isinstance(threading.current_thread(), threading._DummyThread)
-            thread = _MAIN_THREAD if started_by_cpp else len(self._thread_numbers)
-            self._thread_numbers[self._speaking_ident] = thread
+        thread = self._thread_number()
         if thread != self._speaking_thread:
             self._speaking_thread = thread
             self._held_messages.append(["thread", thread])
+
+    def _thread_number(self) -> int:
+        """The number of the current thread."""
+        ident = threading.get_ident()
+        thread = self._thread_numbers.get(ident)
+        if thread is None:
+            started_by_cpp = isinstance(threading.current_thread(), threading._DummyThread)
+            thread = _MAIN_THREAD if started_by_cpp else len(self._thread_numbers)
+            self._thread_numbers[ident] = thread
+        return thread
 
     def post(self, message: Sequence[object], blobs: Sequence[bytes] = ()) -> None:
         """Send a call for which this rank does not wait yet.
@@ -315,13 +325,17 @@ class HubClient:
 
         What was computed until now is reported first, so its event has the number before.
         """
-        if self.counter is not None and self.rank >= 0:
-            self.report_computed()
+        if self.rank >= 0:
+            if self.streams is not None:
+                self.report_streams()
+            if self.counter is not None:
+                self.report_computed()
         return next(self._numbers)
 
     def _next_two_numbers(self) -> int:
         """As `next_number`, for a call and the wait for it. The caller holds the lock."""
-        first = next(self._numbers) if self.counter is None else self.next_number()
+        reports = self.counter is not None or self.streams is not None
+        first = self.next_number() if reports else next(self._numbers)
         next(self._numbers)
         return first
 
@@ -343,6 +357,24 @@ class HubClient:
         site = _NO_SITE if at_end else self.site(4)
         kernels = [[*kernel, count] for kernel, count in interval.kernels]
         self.queue(["event", number, site, "compute", _NO_GROUP, {"kernels": kernels}])
+
+    def report_streams(self) -> None:
+        """Report what streams did since the last time, and which one is current, if it is news.
+
+        What was computed before is reported first.
+        """
+        if self.streams is None or self.rank < 0:
+            return
+        with self._lock:
+            thread = self._thread_number()
+            current = self.streams.current()
+            steps = self.streams.take()
+            if not steps and current == self._reported_streams.get(thread, DEFAULT_STREAM):
+                return
+            self.report_computed()
+            self._reported_streams[thread] = current
+            site = self.site(4) if steps else _NO_SITE
+            self.queue(["streams", next(self._numbers), site, steps, current])
 
     # --- call sites ---
     def site(self, depth: int = 3) -> int:

@@ -36,6 +36,10 @@ from distsim.script_capture.result.recorded_calls import (
 )
 from distsim.script_capture.result.thread_order import ThreadOrder, events_in_order
 
+#: Operations that run on the CUDA stream that is current, or make it wait.
+_OPS_ON_STREAMS: Final = frozenset(
+    name for name, op in OPERATIONS.items() if "on" in op.model_fields
+)
 #: Number of the world's group in a program.
 _WORLD_GROUP: Final = 0
 _MAX_ERROR_TEXT: Final = 200
@@ -250,7 +254,7 @@ class _CapturedRankBuilder:
                 (_call_key(posted), self.changed_buffers.get(posted.number))
                 for posted in call.calls
             )
-            key = (call.op, call.place, call.is_async, requests, posted)
+            key = (call.op, call.place, call.is_async, requests, posted, call.stream)
         if key not in self._known or failure is not None:
             self._known[key] = self.builder.make(self._draft(call), requests)
         return self._known[key]
@@ -265,7 +269,13 @@ class _CapturedRankBuilder:
 
     # --- drafts ---
     def _draft(self, call: CapturedCall) -> CallDraft:
-        """The call with the fields of its operation."""
+        """The call with the fields of its operation, and the stream that was current."""
+        draft = self._draft_without_stream(call)
+        if call.stream and call.op in _OPS_ON_STREAMS:
+            draft.fields = {**draft.fields, "queue": call.stream}
+        return draft
+
+    def _draft_without_stream(self, call: CapturedCall) -> CallDraft:
         if call.op == "changed" and call.event is not None:
             return self._change_draft(call, call.event)
         operation = OPERATIONS[call.op]
@@ -305,6 +315,8 @@ class _CapturedRankBuilder:
         if op == "compute":
             counted = tuple((ComputeKernel(*row), count) for *row, count in facts["kernels"])
             return {"work": ComputeInterval(counted).work(), "name": "compute"}
+        if op in ("wait_stream", "synchronize"):
+            return dict(facts)
         return {}
 
     def _change_draft(self, call: CapturedCall, event: HubEvent) -> CallDraft:

@@ -49,7 +49,7 @@ from distsim.simulation.simulate_scenario import (
 ClusterArgument = str | Mapping[str, object] | Cluster | None
 
 #: Steps of a program that are no call of the script.
-_UNCALLED_OPS: Final = ("compute", "fail", "exit")
+_UNCALLED_OPS: Final = ("compute", "wait_stream", "synchronize", "fail", "exit")
 
 
 @dataclass(frozen=True)

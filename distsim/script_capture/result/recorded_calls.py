@@ -14,6 +14,7 @@ from typing import Final
 from distsim.script_capture.hub.matching import GroupInstance, RankCall
 from distsim.script_capture.hub.state import HubEvent, RankProcess
 from distsim.script_capture.protocol.message_types import NO_CALL_SITE, CallOrigin, ProcessExit
+from distsim.script_capture.result.stream_steps import with_stream_steps
 
 #: Names of requests that are waited for at once.
 BLOCKING_NAMES: Final = {"isend": "send", "irecv": "recv"}
@@ -28,7 +29,8 @@ class CapturedCall:
 
     ``calls`` are the posted calls; several are a batch. ``waits`` and ``drops`` are numbers of
     earlier calls: those that this call waits for, and those whose requests are dropped before it.
-    ``handled`` says that the script kept the request.
+    ``handled`` says that the script kept the request. ``stream`` is the CUDA stream that was
+    current.
     """
 
     op: str
@@ -40,6 +42,7 @@ class CapturedCall:
     drops: list[int] = field(default_factory=list)
     event: HubEvent | None = None
     failure: ProcessExit | None = None
+    stream: str = ""
 
     @property
     def call_numbers(self) -> set[int]:
@@ -61,7 +64,7 @@ def recorded_calls_of(process: RankProcess, ordered: Sequence[HubEvent]) -> list
 
     If the rank is blocked, it ends with the call in which it is.
     """
-    events = _with_buffer_changes(_with_backward_waits(process, ordered))
+    events = with_stream_steps(_with_buffer_changes(_with_backward_waits(process, ordered)))
     batches = _single_call_batches(events)
     calls: list[CapturedCall] = []
     for chunk in _call_chunks(events, batches):
@@ -90,18 +93,18 @@ def _with_backward_waits(process: RankProcess, ordered: Sequence[HubEvent]) -> l
         is_end = event.kind == "backward"
         is_later_call = event.kind == "call" and event.number not in in_backward
         if is_end or is_later_call:
-            found += [_as_wait(future) for future in open_futures]
+            found += [_as_wait(future, event.stream) for future in open_futures]
             open_futures = []
         if not is_end:
             found.append(event)
     raised = process.ended is not None and process.ended.how == "raised"
     if not raised:
-        found += [_as_wait(future) for future in open_futures]
+        found += [_as_wait(future, future.stream) for future in open_futures]
     return found
 
 
-def _as_wait(event: HubEvent) -> HubEvent:
-    return HubEvent(event.number, "wait", event.site, targets=event.targets)
+def _as_wait(event: HubEvent, stream: str) -> HubEvent:
+    return HubEvent(event.number, "wait", event.site, targets=event.targets, stream=stream)
 
 
 # --- changed buffers ---
@@ -201,23 +204,24 @@ def _append_call(
     process: RankProcess, calls: list[CapturedCall], chunk: Sequence[HubEvent]
 ) -> None:
     first = chunk[0]
+    stream = first.stream
     place = process.sites.get(first.site, NO_CALL_SITE)
     if first.kind == "drop":
         _record_drop(calls, first.targets[0])
     elif first.kind == "wait":
         targets = tuple(target for event in chunk for target in event.targets)
         last = calls[-1] if calls else None
-        if last is not None and _is_blocking(last, targets, place):
+        if last is not None and last.stream == stream and _is_blocking(last, targets, place):
             last.is_async = False
             last.op = BLOCKING_NAMES.get(last.op, last.op)
         else:
-            calls.append(CapturedCall("wait", place, waits=targets))
+            calls.append(CapturedCall("wait", place, waits=targets, stream=stream))
     elif first.kind == "call":
         posted = tuple(event.call for event in chunk if event.call is not None)
         op = "batch_isend_irecv" if first.batch else posted[0].op
-        calls.append(CapturedCall(op, place, posted, is_async=first.is_async))
+        calls.append(CapturedCall(op, place, posted, is_async=first.is_async, stream=stream))
     else:
-        calls.append(CapturedCall(first.kind, place, event=first))
+        calls.append(CapturedCall(first.kind, place, event=first, stream=stream))
 
 
 def _is_blocking(call: CapturedCall, waited: Sequence[int], place: CallOrigin) -> bool:

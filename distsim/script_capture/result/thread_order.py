@@ -41,7 +41,9 @@ class _EventKey(NamedTuple):
 
 def is_multithreaded(process: RankProcess) -> bool:
     """Whether several of its threads made calls or waits."""
-    return len({event.thread for event in process.events if event.kind != "drop"}) > 1
+    kinds_without_call = ("drop", "streams")
+    threads = {event.thread for event in process.events if event.kind not in kinds_without_call}
+    return len(threads) > 1
 
 
 def calling_threads(processes: Iterable[RankProcess]) -> list[int]:
@@ -290,7 +292,14 @@ def _isolate_thread(events: Iterable[HubEvent], thread: int) -> list[HubEvent]:
 
 
 def _wait_for(call: HubEvent) -> HubEvent:
-    return HubEvent(call.number, "wait", call.site, targets=(call.number,), thread=call.thread)
+    return HubEvent(
+        call.number,
+        "wait",
+        call.site,
+        targets=(call.number,),
+        thread=call.thread,
+        stream=call.stream,
+    )
 
 
 def _ordering_key(event: HubEvent) -> tuple[int, str]:

@@ -267,7 +267,7 @@ class UnitCompiler:
             self.out.append(ExitRank(position, "raised", str(message or "failed")))
             return False
         elif call.op == "synchronize":
-            self.synchronize(position)
+            self.synchronize(position, str(call.fields.get("stream") or ""))
         if len(self.out) == instructions_before:
             self.out.append(WaitForRows(position))  # every call has at least one instruction
         return True
@@ -534,7 +534,7 @@ class UnitCompiler:
         """Compile local work, for which the host waits."""
         self.post(position, self.work_part(position, call), wait=True)
 
-    def synchronize(self, position: int) -> None:
+    def synchronize(self, position: int, stream: str = "") -> None:
         """Nothing to wait for: the host has waited for its requests."""
 
     def wait_stream(self, position: int, call: CodeCall) -> None:

@@ -42,7 +42,7 @@ CURRENT_STREAM = ExecutionQueue("current", name="current", is_stream=True)
 
 def stream_of(name: object) -> ExecutionQueue:
     """The stream that a call's field names; the current one if it names none."""
-    return _named_stream(str(name)) if name else CURRENT_STREAM
+    return _named_stream(str(name)) if name and name != "current" else CURRENT_STREAM
 
 
 @cache
@@ -392,9 +392,13 @@ class DeviceCompiler(UnitCompiler):
         part = self.work_part(position, call)
         self.launch(position, part.row, (part,), stream_of(queue))
 
-    def synchronize(self, position: int) -> None:
-        """The host waits for all work of its device."""
-        self.out.append(SyncDevice(position, tuple(sorted(self.newest.values()))))
+    def synchronize(self, position: int, stream: str = "") -> None:
+        """The host waits for all work of its device, or for what one stream holds."""
+        rows = set(self.newest.values())
+        if stream:
+            rows = set()
+            self.held(stream_of(stream).key, rows)
+        self.out.append(SyncDevice(position, tuple(sorted(rows))))
 
     def group(self, position: int, call: CodeCall) -> None:
         """Compile the creation or destruction of a group."""

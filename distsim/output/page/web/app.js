@@ -7,17 +7,29 @@ import { runOf, unpack } from "./decode.js";
 import { detailsPanel } from "./details.js";
 import { button, h, replace, section } from "./dom.js";
 import { findingsList, firstPlace, sourceView } from "./findings.js";
-import { plural, shortened, showNs, showRanks } from "./format.js";
+import { plural, shortened, showRanks } from "./format.js";
 import { groupsView, trafficView } from "./groupview.js";
 import { keysDialog, listen, listenKeys } from "./input.js";
 import { memoryView } from "./memoryview.js";
 import { Model } from "./model.js";
-import { collectivesTable, pathTable, ranksTable, stepsTable, valuesTable } from "./numbers.js";
+import { breakdownTable, collectivesTable, pathTable, ranksTable, stepsTable, valuesTable } from "./numbers.js";
+import { keepInAddress } from "./address.js";
 import { overview } from "./overview.js";
 import { presentPanel } from "./present.js";
 import { hitWords } from "./search.js";
 import { Timeline } from "./timeline.js";
 import { waitGraph } from "./waitgraph.js";
+
+/**
+ * The figures at the head of the page.
+ * @param {Head} head
+ * @param {string} side
+ */
+function figures(head, side) {
+  if (!head.figures.length) return null;
+  return h("dl", { class: "figures", "aria-label": `${side}Key figures` }, ...head.figures.map(([name, value, meaning]) => h("div", {},
+    h("dt", {}, side, name), h("dd", {}, h("strong", {}, value), h("span", { class: "grey" }, meaning)))));
+}
 
 /** @param {Model} model */
 function summary(model) {
@@ -25,12 +37,10 @@ function summary(model) {
     const { head } = run;
     const nodes = head.nodes > 1 ? `${head.nodes} nodes of ${head.local}` : "1 node";
     const side = model.runs.length > 1 ? `${"AB"[index]}: ` : "";
-    const band = head.cost?.makespan;
-    return h("div", {}, head.about && h("p", { dir: "auto" }, side, head.about),
+    return h("div", {}, head.about && h("p", { dir: "auto" }, side, head.about), figures(head, side),
       h("p", {}, `${head.about ? "" : side}${plural(head.world, "rank")} on ${nodes}, backend ${head.backend || "unknown"}, cluster ${head.cluster || "unknown"}; ${plural(run.count, "call")}${run.like ? ` on ${plural(run.shown.length, "representative rank")}, each of which stands for identical ranks` : ""}`
-        + `${head.iteration_ns ? `; ${showNs(head.iteration_ns)} per iteration` : ""}. ${head.note}`),
-      head.cost && !head.note && h("p", { class: "grey" }, `Hardware model ${head.cost.name}: ${head.cost.band}.`
-        + `${band ? ` If all costs on the critical path are off by the same factor, the run takes ${showNs(band[0])} to ${showNs(band[1])}.` : ""}`),
+        + `. ${head.note}`),
+      head.cost && !head.note && h("p", { class: "grey" }, `Hardware model ${head.cost.name}: ${head.cost.band}.`),
       head.profiles.length > 0 && h("ul", { class: "plain" }, ...head.profiles.map(([name, outcome, possible, ranks]) => h("li", {}, h("strong", {}, `${name} `),
         outcome, possible.length > 1 ? `, or ${possible.filter((o) => o !== outcome).join(", ")}` : "", ranks.length ? `; ranks ${showRanks(ranks)}` : ""))),
       head.source === "recorded" && head.ended.length > 0 && h("ul", { class: "plain" }, ...head.ended.map((line) => h("li", {}, line))));
@@ -76,14 +86,12 @@ function searchBar(model) {
   });
   model.on((what) => {
     if (what !== "search" && what !== "choice") return;
+    if (input.value !== model.sought) input.value = model.sought;
     const hits = model.hits.flatMap((rows, run) => (rows ?? []).map((row) => ({ run, row })));
     const at = hits.findIndex((hit) => hit.run === model.chosen.run && hit.row === model.chosen.row);
     count.textContent = model.hits.every((rows) => rows === null) ? "" : at < 0 ? plural(hits.length, "call") : `${at + 1} of ${hits.length}: ${hitWords(model.runs[hits[at].run], hits[at].row)}`;
   });
-  const find = (/** @type {string} */ text) => {
-    input.value = text;
-    model.find(text);
-  };
+  const find = (/** @type {string} */ text) => model.find(text);
   const box = h("div", { class: "search", role: "search" }, input, button("‹", "Previous result (N)", () => model.nextHit(-1)), button("›", "Next result (n)", () => model.nextHit(1)), count);
   return { box, find, focus: () => input.focus() };
 }
@@ -139,6 +147,7 @@ function body(model, timeline) {
   const steps = each((_, index) => stepsTable(model, index, (from, to) => { timeline.show({ from, to }); toTimeline(); }));
   const values = each((_, index) => valuesTable(model, index));
   const paths = each((_, index) => pathTable(model, index));
+  const breakdown = breakdownTable(model);
   const collectives = collectivesTable(model);
   const flight = flightCurve(model);
   return [
@@ -149,6 +158,7 @@ function body(model, timeline) {
     section("timeline", "Timeline", "", h("div", { class: "top" }, tools(model, timeline, keys), find.box),
       h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend(model)), details)),
     section("step", "Step by step", "", presentPanel(model)),
+    breakdown && section("breakdown", "Where the time goes", "Shares of the time of all ranks.", breakdown),
     steps.length > 0 && section("steps", "Steps", "Consecutive identical steps share a row. Click a row to show its first step.", ...steps),
     paths.length > 0 && section("path", "Critical path", "", ...paths),
     section("ranks", "Ranks", "Exposed: communication without compute. Waiting: blocked in a call before its peers arrive.", ranksTable(model)),
@@ -175,7 +185,9 @@ async function start() {
     const model = new Model(data, data.runs.map((head, i) => runOf(i, head, columns)));
     const timeline = new Timeline(model);
     replace(page, ...body(model, timeline));
+    document.querySelector(".outcomes")?.prepend(h("a", { class: "skip", href: "#page" }, "Skip to the report"));
     page.prepend(h("div", { class: "head" }, navigation(page), themeSwitch(model)));
+    keepInAddress(timeline);
     Object.assign(window, { distsim: { model, timeline } });
     document.documentElement.dataset.ready = "yes";
   } catch (error) {

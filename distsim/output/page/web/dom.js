@@ -69,14 +69,14 @@ export function replace(element, ...children) {
 }
 
 /**
- * A button with a title that states its action.
+ * A button with a title that states its action. The title is also the name for screen readers if the label is a symbol or a number.
  * @param {string} label
  * @param {string} title
  * @param {() => void} act
  * @param {Record<string, unknown>} [more]
  */
 export function button(label, title, act, more = {}) {
-  return h("button", { type: "button", title, "aria-label": title, onclick: act, ...more }, label);
+  return h("button", { type: "button", title, "aria-label": /[a-z]{2}/i.test(label) ? null : title, onclick: act, ...more }, label);
 }
 
 /**

@@ -72,7 +72,7 @@ function findingBox(model, index, finding, source) {
   const mark = { error: "✕", warning: "!", note: "i" }[finding.severity] ?? "";
   return h("article", { class: `finding ${finding.severity}` },
     h("h3", {}, h("span", { class: "mark", "aria-hidden": "true" }, mark), `${side}${finding.severity} ${finding.code}: `, h("bdi", {}, shortened(head, 400))),
-    rest.length > 0 && h("pre", {}, rest.join("\n")), placesOf(model, index, finding, source),
+    rest.length > 0 && h("pre", { tabindex: 0 }, rest.join("\n")), placesOf(model, index, finding, source),
     ...finding.help.map((text) => h("p", { class: "help" }, h("strong", {}, "help "), text.replaceAll(`${model.runs[index].head.file}:`, "line "))));
 }
 

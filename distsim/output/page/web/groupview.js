@@ -63,7 +63,7 @@ function machines(run, groups) {
       cells.push(h("div", { class: `cell ${mine === undefined ? "out" : `tone${mine % 6}`}`, title: `rank ${rank}${mine === undefined ? ", in no group of this axis" : `, group ${mine}`}` },
         h("b", {}, rank), mine !== undefined && groups.length > 1 && h("span", {}, `g${mine}`)));
     }
-    found.push(h("div", { class: "machine" }, h("h4", {}, `node ${first / run.head.local}`), h("div", { class: "cells" }, ...cells)));
+    found.push(h("div", { class: "machine" }, h("p", { class: "name" }, `node ${first / run.head.local}`), h("div", { class: "cells" }, ...cells)));
   }
   if (run.world > shown) found.push(h("p", { class: "grey" }, `and ${run.world - shown} more ranks are not drawn`));
   return found;

@@ -164,7 +164,7 @@ export function keysDialog() {
     h("h2", { id: "keys-title" }, "Keyboard shortcuts"),
     h("dl", { class: "keys" }, ...KEYS.flatMap(([keys, what]) => [
       h("dt", {}, ...keys.map((key) => h("kbd", {}, ARROWS[key] ?? key))), h("dd", {}, what)])),
-    h("p", { class: "grey" }, "Mouse: drag to move, drag on the axis to zoom to a stretch, Ctrl and the wheel to zoom, Shift and the wheel "
+    h("p", { class: "grey" }, "The address of the page holds the view, the selected call and the search: copy it to show them to others. Mouse: drag to move, drag on the axis to zoom to a stretch, Ctrl and the wheel to zoom, Shift and the wheel "
       + "to move, double click for a call. Arrow keys and Enter need the timeline to be in focus (Tab)."),
     h("form", { method: "dialog" }, h("button", {}, "Close"))));
   return dialog;

@@ -28,6 +28,8 @@ export class Model {
     this.hits = runs.map(() => null);
     /** @type {(Uint8Array | null)[]} */
     this.marks = runs.map(() => null);
+    /** The text of the search. */
+    this.sought = "";
     this.folded = runs[0].shown.length > FEW_RANKS;
     /** @type {((what: string) => void)[]} */
     this.listeners = [];
@@ -95,6 +97,7 @@ export class Model {
 
   /** @param {string} text */
   find(text) {
+    this.sought = text;
     this.hits = this.runs.map((run, i) => search(run, text, this.waitsIn(i)));
     this.marks = this.hits.map((rows, i) => {
       if (!rows) return null;

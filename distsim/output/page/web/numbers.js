@@ -65,6 +65,35 @@ function sharesBar(end, compute, exposed, waiting) {
 }
 
 /**
+ * Where the time goes, as a bar and as a table; two runs next to each other.
+ * @param {Model} model
+ */
+export function breakdownTable(model) {
+  const runs = model.runs.map((run) => run.head.breakdown);
+  const names = [...new Set(runs.flatMap((parts) => parts.map(([name]) => name)))];
+  if (!names.length) return null;
+  const two = runs.length > 1;
+  const share = (/** @type {number} */ i, /** @type {string} */ name) => runs[i].find((part) => part[0] === name)?.[2] ?? 0;
+  const bars = runs.map((parts, i) => h("div", { class: "breakdown", role: "img", "aria-label": parts.map(([name, , part]) => `${name} ${percent(part)}`).join(", ") },
+    ...parts.map(([name, category, part], k) => {
+      const element = h("i", { class: `${category} shade${k % 4}`, title: `${name}: ${percent(part)}` }, part > 0.06 && h("span", {}, name));
+      element.style.width = `${100 * part}%`;
+      return element;
+    }), two && h("b", {}, "AB"[i])));
+  const rows = names.map((name) => [name, ...runs.flatMap((_, i) => {
+    const part = share(i, name);
+    return [/** @type {Cell} */ ([percent(part), part]), time(Math.round(part * model.runs[i].head.makespan))];
+  }), ...(two ? [/** @type {Cell} */ ([`${share(1, name) >= share(0, name) ? "+" : "−"}${percent(Math.abs(share(1, name) - share(0, name)))}`, share(1, name) - share(0, name)])] : [])]);
+  const columns = runs.flatMap((_, i) => [{ title: two ? `${"AB"[i]}, share` : "share", number: true }, { title: two ? `${"AB"[i]}, time per rank` : "time per rank", number: true }]);
+  return h("div", {}, ...bars, table("Mean over all ranks", [{ title: "part" }, ...columns, ...(two ? [{ title: "B − A", number: true }] : [])], rows));
+}
+
+/** @param {number} share */
+function percent(share) {
+  return share < 0.1 ? `${(100 * share).toFixed(1)} %` : `${Math.round(100 * share)} %`;
+}
+
+/**
  * The iterations of the run; consecutive identical ones share a row.
  * @param {Model} model
  * @param {number} index

@@ -82,7 +82,7 @@ function doingOf(model, run, index, rank) {
 function flight(model, run, index) {
   const found = inFlight(run, model.lanes[index], model.now);
   if (!found.length) return h("p", { class: "grey" }, "No transfers in flight.");
-  return h("div", {}, h("h4", {}, `In flight: ${plural(found.length, "transfer")}`), h("ul", { class: "plain" },
+  return h("div", {}, h("h3", {}, `In flight: ${plural(found.length, "transfer")}`), h("ul", { class: "plain" },
     ...found.slice(0, MOST_MESSAGES).map((rows) => {
       const row = rows[0];
       const left = Math.max(...rows.map((r) => run.finished[r])) - model.now;

@@ -37,12 +37,12 @@ export function table(caption, columns, rows, choose) {
   let order = rows.map((_, i) => i);
   let limit = MOST_ROWS;
   const body = h("tbody");
-  const more = button("", "Show all rows", () => { limit = rows.length; draw(); }, { class: "more" });
+  const more = button("", "Show all rows", () => { limit = rows.length; draw(); }, { class: "more", "aria-label": null });
 
   /** @param {number} i */
   const line = (i) => h("tr", choose ? {
     tabindex: 0, class: "link", onclick: () => choose(i),
-    onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter") choose(i); },
+    onkeydown: (/** @type {KeyboardEvent} */ event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(i); } },
   } : {}, ...rows[i].map((cell, k) => h("td", { class: columns[k].number ? "number" : null }, shownOf(cell))));
 
   function draw() {

@@ -46,6 +46,8 @@ export class Timeline {
     this.messages = model.runs.map((run, i) => messagesOf(run, model.walk(i)));
     /** Called after each paint. */
     this.after = () => {};
+    /** Called when the view has changed. */
+    this.moved = () => {};
     /** Durations of the last paints, in ms. @type {number[]} */
     this.took = [];
     this.theme();
@@ -125,6 +127,7 @@ export class Timeline {
   /** @param {View} view */
   show(view) {
     this.view = clamped(view, this.model.end);
+    this.moved();
     this.draw();
   }
 

@@ -49,6 +49,10 @@ interface Head {
   mesh: Record<string, number>; groups: [string, number[]][]; ended: string[]; ends: [number, string, number][];
   /** For each shown rank, all ranks that it stands for, itself first; null if all ranks are shown. */
   classes: number[][] | null;
+  /** [name, value, meaning] */
+  figures: [string, string, string][];
+  /** [name, category, share of the time of all ranks] */
+  breakdown: [string, string, number][];
   findings: Finding[]; more_findings: number;
   /** [rank, compute, exposed, waiting, idle, finished or -1] */
   ranks: [number, number, number, number, number, number][];

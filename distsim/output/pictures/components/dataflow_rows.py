@@ -37,6 +37,9 @@ class DrawnCall:
     partners: list[DrawnCall] = field(default_factory=list)
     requests: list[DrawnCall] = field(default_factory=list)  # a wait's
     row: int = -1
+    #: Further computes that the box of this call covers, and their duration with it.
+    joined: int = 0
+    joined_ns: int = 0
     code: int = 0  # ranks of one code make the same calls at the same positions
 
     @property

@@ -8,6 +8,9 @@ INK = "#1B1F24"
 GREY = "#57606A"
 LINE_COLOUR = "#8C959F"
 PALE_FILL = "#F0F2F5"
+#: Passes of a pipeline (`distsim.output.trace_data.activity.pass_letter`). CIE L* 83, 66, 66, 89:
+#: they differ in print, too.
+PASS_FILLS = {"F": "#B4D3EA", "B": "#6DAE8E", "I": "#6DAE8E", "W": "#F3DFA2"}
 WHITE = "#FFFFFF"
 
 RED = "#C0392B"

@@ -8,7 +8,7 @@ algbw is the buffer size divided by the time; busbw multiplies it by the factor 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from math import ceil, log10
 from typing import NamedTuple
 
@@ -45,10 +45,15 @@ _MIN_SIZE_LOG2 = 10
 
 
 class _BandwidthCurve(NamedTuple):
-    """The content of a panel: one collective in groups of one size. Rates are in GB/s."""
+    """The content of a panel: one collective in groups of one placement. Rates are in GB/s.
+
+    Groups with the same number of ranks on the same number of nodes in the same order have one
+    placement: the links that they use, and therefore their bandwidth, are the same.
+    """
 
     op: str
     group: RankGroup
+    nodes: int
     sizes: NDArray[np.int64]
     alg: NDArray[np.float64]
     bands: tuple[PredictionRange, ...]
@@ -135,15 +140,18 @@ def _bandwidth_curves(
     groups: Sequence[RankGroup],
     measured: Sequence[OperationMeasurement],
 ) -> list[_BandwidthCurve]:
-    """One for each collective and size of group, in the order in which they first start."""
+    """One for each collective and placement of its group, in the order in which they first
+    start.
+    """
     by_name = {group.name: group for group in groups}
-    used: dict[tuple[str, int], list[tuple[int, float, RankGroup]]] = {}
+    used: dict[tuple[str, int, Hashable], list[tuple[int, float, RankGroup]]] = {}
     for found in collective_times(trace):
         group = by_name.get(found.group)
         if group is not None and found.nbytes and found.n > 1:
-            used.setdefault((found.op, found.n), []).append((found.nbytes, found.algbw, group))
+            key = (found.op, found.n, cost.placement(group.ranks))
+            used.setdefault(key, []).append((found.nbytes, found.algbw, group))
     curves = []
-    for (op, n), calls in used.items():
+    for (op, n, _), calls in used.items():
         group = calls[0][2]
         comparable = [m for m in measured if (m.op, m.group) == (op, n)]
         points = [(m.nbytes, m.nbytes / m.ns) for m in comparable if m.ns > 0 < m.nbytes]
@@ -158,7 +166,14 @@ def _bandwidth_curves(
         dots = tuple(dict.fromkeys((nbytes, rate) for nbytes, rate, _ in calls if rate > 0))
         curves.append(
             _BandwidthCurve(
-                op, group, sizes, sizes / np.maximum(times, 1), bands, dots, tuple(points)
+                op,
+                group,
+                len({cost.node(rank) for rank in group.ranks}),
+                sizes,
+                sizes / np.maximum(times, 1),
+                bands,
+                dots,
+                tuple(points),
             )
         )
     return curves
@@ -184,7 +199,8 @@ class _BandwidthPanel:
 
     def draw(self) -> None:
         curve, draw = self.curve, self.draw_
-        where = f"{curve.op} among {curve.group.size} ranks, {clipped(curve.group.name, 28)}"
+        nodes = "1 node" if curve.nodes == 1 else f"{curve.nodes} nodes"
+        where = f"{curve.op}, {curve.group.size} ranks on {nodes}: {clipped(curve.group.name, 22)}"
         draw.text(self.left, self.top - 12, where, 13, bold=True)
         draw.rect(self.left, self.top, _WIDTH, _HEIGHT, PALE_FILL)
         self._axes()

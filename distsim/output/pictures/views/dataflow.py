@@ -8,11 +8,7 @@ count the rest.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
-from numpy.typing import NDArray
 
 from distsim.checker.diagnosis.wait_for_graph import build_wait_for_graph
 from distsim.common.units import show_bytes, show_ns
@@ -25,6 +21,7 @@ from distsim.output.pictures.components.call_labels import (
     ranks_in_words,
     wait_text,
 )
+from distsim.output.pictures.components.dataflow_calls import rank_calls
 from distsim.output.pictures.components.dataflow_rows import DrawnCall, assign_rows, link_partners
 from distsim.output.pictures.components.dataflow_selection import select_ranks_and_rows
 from distsim.output.pictures.components.view_interface import (
@@ -40,6 +37,7 @@ from distsim.output.pictures.drawing.palette import (
     LINE_COLOUR,
     MESSAGE_COLOUR,
     PALE_FILL,
+    PASS_FILLS,
     RED,
     RED_FILL,
     WHITE,
@@ -54,7 +52,7 @@ from distsim.output.pictures.drawing.sequence_diagram import (
     SequenceParticipant,
 )
 from distsim.output.text_layout import rank_list
-from distsim.output.trace_data.activity import has_passes
+from distsim.output.trace_data.activity import has_passes, pass_letter
 from distsim.output.trace_data.selection import WHOLE_RUN, RunSelection
 from distsim.program.model import Program
 
@@ -119,7 +117,7 @@ class _DataflowBuilder:
         counts: list[int] = []
         for column, rank in enumerate(self.ranks):
             limits = (most_rows, self.hangs)
-            calls, count = _rank_events(program, run, rank, column, self.chosen.rows, limits)
+            calls, count = rank_calls(program, run, rank, column, self.chosen.rows, limits)
             calls_of_rank.append(calls)
             counts.append(count)
         link_partners([call for calls in calls_of_rank for call in calls])
@@ -129,7 +127,8 @@ class _DataflowBuilder:
             self.events = [
                 [call for call in calls if call.row < most_rows] for calls in calls_of_rank
             ]
-        self.hidden = [count - len(calls) for count, calls in zip(counts, self.events, strict=True)]
+        drawn = [sum(1 + call.joined for call in calls) for calls in self.events]
+        self.hidden = [count - shown for count, shown in zip(counts, drawn, strict=True)]
         self.shown = {call for calls in self.events for call in calls}
         self.items: list[SequenceBox] = []
         self.bands: list[SequenceBand] = []
@@ -174,9 +173,12 @@ class _DataflowBuilder:
                 self._band([e for e in met if e.row == event.row])
             return
         fill = RED_FILL if event.red else _fill(event)
-        lines = [TextLine(operation_text(event.call), bold=True, colour=RED if event.red else INK)]
+        title = operation_text(event.call) if not event.joined else _joined_title(event)
+        lines = [TextLine(title, bold=True, colour=RED if event.red else INK)]
         if event.kind == "wait":
             detail = wait_text(self.program, event.rank, event.position)
+        elif event.joined:
+            detail = f"{event.joined + 1} computes, {show_ns(event.joined_ns)}"
         else:
             detail = detail_text(event.call)
         value = self._value(event, "in" if event.sends else "out")
@@ -416,7 +418,16 @@ def _fill(event: DrawnCall) -> str:
     """The background of a call's box."""
     if event.kind == "wait":
         return PALE_FILL
+    letter = pass_letter(event.call.name or "") if event.call.op == "compute" else ""
+    if letter:
+        return PASS_FILLS[letter]
     return lightened(OPERATIONS[event.call.op].colour)
+
+
+def _joined_title(event: DrawnCall) -> str:
+    """``forward`` for a forward pass of several computes; else the name of one of them."""
+    name = event.call.name or event.call.op
+    return {"F": "forward", "B": "backward"}.get(pass_letter(name), name)
 
 
 def _collective_title(heads: set[str], event: DrawnCall) -> str:
@@ -442,51 +453,6 @@ def _tag_and_group(event: DrawnCall) -> str:
 def _unmatched_text(event: DrawnCall) -> str:
     """The tag and group of an unmatched message, which has no arrow to show them."""
     return _tag_and_group(event) if event.kind == "p2p" and event.match < 0 else ""
-
-
-def _rank_events(
-    program: Program,
-    run: SimulatedRun,
-    rank: int,
-    column: int,
-    chosen: NDArray[np.bool_],
-    bound: tuple[int, bool],
-) -> tuple[list[DrawnCall], int]:
-    """The first (or last) of the chosen calls that a rank made, and how many there are. A batch
-    counts as its parts.
-    """
-    trace, (most, last) = run.trace, bound
-    batches = trace.ops(*(name for name, row in OPERATIONS.items() if row.kind == "batch")) & (
-        trace["part"] < 0
-    )
-    rows = np.flatnonzero((trace["rank"] == rank) & chosen & ~batches).tolist()
-    differs = {row for met, _ in run.mismatches for row in met}
-    found: list[DrawnCall] = []
-    for row in rows[-most:] if last else rows[:most]:
-        position, part = int(trace["position"][row]), int(trace["part"][row])
-        call = program.call(rank, position)
-        call = call.parts[part] if part >= 0 else call
-        kind = OPERATIONS[call.op].kind
-        done = int(trace["returned_ns" if kind == "wait" else "finished_ns"][row]) >= 0
-        facts = (int(trace["match"][row]), done, int(trace["nbytes"][row]), row in differs)
-        found.append(
-            DrawnCall(column, rank, position, part, call, kind, *facts, code=program.code_of[rank])
-        )
-    _link_requests(program, rank, found)
-    return found, len(rows)
-
-
-def _link_requests(program: Program, rank: int, events: Sequence[DrawnCall]) -> None:
-    """Give each wait the requests that it ends."""
-    by_position: dict[int, list[DrawnCall]] = {}
-    for event in events:
-        by_position.setdefault(event.position, []).append(event)
-    for event in events:
-        if event.kind == "wait":
-            backs = program.code_call(rank, event.position).waits
-            event.requests = [
-                e for back in backs for e in by_position.get(event.position - back, ())
-            ]
 
 
 def _draw(subject: PictureInput) -> SequenceDiagram:

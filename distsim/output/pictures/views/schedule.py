@@ -3,7 +3,8 @@ time to the right.
 
 Forward passes, backward passes and the halves of a backward pass (input gradients and weight
 gradients) differ in lightness. Later chunks of a rank have lighter fills. An arrow leads from the
-pass that produces a message to its receiver.
+pass that produces a message to its receiver. A box covers the computes of its pass and the gaps
+between them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from distsim.output.pictures.drawing.palette import (
     LINE_COLOUR,
     MESSAGE_COLOUR,
     PALE_FILL,
+    PASS_FILLS,
     lightened,
 )
 from distsim.output.pictures.drawing.tracks import TrackBand
@@ -43,7 +45,9 @@ from distsim.output.trace_data.activity import pass_letter
 from distsim.output.trace_data.lanes import (
     RankLane,
     RankRows,
+    group_equal_steps,
     group_ranks_into_lanes,
+    most_repeated_step,
     representative_step,
 )
 from distsim.output.trace_data.messages import messages_between_lanes
@@ -61,11 +65,9 @@ MAX_LANES, MAX_ARROWS = 48, 260
 _LEFT, _TOP, _HEIGHT, _GAP = 156.0, 104.0, 24.0, 10.0
 _NAME_STYLE = LaneNameStyle((12,), _LEFT - 24, 11, 23, title_y_without_note=16)
 #: A short pass is this wide, in pixels, so that it has room for its number; limits of the chart.
-_NUMBER_WIDTH, _MIN_WIDTH, _MAX_WIDTH = 22.0, 900.0, 3200.0
+_NUMBER_WIDTH, _MIN_WIDTH, _MAX_WIDTH = 22.0, 900.0, 1500.0
 #: Narrower boxes have no border, because the border would hide their fill. In pixels.
 _MIN_BORDER_WIDTH = 2.0
-#: CIE L* 83, 66, 66, 89: they differ in print, too.
-_PASS_FILLS = {"F": "#B4D3EA", "B": "#6DAE8E", "I": "#6DAE8E", "W": "#F3DFA2"}
 _PASS_NAMES = {
     "F": "forward",
     "B": "backward",
@@ -132,6 +134,22 @@ def _unnumbered_passes(trace: Trace, rows: Sequence[int], end_ns: int) -> list[P
     return passes
 
 
+def _whole_passes(computes: Sequence[PipelinePass]) -> list[PipelinePass]:
+    """Consecutive computes of one pass as one box, from the first start to the last end.
+
+    A layer of a transformer has several computes. With a box for each, the boxes are too narrow
+    for a number, and the picture becomes a long strip.
+    """
+    found: list[PipelinePass] = []
+    for one in computes:
+        last = found[-1] if found else None
+        if last is not None and last[:3] == one[:3]:
+            found[-1] = last._replace(end_ns=max(last.end_ns, one.end_ns))
+        else:
+            found.append(one)
+    return found
+
+
 def _computes_per_pass(trace: Trace, rows: list[int], copies: list[int]) -> int:
     """The number of neighbouring computes that form one pass; 1 if they do not divide evenly."""
     rarest = min(Counter(trace["name"][rows].tolist()).values())
@@ -168,9 +186,15 @@ class _ScheduleGrid:
         self.name = clipped(trace.header.get("name") or "run", 60)
         ranks = selected_ranks(part, trace)
         self.window, self.step_note = time_window(part, trace, self.end), ""
+        #: The number of the drawn step; None if the picture is not of one step.
+        self.step: int | None = None
         if part.steps is None and part.time is None:
-            step, self.step_note = representative_step(trace, ranks)
-            self.window = step or self.window
+            window, self.step_note = representative_step(trace, ranks)
+            self.window = window or self.window
+            step = most_repeated_step(group_equal_steps(trace, sorted(ranks)))
+            self.step = None if step is None else step.first
+        #: Time in computes of passes, of all ranks of all lanes.
+        self.busy_ns = 0
         lanes, self.passes = self._lanes_with_passes(ranks)
         if not lanes:
             raise UsageError(
@@ -187,6 +211,9 @@ class _ScheduleGrid:
     ) -> tuple[list[RankLane], list[list[PipelinePass]]]:
         trace, (start, end) = self.trace, self.window
         in_window = (trace["finished_ns"] > start) & (trace["started_ns"] < end)
+        if self.step is not None:
+            # A rank may begin the next step before the last rank has finished this one.
+            in_window &= trace["iteration"] == self.step
         rows_of = RankRows(trace)
         lanes, passes_of_lanes = [], []
         for lane in group_ranks_into_lanes(trace, ranks, (), MAX_LANES, keep=in_window):
@@ -194,7 +221,8 @@ class _ScheduleGrid:
             passes = pipeline_passes(trace, rows, self.program, self.end)
             if passes:
                 lanes.append(lane)
-                passes_of_lanes.append(passes)
+                self.busy_ns += len(lane.ranks) * sum(one.end_ns - one.start_ns for one in passes)
+                passes_of_lanes.append(_whole_passes(passes))
         return lanes, passes_of_lanes
 
     def _width(self) -> float:
@@ -228,14 +256,11 @@ class _ScheduleGrid:
         chart = self.chart
         length_ns = self.window[1] - self.window[0]
         ranks = sum(len(lane.ranks) for lane in self.lanes)
-        busy_ns = 0
-        for lane, passes in zip(self.lanes, self.passes, strict=True):
-            busy_ns += len(lane.ranks) * sum(one.end_ns - one.start_ns for one in passes)
         facts = [
             self.step_note,
             selection_text(self.part, self.trace.world_size),
             show_ns(length_ns),
-            f"{100 - 100 * busy_ns / (ranks * length_ns):.0f} % bubble and communication",
+            f"{100 - 100 * self.busy_ns / (ranks * length_ns):.0f} % bubble and communication",
             lane_count_text(self.lanes),
         ]
         chart.heading(f"{self.name}: pipeline schedule", facts)
@@ -293,9 +318,7 @@ class _ScheduleGrid:
 def _pass_fill(kind: str, chunk: int, chunks: int) -> str:
     """The fill of a pass: of later chunks lighter."""
     return (
-        lightened(_PASS_FILLS[kind], 1.0 - 0.6 * chunk / chunks)
-        if chunks > 1
-        else _PASS_FILLS[kind]
+        lightened(PASS_FILLS[kind], 1.0 - 0.6 * chunk / chunks) if chunks > 1 else PASS_FILLS[kind]
     )
 
 

@@ -42,6 +42,9 @@ from distsim.scenario.startup.records import (
 from distsim.scenario.startup.rendezvous import simulate_startup
 
 _MAX_RANKS, _MAX_GROUPS = 8, 10
+#: The number of ranks that are drawn of a larger world. They stand for the others, so that few
+#: columns suffice and the picture is not mostly empty.
+_RANKS_OF_LARGE_WORLDS = 4
 #: For larger worlds without start-up settings, a successful start-up of a few ranks is drawn.
 _MAX_SIMULATED_RANKS = 4096
 _MAX_LINE_LENGTH = 24
@@ -111,7 +114,7 @@ class _StartupDrawing:
         notes = tuple(
             clipped(cause.message.partition("\n")[0], 110) for cause in self.found.causes[:3]
         )
-        notes += (f"{hidden} more ranks are not drawn",) if hidden else ()
+        notes += (f"{hidden} more ranks are not drawn; they start like rank 1",) if hidden else ()
         legend = (
             (LegendKey(RED, "failure, and ranks that wait because of it"),) if self.wrong else ()
         )
@@ -437,15 +440,26 @@ class _StartupDrawing:
 
     def _groups(self, ranks: tuple[int, ...]) -> None:
         groups = self.program.groups[1:]
-        drawn = 0
+        if len(groups) > _MAX_GROUPS or len(self.shown) < self.program.world_size:
+            self._axes(ranks)
+            return
         for group in groups:
             members = tuple(i for i, r in enumerate(self.shown, 1) if r in group.ranks)
-            if drawn == _MAX_GROUPS:
-                self._band(ranks, f"{len(groups) - drawn} more groups", WHITE, GREY)
-                break
             if members:
                 self._band(members, f"group {clipped(group.name, 30)}", fill_colour(group.id - 1))
-                drawn += 1
+
+    def _axes(self, ranks: tuple[int, ...]) -> None:
+        """A band for the groups of each axis, such as ``dp[pp=0]`` and ``dp[pp=1]``."""
+        sizes_by_axis: dict[str, list[int]] = {}
+        for group in self.program.groups[1:]:
+            sizes_by_axis.setdefault(group.name.partition("[")[0], []).append(group.size)
+        for number, (axis, sizes) in enumerate(sizes_by_axis.items()):
+            if number == _MAX_GROUPS:
+                self._band(ranks, f"{len(sizes_by_axis) - number} more groups", WHITE, GREY)
+                return
+            count = f"{len(sizes)} groups" if len(sizes) > 1 else "1 group"
+            size = f"{min(sizes)} to {max(sizes)}" if min(sizes) < max(sizes) else str(sizes[0])
+            self._band(ranks, f"{clipped(axis, 24)}: {count} of {size} ranks", fill_colour(number))
 
     def _band(
         self,
@@ -479,11 +493,14 @@ def _two_lines(text: str) -> tuple[str, ...]:
 
 
 def _shown_ranks(world_size: int, special: tuple[int, ...]) -> tuple[int, ...]:
-    """The first ranks, and up to two later ranks that fail or never start."""
+    """All ranks of a small world. Of a large one, the first ranks, and either up to two later
+    ranks that fail or never start, or the last rank.
+    """
     if world_size <= _MAX_RANKS:
         return tuple(range(world_size))
-    late = sorted(r for r in special if r >= _MAX_RANKS - 2)[:2]
-    return (*range(_MAX_RANKS - len(late)), *late) if late else tuple(range(_MAX_RANKS))
+    late = sorted(rank for rank in special if rank >= _RANKS_OF_LARGE_WORLDS - 1)[:2]
+    last = late or [world_size - 1]
+    return (*range(_RANKS_OF_LARGE_WORLDS - len(last)), *last)
 
 
 def _draw(subject: PictureInput) -> SequenceDiagram:

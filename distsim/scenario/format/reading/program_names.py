@@ -170,8 +170,10 @@ class ProgramNameChecker:
             else:
                 self._check_field(row, name, value, path, local_names)
 
-    def _check_backend(self, value: str, path: DataPath) -> None:
+    def _check_backend(self, value: object, path: DataPath) -> None:
         """Check a backend name; torch also accepts one per device, as `cpu:gloo,cuda:nccl`."""
+        if not isinstance(value, str):
+            return  # the model reports this
         for part in value.split(","):
             backend = part.rpartition(":")[2].strip()
             if backend not in BACKEND_PROFILES:

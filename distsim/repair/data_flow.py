@@ -1,0 +1,258 @@
+"""Where the data of messages and local work come from, and where received data go.
+
+Key idea: each write of a tensor on a rank has an *origin*: the operation, its partner, and its
+number among the writes of this kind. A later read sees the origin of the latest write before it, in
+program order. A receive and the output of a collective count as writes at the call that starts
+them, because a program means to read the data that it has asked for.
+
+A repair should keep what reads see. If it adds a send, the send should stand after the last write
+of its tensor. If it adds a receive, the messages before and after it should still reach the same
+buffers. Reads by collectives are not compared: `exchanged_data` covers what collectives exchange.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
+from distsim.operations.registry import OPERATIONS
+from distsim.program.model import Program
+from distsim.program.step_traits import expression_names
+
+_SENDS: Final = ("send", "isend")
+_RECEIVES: Final = ("recv", "irecv")
+#: Calls after which a rank makes no other.
+_ENDS: Final = ("exit", "fail")
+
+_Buffer = tuple[str, int]
+#: Operation, partner (a peer, members, or a name) and number of a write.
+_Origin = tuple[str, object, int]
+#: Operation, name, members, peer and written tensors of a call, wherever it stands.
+_Step = tuple[str, str, tuple[int, ...], int | None, tuple[_Buffer, ...]]
+_INITIAL: Final[_Origin] = ("", None, 0)
+
+
+class _Read(NamedTuple):
+    """What local work or a send reads."""
+
+    rank: int
+    op: str
+    name: str
+    buffer: _Buffer
+    origin: _Origin
+
+
+class _Sent(NamedTuple):
+    """A tensor that a rank sends, and the number of writes of it before that."""
+
+    rank: int
+    peer: int
+    buffer: _Buffer
+    version: int
+
+
+class _Delivery(NamedTuple):
+    """A tensor of the sender that reaches a tensor of the receiver."""
+
+    source: int
+    sent: _Buffer
+    target: int
+    received: _Buffer
+
+
+class FlowChange(NamedTuple):
+    """How the data flow of a changed program departs from the original one; less is better.
+
+    ``lost_reads``: reads that no longer see the write that they saw. ``edited_ranks``: ranks whose
+    calls, other than waits and calls that create or destroy groups, differ or have another order.
+    ``repeated_sends``: sends in addition to the original ones that send the same content to the
+    same rank again. ``early_sends``: writes after an additional send whose content is not sent.
+    ``unread``: tensors that are received or computed, and that no later call uses.
+    ``lost_deliveries``: messages that now reach another buffer. ``message_arguments``: different
+    directions, peers and tags of the messages of each rank. ``hasty_sends``: sends that no longer
+    wait for as many receives, whose data they may need. ``renamed``: messages from one tensor to
+    another of a different name.
+    """
+
+    lost_reads: int
+    edited_ranks: int
+    repeated_sends: int
+    early_sends: int
+    unread: int
+    lost_deliveries: int
+    message_arguments: int
+    hasty_sends: int
+    renamed: int
+
+
+NO_FLOW_CHANGE: Final = FlowChange(0, 0, 0, 0, 0, 0, 0, 0, 0)
+
+
+class DataFlow:
+    """The reads, sends and deliveries of a program, in program order."""
+
+    def __init__(self, program: Program) -> None:
+        self._reads: Counter[_Read] = Counter()
+        self._sent: Counter[_Sent] = Counter()
+        self._writes: Counter[tuple[int, _Buffer]] = Counter()
+        self._receives_before: dict[tuple[object, ...], int] = {}
+        self._order: dict[int, list[_Step]] = {}
+        self._unread = 0
+        self._arguments: set[tuple[object, ...]] = set()
+        self._channels: dict[tuple[object, ...], tuple[list[_Buffer], list[_Buffer]]] = {}
+        for rank in program.present:
+            self._follow(rank, _calls_until_exit(program, rank))
+            self._count_receives_before_sends(program, rank)
+        self._deliveries = Counter(self._paired())
+
+    def change_in(self, changed: DataFlow) -> FlowChange:
+        """How ``changed`` departs from this program."""
+        lost_reads = self._reads - changed._reads
+        repeated, early = changed._doubtful_sends(self)
+        return FlowChange(
+            sum(count for read, count in lost_reads.items() if read.origin != _INITIAL),
+            sum(steps != changed._order.get(rank) for rank, steps in self._order.items()),
+            repeated,
+            early,
+            changed._unread,
+            (self._deliveries - changed._deliveries).total(),
+            len(changed._arguments),
+            sum(
+                changed._receives_before.get(sent, count) < count
+                for sent, count in self._receives_before.items()
+            ),
+            sum(n for each, n in changed._deliveries.items() if each.sent != each.received),
+        )
+
+    def _follow(self, rank: int, calls: Iterable[ResolvedCall]) -> None:
+        origins: dict[_Buffer, _Origin] = {}
+        numbers: Counter[tuple[str, object]] = Counter()
+        unused: set[_Buffer] = set()
+        steps = self._order.setdefault(rank, [])
+        for call in calls:
+            if OPERATIONS[call.op].kind not in ("group", "wait") and call.op not in _ENDS:
+                op = call.op.removeprefix("i") if call.op in ("isend", "irecv") else call.op
+                outputs = tuple(_key(buffer) for buffer in _written_buffers(call))
+                step = (op, call.name, call.group.ranks, call.peer, outputs)
+                steps.append(step)
+            reads = [_key(buffer) for buffer in _read_buffers(call)]
+            unused.difference_update(reads)
+            if call.op in _SENDS or OPERATIONS[call.op].kind == "local":
+                for buffer in reads:
+                    origin = origins.get(buffer, _INITIAL)
+                    self._reads[_Read(rank, call.op, call.name, buffer, origin)] += 1
+            self._add_message(rank, call, reads)
+            written = [_key(buffer) for buffer in _written_buffers(call)]
+            partner = call.name if call.peer is None else call.peer
+            for buffer in written:
+                numbers[call.op, partner] += 1
+                origins[buffer] = (call.op, partner, numbers[call.op, partner])
+                self._writes[rank, buffer] += 1
+                if call.op in _RECEIVES or OPERATIONS[call.op].kind == "local":
+                    self._unread += buffer in unused
+                    unused.add(buffer)
+        self._unread += len(unused)
+
+    def _count_receives_before_sends(self, program: Program, rank: int) -> None:
+        """For each send, the receives that are complete before it starts."""
+        complete = 0
+        pending: Counter[int] = Counter()
+        numbers: Counter[tuple[object, ...]] = Counter()
+        for position, call in program.calls_of(rank):
+            complete += sum(pending.pop(position - d, 0) for d in _waits(program, rank, position))
+            parts = call.parts or (call,)
+            for part in parts:
+                if part.op in _SENDS:
+                    key = (rank, part.peer, tuple(buffer.name for buffer in part.inputs))
+                    numbers[key] += 1
+                    self._receives_before[*key, numbers[key]] = complete
+            received = sum(part.op in _RECEIVES for part in parts)
+            if call.op == "irecv" or call.is_async:
+                pending[position] = received
+            else:
+                complete += received
+
+    def _add_message(self, rank: int, call: ResolvedCall, reads: list[_Buffer]) -> None:
+        if call.op not in (*_SENDS, *_RECEIVES) or call.peer is None:
+            return
+        sends = call.op in _SENDS
+        self._arguments.add((rank, sends, call.peer, call.tag, call.group.ranks))
+        self._arguments.add((rank, sends, call.tag, call.group.ranks))
+        source, target = (rank, call.peer) if sends else (call.peer, rank)
+        channel = (source, target, call.tag, call.group.id)
+        sent, received = self._channels.setdefault(channel, ([], []))
+        if not sends:
+            received += [_key(buffer) for buffer in call.outputs]
+            return
+        sent += reads
+        for buffer in reads:
+            self._sent[_Sent(rank, call.peer, buffer, self._writes[rank, buffer])] += 1
+
+    def _paired(self) -> Iterator[_Delivery]:
+        for (source, target, *_), (sent, received) in self._channels.items():
+            assert isinstance(source, int)
+            assert isinstance(target, int)
+            for given, taken in zip(sent, received, strict=False):
+                yield _Delivery(source, given, target, taken)
+
+    def _doubtful_sends(self, original: DataFlow) -> tuple[int, int]:
+        """How many sends repeat content, and how many later writes the additional sends miss."""
+        before = original._sent_counts()
+        additional = {
+            key for key, count in self._sent_counts().items() if count > before.get(key, 0)
+        }
+        versions: dict[tuple[int, int, _Buffer], set[int]] = defaultdict(set)
+        repeated = early = 0
+        for sent, count in self._sent.items():
+            key = (sent.rank, sent.peer, sent.buffer)
+            if key in additional:
+                versions[key].add(sent.version)
+                repeated += count - 1
+        for (rank, _, buffer), found in versions.items():
+            written = range(1, self._writes[rank, buffer] + 1)
+            earliest = min(found)
+            early += sum(version > earliest and version not in found for version in written)
+        return repeated, early
+
+    def _sent_counts(self) -> Counter[tuple[int, int, _Buffer]]:
+        counts: Counter[tuple[int, int, _Buffer]] = Counter()
+        for sent, count in self._sent.items():
+            counts[sent.rank, sent.peer, sent.buffer] += count
+        return counts
+
+
+def _calls_until_exit(program: Program, rank: int) -> Iterator[ResolvedCall]:
+    """The calls of a rank, messages in batches one by one; those after an exit are not made."""
+    for _, call in program.calls_of(rank):
+        yield from call.parts or (call,)
+        if call.op in _ENDS:
+            return
+
+
+def _waits(program: Program, rank: int, position: int) -> tuple[int, ...]:
+    """How many positions before a call the requests started that it waits for."""
+    return program.code_call(rank, position).waits
+
+
+def _key(buffer: TensorBuffer) -> _Buffer:
+    return buffer.name, buffer.index
+
+
+def _read_buffers(call: ResolvedCall) -> Iterable[TensorBuffer]:
+    if call.op == "assign":
+        names = expression_names(call.value)
+        return [TensorBuffer(name, 0, (), "") for name in sorted(names)]
+    if call.op in _RECEIVES:
+        return ()
+    return (*call.inputs, *call.reads, *call.adds)
+
+
+def _written_buffers(call: ResolvedCall) -> Iterable[TensorBuffer]:
+    if call.op in _SENDS or OPERATIONS[call.op].kind == "remote":
+        return ()
+    return (*call.outputs, *call.writes, *call.adds)
+
+
+__all__ = ["NO_FLOW_CHANGE", "DataFlow", "FlowChange"]

@@ -1,0 +1,283 @@
+"""Find the line of the script at which two ranks diverge, from the lines that they executed.
+
+A report names calls that do not match. The mistake is often an earlier line: a branch that only one
+rank takes, or a loop that ends early on one rank. So the lines of two ranks are compared as `diff`
+compares files. In the difference that matters, one rank executes the lines of mismatched calls more
+often than the other, or reaches the call in which it is blocked. Other differences, such as
+printing on rank 0, do not matter.
+
+Limits: a branch and its call on one line are one line; the report names that line anyway. Branches
+that end in equally many calls are not reported, because ranks often call one collective on two
+lines. Messages between ranks are not examined, because senders and receivers differ by design.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Final, NamedTuple
+
+from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.operations.registry import OPERATIONS
+from distsim.script_capture.rank.call_sites import source_text
+from distsim.script_capture.rank.line_trace import TracedLine
+
+#: Findings on calls that do not match, and on values that differ.
+_CODE_PREFIXES: Final = ("DS2", "DS3")
+_VALUES_CODE: Final = "DS612"
+#: So many equal lines in a row end a difference.
+_RESYNC_LINES: Final = 3
+#: Lines of each rank that are searched for the end of a difference.
+_RESYNC_WINDOW: Final = 5000
+_LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
+#: In place of the operation of a finding's place.
+_BRANCH: Final = "branch"
+
+
+class DivergencePoint(NamedTuple):
+    """Where ``own`` and ``other`` rank go different ways.
+
+    ``line`` is the last line that both execute, for the ``occurrence``-th time. ``own_next`` and
+    ``other_next`` follow it. ``own_calls`` and ``other_calls`` are the lines of mismatched calls
+    that each rank executes then, before the ranks are together again.
+    """
+
+    line: TracedLine
+    occurrence: int
+    own_next: TracedLine
+    other_next: TracedLine
+    own_calls: tuple[TracedLine, ...]
+    other_calls: tuple[TracedLine, ...]
+
+
+class _Difference(NamedTuple):
+    """What one rank executes, and the other does not, before both execute the same lines again.
+
+    ``is_last``: they are not seen to do so, because a rank ends, or is blocked, before.
+    """
+
+    own_end: int
+    other_end: int
+    is_last: bool
+
+
+def find_divergence(
+    own: Sequence[TracedLine], other: Sequence[TracedLine], calls: frozenset[TracedLine]
+) -> DivergencePoint | None:
+    """The first difference that explains why ``calls`` do not match.
+
+    Either the ranks execute lines of ``calls`` unequally often in it, or it leads to where a rank
+    is blocked in one of them.
+    """
+    i = j = 0
+    while True:
+        while i < len(own) and j < len(other) and own[i] == other[j]:
+            i, j = i + 1, j + 1
+        if i == 0 or i == len(own) or j == len(other):
+            # A rank that executes no further line ended, or is blocked in a call.
+            return None
+        difference = _difference_at(own, other, i, j)
+        own_calls = tuple(line for line in own[i : difference.own_end] if line in calls)
+        other_calls = tuple(line for line in other[j : difference.other_end] if line in calls)
+        ends_in_call = own[-1] in calls or other[-1] in calls
+        if len(own_calls) != len(other_calls) or (difference.is_last and ends_in_call):
+            last = own[i - 1]
+            occurrence = own[:i].count(last)
+            return DivergencePoint(last, occurrence, own[i], other[j], own_calls, other_calls)
+        i, j = difference.own_end, difference.other_end
+
+
+def _difference_at(
+    own: Sequence[TracedLine], other: Sequence[TracedLine], i: int, j: int
+) -> _Difference:
+    """The difference at (i, j). It ends at the nearest place where the ranks are together again.
+
+    It is sought only up to where a rank executes the branch again. Otherwise a rank that skips the
+    rest of a loop's body would seem to execute the loop's first lines once more.
+    """
+    branch = own[i - 1]
+    own_end = _next_index(own, branch, i)
+    other_end = _next_index(other, branch, j)
+    own_window = range(i, min(i + _RESYNC_WINDOW, own_end))
+    other_window = range(j, min(j + _RESYNC_WINDOW, other_end))
+    nearest = _nearest_common(
+        {k: own[k] for k in own_window if _is_behind(own[k], branch)},
+        {k: other[k] for k in other_window if _is_behind(other[k], branch)},
+    )
+    if nearest is not None:
+        return _Difference(*nearest, is_last=False)
+    # The branch may be the end of its function: then several equal lines show where it returned.
+    nearest = _nearest_common(
+        {k: tuple(own[k : k + _RESYNC_LINES]) for k in own_window},
+        {k: tuple(other[k : k + _RESYNC_LINES]) for k in other_window},
+    )
+    if nearest is None:
+        return _Difference(own_end, other_end, own_end == len(own) or other_end == len(other))
+    k, found = nearest
+    # A few equal lines at the end may be a function that both ranks call, from different lines.
+    is_at_end = len(own) - k < _RESYNC_LINES or len(other) - found < _RESYNC_LINES
+    return _Difference(k, found, is_at_end and k > i and found > j)
+
+
+def _next_index(lines: Sequence[TracedLine], line: TracedLine, start: int) -> int:
+    """The index of the next execution of a line; the number of lines if there is none."""
+    for k in range(start, len(lines)):
+        if lines[k] == line:
+            return k
+    return len(lines)
+
+
+def _nearest_common(
+    own: Mapping[int, object], other: Mapping[int, object]
+) -> tuple[int, int] | None:
+    """The indices, with the least sum, at which both ranks have the same value."""
+    first: dict[object, int] = {}
+    for k, value in other.items():
+        first.setdefault(value, k)
+    pairs = [(k, first[value]) for k, value in own.items() if value in first]
+    return min(pairs, key=sum, default=None)
+
+
+# --- the structure of the script ---
+def _is_behind(line: TracedLine, branch: TracedLine) -> bool:
+    """Whether a line of the branch's function is outside of what the branch contains."""
+    if line.file != branch.file or _indentation(line) > _indentation(branch):
+        return False
+    functions = _functions_by_line(branch.file)
+    return functions.get(line.line) == functions.get(branch.line)
+
+
+@cache
+def _functions_by_line(file: str) -> Mapping[int, int]:
+    """The first line of the innermost function that contains a line; absent outside of all."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return {}
+    found: dict[int, int] = {}
+    # Breadth first, so that inner functions override those around them.
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+            found.update(dict.fromkeys(lines, node.lineno))
+    return found
+
+
+def _indentation(line: TracedLine) -> int:
+    code = linecache.getline(*line)
+    return len(code) - len(code.lstrip())
+
+
+# --- findings ---
+def divergent_finding(findings: Sequence[Finding]) -> Finding | None:
+    """The first finding, if a divergence of ranks may explain it."""
+    if not findings:
+        return None
+    first = findings[0]
+    if not first.code.startswith(_CODE_PREFIXES) and first.code != _VALUES_CODE:
+        return None
+    ops = [OPERATIONS.get(place.op) for place in first.places if place.line]
+    collectives = [op for op in ops if op is not None and op.kind == "collective"]
+    if first.code != _VALUES_CODE and (not ops or len(collectives) < len(ops)):
+        return None
+    return first if len(_compared_ranks(first)) == 2 else None
+
+
+def _compared_ranks(finding: Finding) -> list[int]:
+    """Two ranks that differ: those whose calls are named first, else any affected ones."""
+    named = [place.rank for place in finding.places if place.rank is not None]
+    others = (*finding.core, *finding.awaited, *finding.ranks)
+    return list(dict.fromkeys((*named, *others)))[:2]
+
+
+def with_divergence(
+    findings: Sequence[Finding], traces: Mapping[int, Sequence[TracedLine]]
+) -> tuple[Finding, ...]:
+    """Findings whose first one names the line at which the ranks diverge, if there is one.
+
+    ``traces``: by rank, the lines that it executed.
+    """
+    finding = divergent_finding(findings)
+    if finding is None:
+        return tuple(findings)
+    own, other = _compared_ranks(finding)
+    calls = frozenset(TracedLine(place.file, place.line) for place in finding.places)
+    point = find_divergence(traces.get(own, ()), traces.get(other, ()), calls)
+    if point is None:
+        return tuple(findings)
+    explained = _explained(finding, point, (own, other), traces)
+    return (explained, *findings[1:])
+
+
+def _explained(
+    finding: Finding,
+    point: DivergencePoint,
+    ranks: tuple[int, int],
+    traces: Mapping[int, Sequence[TracedLine]],
+) -> Finding:
+    own, other = ranks
+    main_file = finding.places[0].file
+    line = _line_text(point.line, main_file)
+    text = source_text(*point.line)
+    message = [
+        finding.message,
+        f"  ranks {min(ranks)} and {max(ranks)} diverge at {line}, "
+        f"when it runs for the {_ordinal(point.occurrence)} time:",
+        f"    {text}",
+        *_next_lines({own: point.own_next, other: point.other_next}, main_file),
+    ]
+    for call in dict.fromkeys((*point.own_calls, *point.other_calls)):
+        counts = {rank: traces[rank].count(call) for rank in sorted(ranks)}
+        if len(set(counts.values())) > 1:
+            ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
+            message.append(f"    {_line_text(call, main_file)} runs {ran}")
+            break
+    remedy = f"{_remedy(point, text, line)}: {text}"
+    column = _indentation(point.line) + 1
+    place = SourceLocation(point.line.file, point.line.line, column, _BRANCH, own)
+    return replace(
+        finding,
+        message="\n".join(message),
+        help=(remedy, *finding.help[1:]),
+        places=(place, *finding.places),
+    )
+
+
+def _remedy(point: DivergencePoint, text: str, line: str) -> str:
+    if text.startswith(_LOOP_KEYWORDS):
+        return f"run the loop at {line} equally often on all ranks"
+    calls = (*point.own_calls, *point.other_calls)
+    is_in_both = bool(point.own_calls and point.other_calls)
+    if is_in_both and all(_indentation(call) > _indentation(point.line) for call in calls):
+        return f"make the same calls in the same order in both branches of {line}"
+    return f"let all ranks take the same branch at {line}"
+
+
+def _next_lines(next_lines: Mapping[int, TracedLine], main_file: str) -> list[str]:
+    return [
+        f"    rank {rank} continues with {_line_text(following, main_file)}: "
+        f"{source_text(*following)}"
+        for rank, following in sorted(next_lines.items())
+    ]
+
+
+def _line_text(line: TracedLine, main_file: str) -> str:
+    if line.file == main_file:
+        return f"line {line.line}"
+    return f"{line.file}:{line.line}"
+
+
+def _ordinal(number: int) -> str:
+    if number % 100 in (11, 12, 13):
+        return f"{number}th"
+    return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+__all__ = ["DivergencePoint", "divergent_finding", "find_divergence", "with_divergence"]

@@ -1,0 +1,29 @@
+"""Run one target under Atheris (coverage-guided), also as a fuzzer of OSS-Fuzz.
+
+    pip install atheris
+    python -m tests.fuzz.atheris_entry dump tests/fuzz/corpus/dump -max_total_time=600
+
+The first argument is the target; the others are libFuzzer's.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    import atheris
+
+    name = sys.argv.pop(1)
+    # Readers import modules when they first need them, so a valid input is read in here.
+    with atheris.instrument_imports(include=["distsim"]):
+        from tests.fuzz.targets import TARGETS
+
+        target = TARGETS[name]
+        target.fuzz(min(target.seeds(), key=len))
+    atheris.Setup(sys.argv, target.fuzz)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    main()

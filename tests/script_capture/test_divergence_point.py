@@ -1,0 +1,222 @@
+"""The line at which two ranks diverge is the branch or the loop that leads to the mismatched calls,
+not another branch that only one of them takes.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.script_capture.rank.line_trace import LineTrace, TracedLine
+from distsim.script_capture.result.divergence_point import (
+    divergent_finding,
+    find_divergence,
+    with_divergence,
+)
+
+LOADER = """
+def train(batch):
+    if r == 0:
+        log()
+    call("all_reduce")
+for batch in range(6 - r):  # here
+    train(batch)
+call("barrier")
+"""
+EVALUATION = """
+def mean(x):
+    call("all_reduce", x)
+def evaluate():
+    mean(2)
+for step in range(4):
+    mean(3)
+    if r == 0 and step % 2 == 1:  # here
+        log(evaluate())
+call("barrier")
+"""
+CONTINUE = """
+for step in range(6):
+    x = 1
+    if r == 1 and step == 3: continue  # here
+    call("broadcast")
+    for p in range(2): x = p
+call("barrier")
+"""
+BESIDE_LEGITIMATE_BRANCHES = """
+for step in range(3):
+    if r == 0:
+        x = 1
+        call("broadcast")
+    else:
+        call("broadcast")
+    if step == 1:
+        if r == 1:  # here
+            call("all_reduce")
+    call("barrier")
+"""
+BREAK = """
+patience = 2 + r
+for epoch in range(6):
+    call("all_reduce")
+    patience -= 1
+    if patience == 0:  # here
+        break
+call("barrier")
+"""
+WHILE = """
+left = 3 + r
+while left:  # here
+    call("all_reduce")
+    left -= 1
+call("barrier")
+"""
+SWAPPED = """
+log()
+if r == 0:  # here
+    call("all_reduce")
+    call("broadcast")
+else:
+    call("broadcast")
+    call("all_reduce")
+"""
+CAUGHT_ERROR = """
+def load(i):
+    if r == 1 and i == 2:  # here
+        raise ValueError
+    return i
+for i in range(4):
+    try:
+        load(i)
+    except ValueError:
+        continue
+    call("all_reduce")
+call("barrier")
+"""
+#: No branch leads to the mismatch.
+OTHER_SIZE = """
+for n in range(3):
+    if r == 0:
+        log()
+    call("all_reduce", 4 + (n == 2) * r)
+"""
+ONE_LINE = """
+for n in range(3):
+    if r == 0 and n == 1: call("all_reduce")
+    call("barrier")
+"""
+
+
+class Made(list[tuple[int, str, TracedLine, object]]):
+    """The calls of a rank: (lines executed until then, operation, line, argument)."""
+
+
+def run_rank(file: Path, rank: int) -> tuple[list[TracedLine], Made]:
+    """Run a script whose calls do nothing, and trace its lines as a captured rank does."""
+    trace, made = LineTrace(), Made()
+
+    def call(op: str, argument: object = 0) -> None:
+        line = TracedLine(str(file), sys._getframe(1).f_lineno)
+        made.append((len(trace.lines()), op, line, argument))
+
+    names = {"r": rank, "call": call, "log": lambda *_: None}
+    code = compile(file.read_text(encoding="utf-8"), str(file), "exec")
+    before = sys.gettrace()
+    trace.start(lambda name: name == str(file), str)
+    try:
+        exec(code, names)  # noqa: S102 - the script of this test
+    finally:
+        sys.settrace(before)
+    return trace.lines(), made
+
+
+def mismatch(first: Made, second: Made) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    return next((a, b) for a, b in zip(first, second, strict=False) if (a[1], a[3]) != (b[1], b[3]))
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        LOADER,
+        EVALUATION,
+        CONTINUE,
+        BESIDE_LEGITIMATE_BRANCHES,
+        BREAK,
+        WHILE,
+        SWAPPED,
+        CAUGHT_ERROR,
+        OTHER_SIZE,
+        ONE_LINE,
+    ],
+)
+def test_the_branch_or_loop_that_leads_to_the_mismatch_is_named(
+    script: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(script, encoding="utf-8")
+    expected = [n for n, text in enumerate(script.splitlines(), 1) if "# here" in text]
+    (lines0, made0), (lines1, made1) = run_rank(file, 0), run_rank(file, 1)
+    own, other = mismatch(made0, made1)
+    calls = frozenset((own[2], other[2]))
+
+    # Each rank is blocked in its mismatched call.
+    found = find_divergence(lines0[: own[0]], lines1[: other[0]], calls)
+
+    assert ([] if found is None else [found.line.line]) == expected
+
+
+def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(CONTINUE, encoding="utf-8")
+    (lines0, made0), (lines1, made1) = run_rank(file, 0), run_rank(file, 1)
+    own, other = mismatch(made0, made1)
+    places = tuple(
+        SourceLocation(str(file), one[2].line, 1, one[1], rank)
+        for rank, one in enumerate((own, other))
+    )
+    finding = Finding("DS201", "error", "calls differ", (0, 1), places=places)
+    traces = {0: lines0[: own[0]], 1: lines1[: other[0]]}
+
+    (found, last) = with_divergence([finding, finding], traces)
+
+    assert found.places[0] == SourceLocation(str(file), 4, 5, "branch", 0)
+    assert found.message.splitlines()[1:] == [
+        "  ranks 0 and 1 diverge at line 4, when it runs for the 4th time:",
+        "    if r == 1 and step == 3: continue  # here",
+        '    rank 0 continues with line 5: call("broadcast")',
+        "    rank 1 continues with line 2: for step in range(6):",
+        "    line 5 runs 6 times on rank 0, 5 times on rank 1",
+    ]
+    assert found.help[0].startswith("let all ranks take the same branch at line 4: if r == 1")
+    assert last == finding
+
+
+def test_messages_and_other_findings_are_not_examined() -> None:
+    send = SourceLocation("a.py", 3, 1, "send", 0)
+    reduce = SourceLocation("a.py", 3, 1, "all_reduce", 0)
+
+    assert divergent_finding([]) is None
+    assert divergent_finding([Finding("DS304", "error", "", (0, 1), places=(send,))]) is None
+    assert divergent_finding([Finding("DS501", "error", "", (0, 1), places=(reduce,))]) is None
+    assert divergent_finding([Finding("DS201", "error", "", (0,), places=(reduce,))]) is None
+    known = Finding("DS201", "error", "", (0, 1), places=(reduce,))
+    assert divergent_finding([known]) is known
+
+
+def test_a_trace_holds_no_library_lines_and_survives_its_tracer(tmp_path: Path) -> None:
+    """A function of another file, called in between, is not traced."""
+
+    def frame_of_this_file() -> FrameType:
+        return sys._getframe()
+
+    file = tmp_path / "train.py"
+    file.write_text("x = r\nlog()\nx += 1\n", encoding="utf-8")
+    lines, _ = run_rank(file, 0)
+    frame_of_this_file()
+
+    assert [line.line for line in lines] == [1, 2, 3]
+    assert {line.file for line in lines} == {str(file)}

@@ -23,7 +23,8 @@ distsim.render("scenarios/hybrid.yaml", view="timeline").save("hybrid.svg")
 ```
 
 A scenario is a path, YAML text, or what `distsim.load` returns. Every result has a short `repr`,
-`to_text()`, `to_json()`, and an HTML form for notebooks; results with rows have `to_pandas()`.
+`to_text()`, `to_json()`, and an HTML form for notebooks (`_repr_html_()`); results with rows have
+`to_pandas()`.
 
 **What is public.** The names in `distsim.__all__`, the parameters of these functions and the
 documented members of their results keep their meaning within a minor version; CHANGELOG.md

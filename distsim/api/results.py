@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+#: A notebook shows the timeline of runs with at most this many calls.
+MAX_CALLS_OF_NOTEBOOK_TIMELINE = 3_000
+
 
 class Answer:
     """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here.
@@ -141,6 +144,20 @@ class SimulationAnswer(Answer):
         from distsim.output.text.simulation_report import simulation_report
 
         return simulation_report(self.raw)
+
+    def _repr_html_(self) -> str:
+        return self._timeline_html() + super()._repr_html_()
+
+    def _timeline_html(self) -> str:
+        """A small timeline; empty for a run that takes no time, or has too many calls."""
+        program = self.raw.program
+        if not self.makespan_ns or program.call_count > MAX_CALLS_OF_NOTEBOOK_TIMELINE:
+            return ""
+        from distsim.output.pictures.views.timeline import timeline_svg
+
+        blocked = [blocked.rank for blocked in self.raw.run.final_state.blocked]
+        svg = timeline_svg(self.trace, name=program.name, stuck=blocked)
+        return svg.replace("<svg ", '<svg style="max-width: 100%; height: auto" ', 1)
 
     def _summary(self) -> str:
         from distsim.common.units import show_ns
@@ -315,10 +332,12 @@ class DoctorAnswer(Answer):
         return tuple(self.raw.causes)
 
     def to_text(self) -> str:
+        from distsim.common.file_io import escape_control_characters
         from distsim.output.text.diagnosis import doctor_text
         from distsim.output.text_layout import page_width
 
-        return doctor_text(self.raw, self._width or page_width())
+        # Names of groups and functions come from files of strangers.
+        return escape_control_characters(doctor_text(self.raw, self._width or page_width()))
 
     def to_json(self) -> Json:
         from distsim.output.json.diagnosis import doctor_json

@@ -101,11 +101,18 @@ class AllToAllCollective(CollectiveOperation):
         for word, buffers, splits in cls._sides(call):
             if reason := cls.bad_cut(word, buffers, splits, call.group.size):
                 return reason
-        return wrong_element_count(
+        reason = wrong_element_count(
             f"part {me} of the output",
             cls.received(call)[me],
             cls.sent(call)[me],
             f"part {me} of the input has",
+        )
+        if reason is None or call.input_splits is None:
+            return reason
+        return (
+            f"{reason}\n"
+            f"set input_splits[{me}] and output_splits[{me}] of rank {call.rank} to the same "
+            "number: this part stays on the rank"
         )
 
     @classmethod

@@ -234,9 +234,10 @@ def fault_with_code(fault: str) -> tuple[str, str]:
 
     Splits have a code of their own, and so have faults that do not concern buffers.
     """
-    if "split" in fault.lower():
+    fault_words = fault.partition("\n")[0]
+    if "split" in fault_words.lower():
         return "DS107", fault
-    if re.search(r"\b(tag|channel|batch|reduce op)\b", fault):
+    if re.search(r"\b(tag|channel|batch|reduce op)\b", fault_words):
         return "DS112", fault
     return "DS110", fault
 

@@ -31,6 +31,8 @@ class GroupLowering(CommunicationLowering):
         #: Whether the default process group exists. A file without init_process_group implies one
         #: at its start.
         self._is_initialized = not state.names.has_init
+        #: Where the default group was destroyed: ` (line 7)`; empty before that.
+        self._destroyed_at = ""
         self._new_group_count = 0  # calls on which all ranks of the world take part
 
     def _group_step(self, context: ResolveContext, draft: CallDraft) -> None:
@@ -54,6 +56,7 @@ class GroupLowering(CommunicationLowering):
             )
             draft.invalid.append(InvalidCall(True, "DS109", reason))
         self._is_initialized = True
+        self._destroyed_at = ""
         self._destroyed_groups.clear()
         self._refused_groups.clear()
 
@@ -85,6 +88,8 @@ class GroupLowering(CommunicationLowering):
         group = context.op.group
         if group in (None, "world"):
             self._is_initialized = False
+            line = context.step.line
+            self._destroyed_at = f" (line {line})" if line else ""
             return
         # Only this group ends; the others stay.
         draft.group = self._group(group)

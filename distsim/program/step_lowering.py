@@ -101,6 +101,7 @@ class StepLowering(GroupLowering):
             group_identity(context.group),
             groups_of_parts,
             self._is_initialized,
+            self._destroyed_at,
             requests,
         )
 
@@ -137,6 +138,11 @@ class StepLowering(GroupLowering):
                 f"{row.op} is called without a process group\n"
                 f"call {row.op} after init_process_group and before destroy_process_group"
             )
+            if self._destroyed_at:
+                reason = (
+                    f"{row.op} is called after destroy_process_group{self._destroyed_at}\n"
+                    f"move destroy_process_group{self._destroyed_at} after {row.op}"
+                )
             draft.invalid.append(InvalidCall(True, "DS108", reason))
         return draft
 

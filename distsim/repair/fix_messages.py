@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from distsim.program.model import Program
@@ -20,10 +20,12 @@ from distsim.repair.scenario_data import (
     names_in,
     op_of,
     owner_ranks,
+    parenthesised_line,
     ranks_of,
     step_list_of_rank,
     value_at,
     value_by_rank,
+    values_as_words,
     with_steps_replaced,
 )
 
@@ -43,7 +45,10 @@ def is_message(entry: object) -> bool:
 
 
 def align_with_counterparts(
-    data: ScenarioData, named: list[DataPath], others: list[DataPath]
+    data: ScenarioData,
+    named: list[DataPath],
+    others: list[DataPath],
+    lines: Mapping[DataPath, int],
 ) -> Iterator[tuple[str, ScenarioData]]:
     """A message gets the arguments of a message in the other direction between the same ranks."""
     messages = [path for path in others if is_message(value_at(data, path))]
@@ -53,7 +58,7 @@ def align_with_counterparts(
     for path in named_messages:
         for other in messages:
             if _may_match(data, path, other):
-                yield from _with_equal_fields(data, path, other)
+                yield from _with_equal_fields(data, path, other, lines)
 
 
 def _may_match(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
@@ -72,11 +77,12 @@ def _may_name(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
 
 
 def _with_equal_fields(
-    data: ScenarioData, path: DataPath, other: DataPath
+    data: ScenarioData, path: DataPath, other: DataPath, lines: Mapping[DataPath, int]
 ) -> Iterator[tuple[str, ScenarioData]]:
     """Make the fields that differ equal: one at a time, then all together."""
     entry = value_at(data, path)
     own, theirs = fields_of(entry), fields_of(value_at(data, other))
+    like = op_of(value_at(data, other)) + parenthesised_line(lines, other)
     differing = [key for key in _SHARED_FIELDS if own.get(key) != theirs.get(key)]
     choices = [[key] for key in differing]
     if len(differing) > 1:
@@ -86,7 +92,7 @@ def _with_equal_fields(
         fields |= {key: theirs[key] for key in keys if key in theirs}
         changed = make_step(op_of(entry), fields, ranks_of(entry))
         yield (
-            f"{op_of(entry)}: use the {' and '.join(keys)} of the other side",
+            f"{op_of(entry)}: {values_as_words(keys, theirs)}, like {like}",
             with_steps_replaced(data, path, [changed]),
         )
 
@@ -222,7 +228,7 @@ def add_counterparts(
         if list_path is None:  # the peer has no list of steps of its own yet
             changed = copy.deepcopy(data)
             changed["program"].append(make_step(op, counterpart, peer))
-            yield f"add the {op} on rank {peer}", changed
+            yield f"add {_call_words(op, counterpart)} on rank {peer}", changed
         else:
             yield from _insertions(data, path, list_path, op, counterpart, peer)
 
@@ -287,12 +293,19 @@ def _insertions(
     for k in dict.fromkeys((*places, len(steps))):
         changed = copy.deepcopy(data)
         value_at(changed, list_path).insert(k, {op: counterpart})
-        yield f"add the {op} on rank {peer}", changed
+        yield f"add {_call_words(op, counterpart)} on rank {peer}", changed
         if k < len(steps) and op_of(steps[k]) == "batch_isend_irecv":
             changed = copy.deepcopy(data)
             batch = value_at(changed, (*list_path, k, "batch_isend_irecv", "ops"))
             batch.append({_BATCH_OP[op]: counterpart})
-            yield f"add the {_BATCH_OP[op]} to the batch of rank {peer}", changed
+            call = _call_words(_BATCH_OP[op], counterpart)
+            yield f"add {call} to the batch of rank {peer}", changed
+
+
+def _call_words(op: str, fields: ScenarioData) -> str:
+    """A message as in findings: `send(x, dst=1)`."""
+    arguments = [f"{key}={value}" for key, value in fields.items() if key != "tensor"]
+    return f"{op}({', '.join([str(fields.get('tensor', '')), *arguments])})"
 
 
 def _relative_position(data: ScenarioData, path: DataPath) -> float:

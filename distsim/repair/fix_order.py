@@ -6,7 +6,7 @@ The calls and their arguments stay the same. Each function yields (words, change
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from distsim.repair.scenario_data import (
@@ -16,6 +16,7 @@ from distsim.repair.scenario_data import (
     make_step,
     names_in,
     op_of,
+    parenthesised_line,
     paths_by_list,
     ranks_of,
     tensor_names,
@@ -101,7 +102,7 @@ def make_nonblocking(
             continue
         for path in chosen:
             yield (
-                f"use {started} instead of one {op}, and wait at the end",
+                f"use {started} instead of this {op}, and wait at the end",
                 _with_nonblocking_calls(data, [path]),
             )
 
@@ -179,21 +180,26 @@ def _is_only_wait_for(entry: object, handle: object) -> bool:
 
 
 # --- moves ---
-def move_steps(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
+def move_steps(
+    data: ScenarioData, named: list[DataPath], lines: Mapping[DataPath, int]
+) -> Iterator[tuple[str, ScenarioData]]:
     """A step moves to another place of its list; near places first."""
     for distance in range(1, _MAX_DISTANCE + 1):
         for path in named:
             position = int(path[-1])
             for target in (position - distance, position + distance):
                 if 0 <= target < len(value_at(data, path[:-1])):
-                    yield _moved(data, path, target)
+                    yield _moved(data, path, target, lines)
 
 
-def _moved(data: ScenarioData, path: DataPath, target: int) -> tuple[str, ScenarioData]:
+def _moved(
+    data: ScenarioData, path: DataPath, target: int, lines: Mapping[DataPath, int]
+) -> tuple[str, ScenarioData]:
     steps, position = value_at(data, path[:-1]), int(path[-1])
     changed = copy.deepcopy(data)
     changed_steps = value_at(changed, path[:-1])
     changed_steps.insert(target, changed_steps.pop(position))
     side = "before" if target < position else "after"
-    neighbour = op_of(steps[target]) or "the steps next to it"
-    return f"move {op_of(steps[position])} {side} {neighbour}", changed
+    neighbour = op_of(steps[target]) or "the block"
+    place = parenthesised_line(lines, (*path[:-1], target))
+    return f"move {op_of(steps[position])} {side} {neighbour}{place}", changed

@@ -54,7 +54,7 @@ def synchronise_accesses(
     for place in reversed(places):
         changed = copy.deepcopy(data)
         changed["program"].insert(place, {_BARRIER: {}})
-        yield f"call {_BARRIER} here on all ranks", changed
+        yield f"call {_BARRIER} on all ranks", changed
 
 
 __all__ = ["same_channel", "synchronise_accesses"]

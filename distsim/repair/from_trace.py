@@ -19,6 +19,7 @@ from distsim.trace.run_end import is_partial
 from distsim.trace_replay.compact import compact_trace
 
 _LINE_PATTERN = re.compile(r"^line (\d+)(, |: )")
+_INNER_LINE_PATTERN = re.compile(r" \(line (\d+)\)")
 _SOURCE_PATTERN = re.compile(r"  # (\S+:\d+)$")
 
 
@@ -83,4 +84,8 @@ def _with_script_lines(words: str, lines: list[str]) -> str:
         source = _SOURCE_PATTERN.search(lines[number - 1]) if number <= len(lines) else None
         return f"{source[1]}{found[2]}" if source else ""
 
-    return _LINE_PATTERN.sub(place, words)
+    def inner_place(found: re.Match[str]) -> str:
+        source = _SOURCE_PATTERN.search(lines[int(found[1]) - 1])
+        return f" ({source[1]})" if source else ""
+
+    return _LINE_PATTERN.sub(place, _INNER_LINE_PATTERN.sub(inner_place, words))

@@ -19,6 +19,8 @@ from distsim.repair.scenario_data import (
 )
 
 _ALL_RANKS = "all ranks"
+#: Words that say on which ranks a call is added.
+_NAMES_RANKS = re.compile(r"\b(on|of) (all ranks|ranks? \d)")
 
 
 def with_place(
@@ -28,8 +30,15 @@ def with_place(
 
     The default group is not named: most calls use it.
     """
+    if before["program"] == after["program"]:
+        return _with_tensor_place(words, before, after, lines)
+    inserted = _inserted_step(before, after)
+    if inserted is not None:
+        neighbour, side = inserted
+        ranks = "" if _NAMES_RANKS.search(words) else f", {_ranks_text(before, neighbour)}"
+        return f"line {lines[neighbour]}{ranks}: {side} this line, {words}"
     path = _first_changed_step(before, after)
-    if path is None or before["program"] == after["program"]:
+    if path is None:
         return words
     place = [f"line {lines[path]}"] if lines.get(path) else []
     # A proposal for all ranks may say so in a better place of its sentence.
@@ -45,13 +54,45 @@ def with_place(
     return f"{', '.join(place)}{separator}{words}"
 
 
+def _with_tensor_place(
+    words: str, before: ScenarioData, after: ScenarioData, lines: Mapping[DataPath, int]
+) -> str:
+    """The words after the line of the first tensor whose declaration changes."""
+    declared, changed = before.get("tensors") or {}, after.get("tensors") or {}
+    names = (name for name, tensor in declared.items() if changed.get(name) != tensor)
+    line = lines.get(("tensors", next(names, "")))
+    if not line:
+        return words
+    ranks = "" if _ALL_RANKS in words else f", {_ALL_RANKS}"
+    return f"line {line}{ranks}: {words}"
+
+
+def _inserted_step(before: ScenarioData, after: ScenarioData) -> tuple[DataPath, str] | None:
+    """The call next to the only call that is added, and its side; None for any other change."""
+    lists = {path[:-1] for path in step_paths(before)}
+    for list_path in sorted(lists, key=len, reverse=True):
+        old, new = value_at(before, list_path), _value_or_none(after, list_path)
+        if not isinstance(new, list) or len(new) != len(old) + 1:
+            continue
+        place = next((k for k, entry in enumerate(old) if new[k] != entry), len(old))
+        if [*new[:place], *new[place + 1 :]] != old or _is_block(new[place]):
+            return None
+        if place == 0:
+            return (*list_path, 0), "before"
+        return (*list_path, place - 1), "after"
+    return None
+
+
 def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath | None:
     """The path of the first call that the change moves, alters or removes.
 
     If a call is only added, this is the call that was at its place, or the last call of the list.
     """
     for path in step_paths(before):
-        if times_of(value_at(before, path)) != times_of(_value_or_none(after, path)):
+        entry, changed = value_at(before, path), _value_or_none(after, path)
+        are_blocks = _is_block(entry) and _is_block(changed)
+        has_other_ranks = are_blocks and ranks_of(entry) != ranks_of(changed)
+        if times_of(entry) != times_of(changed) or has_other_ranks:
             return path
     own = [path for path in step_paths(before) if not _is_block(value_at(before, path))]
     for path in own:

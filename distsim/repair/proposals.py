@@ -67,9 +67,11 @@ from distsim.repair.scenario_data import (
     make_step,
     op_of,
     owner_ranks,
+    parenthesised_line,
     ranks_of,
     step_paths,
     value_at,
+    values_as_words,
     with_steps_replaced,
 )
 
@@ -151,13 +153,15 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
         yield from _order_changes(data, calls)
     else:
         yield from _order_changes(data, calls)
-        yield from _alignments(data, calls)
+        yield from _alignments(data, hints, calls)
     yield from _of_kind(CHANGES_ARGUMENTS, islice(unify_counts(data), _MAX_CHANGES))
     named_parts = [path for path in calls.named if path in calls.parts]
     for moved in (calls.named_steps, named_parts):
-        yield from _of_kind(CHANGES_ORDER, islice(move_steps(data, moved), _MAX_CHANGES))
+        yield from _of_kind(
+            CHANGES_ORDER, islice(move_steps(data, moved, hints.lines), _MAX_CHANGES)
+        )
     if not hints.mismatch:
-        copied = islice(_copy_arguments(data, calls.named_steps), _MAX_CHANGES)
+        copied = islice(_copy_arguments(data, calls.named_steps, hints.lines), _MAX_CHANGES)
         yield from _of_kind(CHANGES_ARGUMENTS, copied)
     peers = islice(change_peers(data, calls.named), _MAX_CHANGES)
     yield from _of_kind(CHANGES_ARGUMENTS, peers)
@@ -165,6 +169,7 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
         loops = islice(other_iterations(data, hints.program), _MAX_CHANGES)
         yield from _of_kind(CHANGES_ARGUMENTS, loops)
     for additions in (
+        make_same_call(data, calls.named_steps),
         complete_early_exits(data),
         extend_to_all_ranks(data, calls.steps),
         copy_to_other_ranks(data, calls.named_steps),
@@ -269,15 +274,16 @@ def _order_changes(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal
 
 
 # --- arguments ---
-def _alignments(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
-    changes = align_with_counterparts(data, calls.named, calls.steps + calls.parts)
+def _alignments(data: ScenarioData, hints: FailureHints, calls: _Calls) -> Iterator[RepairProposal]:
+    messages = calls.steps + calls.parts
+    changes = align_with_counterparts(data, calls.named, messages, hints.lines)
     return _of_kind(CHANGES_ARGUMENTS, islice(changes, _MAX_CHANGES))
 
 
 def _argument_changes(
     data: ScenarioData, hints: FailureHints, calls: _Calls
 ) -> Iterator[RepairProposal]:
-    yield from _alignments(data, calls)
+    yield from _alignments(data, hints, calls)
     declarations = chain(
         use_group_ranks(data, calls.named_steps),
         () if hints.program is None else unify_shapes(data, hints.program),
@@ -286,15 +292,16 @@ def _argument_changes(
         pad_rows(data, calls.named_steps),
     )
     changes = chain(
-        islice(_copy_arguments(data, calls.named_steps), _MAX_CHANGES),
+        islice(_copy_arguments(data, calls.named_steps, hints.lines), _MAX_CHANGES),
         islice(declarations, _MAX_CHANGES),
-        islice(make_same_call(data, calls.named_steps), _MAX_CHANGES),
         _copy_declarations(data, calls.named_steps),
     )
     yield from _of_kind(CHANGES_ARGUMENTS, changes)
 
 
-def _copy_arguments(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:
+def _copy_arguments(
+    data: ScenarioData, named: list[DataPath], lines: dict[DataPath, int]
+) -> Iterator[_Change]:
     """A step gets an argument of another one: tag, group, root, reduction or tensor."""
     for path in named:
         entry = value_at(data, path)
@@ -307,7 +314,8 @@ def _copy_arguments(data: ScenarioData, named: list[DataPath]) -> Iterator[_Chan
                 if fields.get(key) != other_fields.get(key):
                     copied = _with_value_of(fields, key, other_fields)
                     step = make_step(op, copied, ranks_of(entry))
-                    words = f"{op}: use the same {key} as the other call"
+                    like = op_of(value_at(data, other)) + parenthesised_line(lines, other)
+                    words = f"{op}: {values_as_words([key], other_fields)}, like {like}"
                     yield words, with_steps_replaced(data, path, [step])
         if not OPERATIONS[op].root_field:
             continue

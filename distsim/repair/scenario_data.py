@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from distsim.common.expressions import ExpressionError, parse_expression
@@ -106,6 +107,22 @@ def with_steps_replaced(data: ScenarioData, path: DataPath, entries: list[Any]) 
         block = path[:-2] if path[-2] == "steps" and path[-3] != "repeat" else path[:-3]
         return with_steps_replaced(found, block, [])
     return found
+
+
+def parenthesised_line(lines: Mapping[DataPath, int], path: DataPath) -> str:
+    """` (line 7)` for the words of a proposal; empty if the line is not known."""
+    line = lines.get(path, 0)
+    return f" (line {line})" if line else ""
+
+
+def values_as_words(keys: list[str], fields: ScenarioData) -> str:
+    """What to do to get the values of ``fields``: `set tag to 5 and group to pp`, `drop tag`."""
+    given = [f"{key} to {fields[key]}" for key in keys if key in fields]
+    absent = [key for key in keys if key not in fields]
+    parts = [f"set {' and '.join(given)}"] if given else []
+    if absent:
+        parts.append(f"drop {' and '.join(absent)}")
+    return " and ".join(parts)
 
 
 def paths_by_list(paths: list[DataPath]) -> dict[DataPath, list[DataPath]]:

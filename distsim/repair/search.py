@@ -312,6 +312,9 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
     for path in (*steps, *batch_part_paths(root, steps)):
         mark = document.mark(path)
         lines[path] = mark.line + 1 if mark is not None else 0
+    for name in root.get("tensors") or {}:
+        mark = document.mark(("tensors", name))
+        lines["tensors", name] = mark.line + 1 if mark is not None else 0
     hints = FailureHints(
         lines,
         _named_lines(state),

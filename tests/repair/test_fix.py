@@ -34,7 +34,7 @@ _REPAIRED = {
     "z08_roots_differ": "use one root on all ranks",
     "f15_buckets_in_another_order": "all_reduce",
     "f12_save_on_rank_0": "on all ranks",
-    "z03_tag_mismatch": "use the tag of the other side",
+    "z03_tag_mismatch": "recv: set tag to",
     "z10_sizes_differ": "the same shape on all ranks",
     "z19_fewer_micro_batches_than_stages": "set the var ahead to micro_batches",
     "z21_splits_not_transposed": "set output_splits to the rows that the other ranks send",
@@ -81,10 +81,10 @@ def test_head_to_head_requests_on_nccl_become_a_batch_and_no_tensor_changes_its_
 #: Agreed cases (tests/data/agreed) and what the first repair must say. `benchmarks/repairs.py`
 #: tries all of them.
 _CASES = {
-    "dl0012": "use the tensor of the other side",
-    "dl0026": "use the tag of the other side",
+    "dl0012": "set tensor to",
+    "dl0026": "set tag to",
     "dl0037": "call the remaining collectives of the other ranks on ranks 1 and 3 too",
-    "dl0134": "add the send on rank 0",
+    "dl0134": "add send(",
     "dl0136": "call the remaining collectives of the other ranks on rank 0 too",
     "dl0016": "scatter after gather",
 }
@@ -156,7 +156,7 @@ _OBSERVED: dict[str, tuple[str, str]] = {
         "world: 3\nbackend: gloo\ntensors: {x: {shape: [4], value: rank + 1}, e: {shape: [0]}}\n"
         "program:\n  - {all_reduce: {tensor: x}, ranks: [0, 2]}\n"
         "  - {all_reduce: {tensor: e}, ranks: 1}\n  - barrier\n",
-        "line 6, rank 1, all_reduce: use the same tensor as the other call",
+        "line 6, rank 1, all_reduce: set tensor to x, like all_reduce (line 5)",
     ),
     "a13": (
         "world: 3\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"

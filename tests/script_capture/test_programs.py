@@ -399,8 +399,8 @@ def test_a_python_file_given_as_a_scenario_is_answered_with_the_command_to_type(
 
 REPAIRED = {
     "circle": ("batch_isend_irecv", "dist.recv("),
-    "wrong tag": ("the tag of the other side", "tag="),
-    "another dtype": ("the same tensor as the other call", "dist.all_reduce("),
+    "wrong tag": ("set tag to", "tag="),
+    "another dtype": ("set tensor to", "dist.all_reduce("),
 }
 
 

@@ -304,10 +304,12 @@ def _channels_by_rank(ranks: list[int]) -> dict[int, list[int]]:
     return found
 
 
-def near_miss_lines(near: list[NearMiss]) -> list[str]:
-    """Near misses as sentences."""
-    return [
-        f"near match: rank {miss.rank} calls {miss.words}"
-        f"{parenthesised(location_text(miss.place))}; only the {miss.what} differs"
-        for miss in near
-    ]
+def near_miss_lines(near: list[NearMiss], shown: str) -> list[str]:
+    """Near misses as sentences; ``shown``: a row above them, which names its call already."""
+    lines = []
+    for miss in near:
+        call = f"rank {miss.rank} calls {miss.words}{parenthesised(location_text(miss.place))}"
+        if miss.words in shown:
+            call = f"this call of rank {miss.rank}"
+        lines.append(f"near match: {call}; only the {miss.what} differs")
+    return lines

@@ -71,6 +71,7 @@ class MissingMessageFindings:
             return self._communicator_creation(edges, core, notes)
         at_line = parenthesised(location_text(self.rows.place(rank, need)))
         near: list[NearMiss] = []
+        shown = ""
         rows = [self.rows.blocked_row(edge.rank, edge.need, "") for edge in edges[:MAX_SHOWN]]
         if need.any:
             # Every rank is a candidate here, so a list of near misses would only be noise.
@@ -84,11 +85,12 @@ class MissingMessageFindings:
             head = unmatched_words(awaited.call, rank, awaited_rank, at_line)
             near = self.finder.near_misses(rank, awaited)
             rows.append(self.rows.state_row(awaited_rank))
+            shown = " ".join(rows[-1])
         lines = [
             head,
             *aligned_columns(rows),
             *more_like_this(len(edges) - MAX_SHOWN),
-            *(f"  {line}" for line in near_miss_lines(near[:_MAX_CANDIDATES])),
+            *(f"  {line}" for line in near_miss_lines(near[:_MAX_CANDIDATES], shown)),
             *notes,
         ]
         sends = OPERATIONS[awaited.call.op].direction == "send"

@@ -125,8 +125,10 @@ def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: 
     """The list of repairs, and the patch of the first one."""
     if not repairs:
         return f"\n{file}: no repair found that checks ok"
-    repairs_found = "1 repair" if len(repairs) == 1 else f"{len(repairs)} repairs"
-    lines = [f"\n{file}: {repairs_found} found; the verdict is ok with each"]
+    found = f"{len(repairs)} repairs found; with each of them, the verdict is ok"
+    if len(repairs) == 1:
+        found = "1 repair found; with it, the verdict is ok"
+    lines = [f"\n{file}: {found}"]
     for number, repair in enumerate(repairs, 1):
         lines += _repair_lines(number, repair)
     if len(repairs) > 1:

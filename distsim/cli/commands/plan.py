@@ -88,9 +88,8 @@ OutputsOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="Write all layouts (F.csv, F.parquet), a plot (F.svg), or the fastest "
-        "layout as a scenario (F.yaml), as a torchtitan configuration (F.toml) or as arguments of "
-        "Megatron-LM (F.args). Repeatable.",
+        help="Write all layouts (F.csv, F.parquet) or a plot (F.svg). Or write the fastest layout "
+        "as a scenario (F.yaml), for torchtitan (F.toml) or for Megatron-LM (F.args). Repeatable.",
     ),
 ]
 

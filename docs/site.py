@@ -95,6 +95,7 @@ CHAPTERS: dict[str, tuple[str, tuple[str, ...]]] = {
             "explanation/capture.md",
             "explanation/doctor.md",
             "explanation/performance.md",
+            "explanation/reliability.md",
             "explanation/comparison.md",
         ),
     ),

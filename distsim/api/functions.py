@@ -366,14 +366,16 @@ def slow(
     *paths: str | Path,
     steps: str | None = None,
     ideal: str = "peers",
+    cluster: str | Mapping[str, Any] | Cluster | None = None,
     jobs: int = 4,
     progress: CountCallback | None = None,
 ) -> SlowAnswer:
     """Find out why a job is slow, from the profiles or traces of its ranks (files or folders).
 
     ``steps``: analyse only these steps, for example ``"10-40"``. ``ideal``: the reference for
-    slowdowns, ``"peers"`` or ``"mean"``. ``jobs``: processes that read ranks. ``progress`` is
-    called with the numbers of files read and of all files. Raises UsageError.
+    slowdowns, ``"peers"`` or ``"mean"``. ``cluster``: compare communication with its predicted
+    times. ``jobs``: processes that read ranks. ``progress`` is called with the numbers of files
+    read and of all files. Raises UsageError.
     """
     from distsim.analysis.slow_jobs.analyze import analyze_recording, select_steps
     from distsim.recordings.read_recording import read_recording
@@ -382,9 +384,11 @@ def slow(
         raise UsageError("no input was given", "`distsim slow profiles/`")
     if ideal not in ("peers", "mean"):
         raise UsageError(f"ideal: unknown value {ideal!r}", "use peers or mean")
+    machines = None if cluster is None else load_machines(cluster)
     recording = read_recording(paths, jobs=jobs, progress=progress)
     selected = select_steps(recording, steps)
-    return SlowAnswer(analyze_recording(recording, selected, uses_mean=ideal == "mean"))
+    job = analyze_recording(recording, selected, uses_mean=ideal == "mean", cluster=machines)
+    return SlowAnswer(job)
 
 
 def run_real(

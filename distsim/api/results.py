@@ -346,10 +346,12 @@ class DoctorAnswer(Answer):
         return tuple(self.raw.causes)
 
     def to_text(self) -> str:
+        from distsim.common.file_io import escape_control_characters
         from distsim.output.text.diagnosis import doctor_text
         from distsim.output.text_layout import page_width
 
-        return doctor_text(self.raw, self._width or page_width())
+        # Names of groups and functions come from files of strangers.
+        return escape_control_characters(doctor_text(self.raw, self._width or page_width()))
 
     def to_json(self) -> Json:
         from distsim.output.json.diagnosis import doctor_json

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import errno
 import gc
+import itertools
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ _CGROUP_FILES = (
         "total_rss ",
     ),
 )
+_OUTPUT_OPTIONS = ("-o", "--output", "--trace", "--report")
 #: Errors of a name that the user gave, not of the machine.
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 _ASCII_REPLACEMENTS = {
@@ -156,7 +158,11 @@ def _report_error(error: DistsimError) -> int:
 
 def _input_files() -> str:
     """The files on the command line: one of them caused a resource error."""
-    names = [word for word in sys.argv[2:] if not word.startswith("-")]
+    names = [
+        word
+        for option, word in itertools.pairwise(sys.argv[1:])
+        if not word.startswith("-") and option not in _OUTPUT_OPTIONS
+    ]
     return ", ".join(name for name in names if os.path.isfile(name))
 
 

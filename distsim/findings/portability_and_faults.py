@@ -281,7 +281,7 @@ program:
         "warning",
         None,
         "A rank ends its program with `exit` before the others.",
-        "Every rank that still needs it hangs.",
+        "On gloo, ranks that still need it raise; on nccl and mpi they hang.",
         "Let all ranks decide together: all_reduce the condition before they exit.",
         two_rank_scenario("{exit: {code: 1}, ranks: 0}"),
     ),

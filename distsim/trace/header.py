@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from distsim.common.errors import UsageError
+from distsim.common.file_io import escape_control_characters
 from distsim.trace.model import TRACE_SCHEMA_VERSION
 from distsim.trace.packed_values import has_valid_values
 
@@ -43,6 +44,8 @@ _KEY_TYPES: Final = {
     "cut": dict,
     "ended_by": str,
 }
+#: Options of a backend that are numbers of bytes or nanoseconds.
+_COUNT_OPTIONS: Final = ("buffsize", "eager_limit", "timeout_ns")
 _COUNT_KEYS: Final = ("world_size", "nodes", "local_size", "makespan_ns", "calls", "until_ns")
 
 
@@ -138,6 +141,10 @@ def _wrong_key(header: Mapping[str, Any]) -> str | None:
         items = container.values() if isinstance(container, dict) else container
         if not all(is_valid(item) for item in items):
             return key
+    options = header.get("options") or {}
+    for name in _COUNT_OPTIONS:
+        if not _is_count(options.get(name)):
+            return f"options.{name}"
     return None if has_valid_values(header) else "values"
 
 
@@ -207,5 +214,5 @@ _ITEM_CHECKS: Final[dict[str, Callable[[object], bool]]] = {
 
 def shortened_line(text: str) -> str:
     """A line in the form in which a message quotes it."""
-    text = " ".join(text.split()) or "nothing"
+    text = escape_control_characters(" ".join(text.split())) or "nothing"
     return text if len(text) <= _MAX_QUOTED else text[: _MAX_QUOTED - 3] + "..."

@@ -236,6 +236,8 @@ def has_valid_values(header: Mapping[str, object]) -> bool:
     values, dtypes = header.get("values"), header.get("value_dtypes")
     if not isinstance(values, dict | None) or not isinstance(dtypes, dict | None):
         return False
+    if not all(isinstance(dtype, str) for dtype in (dtypes or {}).values()):
+        return False
     try:
         for ranks in (values or {}).values():
             for rank, value in ranks.items():

@@ -7,7 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 #: `pip install … distsim …` or `'distsim[extra]'`, but not `torch-distsim`.
 _WRONG_INSTALL = re.compile(
-    r"(?:pip|uv|pipx|poetry|conda)\s+(?:pip\s+)?(?:install|add|tool install)[^\n&|;]*(?<![\w/.-])distsim(?![\w/.-])"
+    r"(?:pip|uv|pipx|poetry|conda)\s+(?:pip\s+)?(?:install|add|tool install)[^\n&|;`]*(?<![\w/.-])distsim(?![\w/.-])"
     r"|(?<![\w/-])distsim\[\w+\]"
 )
 

@@ -4,6 +4,7 @@ and on a Dask cluster.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
@@ -127,6 +128,15 @@ def test_an_impossible_point_is_a_row_with_its_reason() -> None:
 GRID = ("--grid", "seed=" + ",".join(map(str, range(12))), "--grid", "n=100,200")
 
 
+def wait_for_group(group: int) -> None:
+    """Until no process of a group is left."""
+    end = time.monotonic() + LIMIT_S
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < end:
+            os.killpg(group, 0)
+            time.sleep(0.01)
+
+
 def test_a_killed_sweep_resumes_to_the_same_table(cli: Cli, tmp_path: Path) -> None:
     """At a moment that chance chooses, and with its last row cut in two."""
     file = tmp_path / "f.yaml"
@@ -135,13 +145,16 @@ def test_a_killed_sweep_resumes_to_the_same_table(cli: Cli, tmp_path: Path) -> N
     whole, cut = (tmp_path / "whole.csv").read_text(encoding="utf-8"), tmp_path / "cut.csv"
     wanted = random.randrange(1, 18)
     words = [sys.executable, "-m", "distsim", "sweep", file, *GRID, "-o", cut, "-j", "1"]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        words, cwd=ROOT, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as process:
         end = time.monotonic() + LIMIT_S
         while time.monotonic() < end and process.poll() is None:
             if cut.exists() and cut.read_text(encoding="utf-8").count("\n") > wanted:
                 break
             time.sleep(0.005)
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # the command and the process that watches it
+    wait_for_group(process.pid)
     rows = cut.read_text(encoding="utf-8")
     assert rows.count("\n") > wanted
     cut.write_text(rows + rows.splitlines()[1][:20], encoding="utf-8")

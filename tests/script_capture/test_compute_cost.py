@@ -248,3 +248,27 @@ def test_work_is_counted_per_call_site_and_not_for_other_threads() -> None:
         "backward": 96,
     }
     assert isinstance(counted, kernel_counter.KernelCounter)
+
+
+def test_an_operator_that_runs_others_counts_as_one_kernel() -> None:
+    """As DTensor's random numbers; torch shows such an operator only as a whole."""
+    from torch._higher_order_ops.utils import autograd_not_implemented
+    from torch._ops import HigherOrderOperator
+
+    class Doubled(HigherOrderOperator):
+        def __init__(self) -> None:
+            super().__init__("distsim_doubled")
+
+        def __call__(self, x: Any) -> Any:
+            return super().__call__(x)
+
+    doubled = Doubled()
+    doubled.py_impl(torch._C.DispatchKey.CompositeExplicitAutograd)(lambda x: x * 2)
+    doubled.py_autograd_impl(autograd_not_implemented(doubled, deferred_error=True))
+    x = torch.ones(4)
+    with count_kernels() as counted:
+        y = doubled(x)
+        found = counted.take()
+
+    assert y.tolist() == [2, 2, 2, 2]
+    assert (found.launches, found.flops, found.bytes) == (1, 0, 4 * (4 + 4))

@@ -131,6 +131,18 @@ def fsdp_units_are_swapped() -> None:
     x.sum().backward()
 
 
+def units_of_fsdp1_are_swapped() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    device = torch.device("cpu")
+    layers = [FullyShardedDataParallel(torch.nn.Linear(8, 8), device_id=device) for _ in range(3)]
+    x = torch.ones(2, 8)
+    for number, layer in enumerate(layers):
+        if number != dist.get_rank():
+            x = layer(x)
+    x.sum().backward()
+
+
 def replicated_dtensor_is_changed_on_one_rank() -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
@@ -153,6 +165,7 @@ SILENT_ERRORS = [
     (optimizer_state_is_reset_on_one_rank, "layers.a.weight", "step 3", "optimizer.step()"),
     (parameters_are_registered_in_another_order, "layers.a.weight", "together", "model = DDP("),
     (fsdp_units_are_swapped, "unit 1", "all_gather 1 of FSDP", "x = layer(x)"),
+    (units_of_fsdp1_are_swapped, "unit 1", "all_gather 1 of FSDP", "x = layer(x)"),
     (replicated_dtensor_is_changed_on_one_rank, "0 of group 0", "step 1", "optimizer.step()"),
 ]
 
@@ -215,6 +228,19 @@ def sharded_model() -> None:
         optimizer.step()
 
 
+def sharded_model_of_fsdp1() -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+
+    policy = ModuleWrapPolicy({torch.nn.Linear})
+    device = torch.device("cpu")
+    model = FullyShardedDataParallel(Stack("abc"), auto_wrap_policy=policy, device_id=device)
+    optimizer = torch.optim.AdamW(model.parameters())
+    for step in range(2):
+        model(batch(step)).sum().backward()
+        optimizer.step()
+
+
 def uneven_batches() -> None:
     from torch.distributed.algorithms.join import Join
 
@@ -226,7 +252,15 @@ def uneven_batches() -> None:
 
 @pytest.mark.parametrize(
     "program",
-    [train, gradient_accumulation, sharded_optimizer, batch_norm, sharded_model, uneven_batches],
+    [
+        train,
+        gradient_accumulation,
+        sharded_optimizer,
+        batch_norm,
+        sharded_model,
+        sharded_model_of_fsdp1,
+        uneven_batches,
+    ],
 )
 def test_a_correct_program_has_no_finding(program) -> None:
     assert values_of(program) == ("completes", [])

@@ -43,7 +43,7 @@ TESTS = (
     "trace/test_trace.py",
     "output/test_dot.py",
 )
-TEST_TOOLS = ("pytest", "hypothesis")
+TEST_TOOLS = ("pytest", "hypothesis", "typst")
 
 
 @dataclass
@@ -175,7 +175,7 @@ def attempt(
         wheels = (
             "--only-binary",
             ":all:",
-            *(("--no-binary", "distsim") if result.source == "sdist" else ()),
+            *(("--no-binary", "torch-distsim") if result.source == "sdist" else ()),
         )
         how = (
             "--quiet",
@@ -222,6 +222,7 @@ def simulate(binaries: Path, away: Path) -> None:
 
 
 def check(binaries: Path, away: Path) -> None:
+    ran(binaries / "distsim", "check", "--help", cwd=away)
     ran(binaries / "distsim", "check", "scenarios/ring_of_four.yaml", cwd=away, expected=(1,))
     ran(binaries / "distsim", "check", "scenarios/hybrid.yaml", cwd=away)
 

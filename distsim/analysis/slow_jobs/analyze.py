@@ -19,6 +19,7 @@ from distsim.analysis.slow_jobs.ideal_times import (
 )
 from distsim.analysis.slow_jobs.missing_ranks import missing_rank_finding
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups, find_peer_groups
+from distsim.analysis.slow_jobs.predicted_transfers import predicted_transfers
 from distsim.analysis.slow_jobs.rank_costs import RankWhatIfs, rank_costs
 from distsim.analysis.slow_jobs.slow_job import (
     NONE,
@@ -31,6 +32,7 @@ from distsim.analysis.slow_jobs.slow_job import (
 from distsim.analysis.slow_jobs.slow_transfers import slow_communication_finding
 from distsim.analysis.slow_jobs.waiting import waits_for_rank
 from distsim.common.errors import UsageError
+from distsim.hardware.cluster import Cluster
 from distsim.recordings.event_graph import EventGraph, Flags, Times
 from distsim.recordings.recording import Recording
 
@@ -59,11 +61,16 @@ def select_steps(recording: Recording, text: str | None) -> Flags:
 
 
 def analyze_recording(
-    recording: Recording, selected: Flags | None = None, *, uses_mean: bool = False
+    recording: Recording,
+    selected: Flags | None = None,
+    *,
+    uses_mean: bool = False,
+    cluster: Cluster | None = None,
 ) -> SlowJob:
     """The analysis of the selected steps.
 
     ``uses_mean``: the ideal for slowdowns is that of `mean_ideal`, and otherwise the last layer.
+    ``cluster``: its predicted times are the reference for communication.
     Raises UsageError if the steps take no time.
     """
     graph = recording.graph
@@ -76,7 +83,10 @@ def analyze_recording(
     steady = steady_times(groups, own)
     even = even_times(groups, steady)
     balanced = balanced_times(groups, even)
+    predicted = None if cluster is None else predicted_transfers(recording, groups, cluster)
     best = usual_transfers(groups, balanced)
+    if predicted is not None:
+        best = np.where(graph.is_work, best, np.minimum(best, predicted))
     recorded_steps = graph.step_times()
     if not recorded_steps[counted].any():
         raise UsageError(
@@ -92,15 +102,11 @@ def analyze_recording(
     ranks = rank_costs(what_ifs, counted, means[0])
     numbers = [int(i) for i in np.flatnonzero(counted)]
     finder = CauseFinder(recording, what_ifs, ranks, rows, numbers, means[0])
-    findings = finder.findings()
-    communication = slow_communication_finding(recording, groups, numbers, means[0], gap)
-    if communication is not None and not _follows_from_rank(communication, findings):
-        findings.append(communication)
-        findings.sort(key=lambda finding: -finding.cost_ns)
-    missing = missing_rank_finding(recording, groups, counted, gap)
-    # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
-    if missing is not None and all(missing.cost_ns > found.cost_ns for found in findings):
-        findings.insert(0, missing)
+    findings = _independent_findings(
+        finder.findings(),
+        slow_communication_finding(recording, groups, numbers, means[0], gap, predicted),
+        missing_rank_finding(recording, groups, counted, gap, cluster),
+    )
     not_comparable = reason_not_to_compare(recording, means[0])
     if not_comparable and not (len(ranks) == 1 and findings):
         # One rank may still show that a rank without a trace is late.
@@ -127,6 +133,20 @@ def analyze_recording(
         ideal_gap=gap,
         not_comparable=not_comparable,
     )
+
+
+def _independent_findings(
+    found: list[SlowFinding], communication: SlowFinding | None, missing: SlowFinding | None
+) -> list[SlowFinding]:
+    """All findings that do not follow from another one, the costliest first."""
+    findings = list(found)
+    if communication is not None and not _follows_from_rank(communication, found):
+        findings.append(communication)
+        findings.sort(key=lambda finding: -finding.cost_ns)
+    # A rank without a trace may itself wait for a slow rank. Then it is no finding of its own.
+    if missing is not None and all(missing.cost_ns > other.cost_ns for other in findings):
+        findings.insert(0, missing)
+    return findings
 
 
 def _follows_from_rank(communication: SlowFinding, findings: list[SlowFinding]) -> bool:

@@ -58,6 +58,8 @@ def even_times(groups: PeerGroups, steady: Times) -> Times:
         rows = np.flatnonzero(
             groups.graph.is_work & groups.usual_rows & np.isin(groups.rank_index, members)
         )
+        if not rows.size:
+            continue  # ranks of this role do not work in usual steps
         if len(np.unique(groups.program_of[members])) == 1:
             result[rows] = _even_places(groups, rows, steady)
         else:

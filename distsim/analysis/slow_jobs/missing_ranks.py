@@ -3,7 +3,8 @@
 A communication with missing members takes from the last start that is recorded to its end. If a
 missing rank starts later, its lateness is part of that time. The reference is the usual transfer of
 communications of the same kind whose members are all recorded. If there are none, it is the
-predicted time on the preset `cpu-10gbe`, or the shortest recorded time if that is less.
+predicted time on the given cluster (`cpu-10gbe` by default), or the shortest recorded time if that
+is less.
 
 A missing rank is blamed if the same communication is late in *every* step, by 20 % of the step and
 ten times the reference. It is also blamed if its communications together cost 20 % of each of ten
@@ -19,7 +20,7 @@ import numpy as np
 
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.analysis.slow_jobs.slow_job import SlowFinding
-from distsim.hardware.cluster import cluster_from
+from distsim.hardware.cluster import Cluster, cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.recordings.event_graph import Flags, Numbers, Times
 from distsim.recordings.recording import Recording, places_in_step
@@ -44,7 +45,11 @@ class _Reference(NamedTuple):
 
 
 def missing_rank_finding(
-    recording: Recording, groups: PeerGroups, counted: Flags, gap: Times
+    recording: Recording,
+    groups: PeerGroups,
+    counted: Flags,
+    gap: Times,
+    cluster: Cluster | None = None,
 ) -> SlowFinding | None:
     """The finding about ranks without a trace, if they are late in every step.
 
@@ -56,7 +61,7 @@ def missing_rank_finding(
     if not incomplete.any():
         return None
     step_times = graph.step_times(gap=gap)
-    reference = _references(groups, incomplete)
+    reference = _references(groups, incomplete, cluster)
     rows = np.flatnonzero(incomplete[graph.columns.meeting] & ~graph.is_work)
     rows = rows[counted[graph.columns.step[rows]] & (graph.columns.step[rows] >= 0)]
     late = _late_in_every_step(groups, rows, reference.time, counted, step_times)
@@ -133,11 +138,11 @@ def _incomplete_meetings(recording: Recording) -> Flags:
     return result
 
 
-def _references(groups: PeerGroups, incomplete: Flags) -> _Reference:
+def _references(groups: PeerGroups, incomplete: Flags, cluster: Cluster | None) -> _Reference:
     """The usual transfer of each row's operation and size."""
     graph = groups.graph
     columns = graph.columns
-    prices = _TransferPrices()
+    prices = _TransferPrices(cluster or cluster_from(_REFERENCE_CLUSTER))
     rows = np.flatnonzero(~graph.is_work)
     keys, key_of = np.unique(
         np.stack([columns.label[rows], columns.nbytes[rows]]), axis=1, return_inverse=True
@@ -158,8 +163,8 @@ def _references(groups: PeerGroups, incomplete: Flags) -> _Reference:
 class _TransferPrices:
     """Predicted times of a transfer of some bytes to another node and back."""
 
-    def __init__(self) -> None:
-        self.model = CostModel(cluster_from(_REFERENCE_CLUSTER), world_size=2, local_size=1)
+    def __init__(self, cluster: Cluster) -> None:
+        self.model = CostModel(cluster, world_size=2, local_size=1)
 
     def of(self, nbytes: int) -> float:
         """The time; infinite if the recording holds no size."""

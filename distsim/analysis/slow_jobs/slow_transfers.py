@@ -60,7 +60,10 @@ def slow_communication_finding(
     """
     needed = _SHARE_OF_STEPS * len(counted)
     if len(counted) < _FEWEST_STEPS:
-        return None
+        if predicted is None:
+            return None
+        # A prediction does not come from these few steps, but all of them must exceed it.
+        needed = len(counted)
     # The lateness of a member without a trace looks like a long transfer.
     incomplete = list(recording.missing_members)
     transfers = _transfers(groups, counted, step_ns, incomplete, predicted)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distsim.cli.shared import console
-from distsim.cli.shared.arguments import FormatOption, OutputFormat, parse_share
+from distsim.cli.shared.arguments import (
+    FormatOption,
+    OutputFormat,
+    command_with_arguments,
+    parse_share,
+)
 from distsim.cli.shared.progress import progress_bar
+
+if TYPE_CHECKING:
+    from distsim.api.results import SlowAnswer
 
 PathsArgument = Annotated[
     list[str],
@@ -32,6 +41,15 @@ IdealOption = Annotated[
         help="Reference for slowdowns: peers (median of the ranks with the same role), or mean "
         "(mean over all ranks, as in arXiv 2505.05713).",
         show_default=True,
+    ),
+]
+ReferenceOption = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        metavar="NAME",
+        help="Compare communication with its predicted times on this hardware model (preset or "
+        "file), each rank on its own node [its usual times in the recording].",
     ),
 ]
 FailAboveOption = Annotated[
@@ -67,16 +85,23 @@ JobsOption = Annotated[
 ]
 
 
-def command(
-    paths: PathsArgument,
-    steps: StepsOption = None,
-    ideal: IdealOption = "peers",
-    format: FormatOption = OutputFormat.text,
-    fail_above: FailAboveOption = None,
-    trace: TraceOption = None,
-    output: PictureOption = None,
-    jobs: JobsOption = 4,
-) -> None:
+@dataclass(frozen=True)
+class SlowArguments:
+    """The arguments of `slow`."""
+
+    paths: PathsArgument
+    steps: StepsOption = None
+    ideal: IdealOption = "peers"
+    cluster: ReferenceOption = None
+    format: FormatOption = OutputFormat.text
+    fail_above: FailAboveOption = None
+    trace: TraceOption = None
+    output: PictureOption = None
+    jobs: JobsOption = 4
+
+
+@command_with_arguments(SlowArguments)
+def command(arguments: SlowArguments) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
     Exit status 1: something was found. docs/how-to/slow.md lists the columns of operation tables.
@@ -89,10 +114,30 @@ def command(
     """
     from distsim.api.functions import slow
 
-    _check_output_files(output, trace, paths)
-    limit = None if fail_above is None else parse_share(fail_above, "--fail-above")
+    _check_output_files(arguments.output, arguments.trace, arguments.paths)
+    limit = None
+    if arguments.fail_above is not None:
+        limit = parse_share(arguments.fail_above, "--fail-above")
     with progress_bar("reading ranks") as advance:
-        answer = slow(*paths, steps=steps, ideal=ideal, jobs=jobs, progress=advance)
+        answer = slow(
+            *arguments.paths,
+            steps=arguments.steps,
+            ideal=arguments.ideal,
+            cluster=arguments.cluster,
+            jobs=arguments.jobs,
+            progress=advance,
+        )
+    _write_files(answer, arguments)
+    if arguments.format is OutputFormat.json:
+        console.out(console.to_json(answer.to_json()))
+    else:
+        console.out(answer.to_text())
+    is_bad = not answer.ok if limit is None else answer.cost_share > limit
+    raise typer.Exit(int(is_bad or answer.raw.hangs))
+
+
+def _write_files(answer: SlowAnswer, arguments: SlowArguments) -> None:
+    trace, output = arguments.trace, arguments.output
     if trace is not None:
         console.write_file(trace, answer.timeline())
         console.note(f"wrote {trace}")
@@ -100,12 +145,6 @@ def command(
         is_page = output.suffix.lower() == ".html"
         console.write_file(output, answer.to_html().html if is_page else answer.to_svg().content)
         console.note(f"wrote {output}")
-    if format is OutputFormat.json:
-        console.out(console.to_json(answer.to_json()))
-    else:
-        console.out(answer.to_text())
-    is_bad = not answer.ok if limit is None else answer.cost_share > limit
-    raise typer.Exit(int(is_bad or answer.raw.hangs))
 
 
 def _check_output_files(output: Path | None, trace: Path | None, inputs: list[str]) -> None:

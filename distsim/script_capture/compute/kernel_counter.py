@@ -201,6 +201,10 @@ def _counting_mode(counter: KernelCounter, fused: FusedNormCounter) -> Any:
     _flop_formulas()
 
     class KernelCountingMode(mode):  # type: ignore[misc]
+        #: Such as DTensor's random numbers. torch takes this mode away while one runs, so the
+        #: operators inside are not seen: it counts as one kernel without FLOP.
+        supports_higher_order_operators = True
+
         def __torch_dispatch__(
             self, func: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
@@ -208,6 +212,10 @@ def _counting_mode(counter: KernelCounter, fused: FusedNormCounter) -> Any:
             if getattr(func, "namespace", "prim") == "prim":
                 # A question about a tensor, from which no exception may come.
                 return func(*args, **kwargs)
+            if isinstance(func, torch._ops.HigherOrderOperator):
+                out = func(*args, **kwargs)
+                counter.add(_kernel_of_call(_HIGHER_ORDER_KIND, out, args, kwargs))
+                return out
             if any(_is_tensor_wrapper(kind) for kind in types):
                 # What is computed are the operators on its parts, which arrive here next.
                 return NotImplemented
@@ -251,6 +259,10 @@ class _OperatorKind(NamedTuple):
     formula: Callable[..., int] | None
     is_composite: bool
     causal: _AttentionArguments | None = None
+
+
+#: An operator that runs others. Which formula its work has is not known.
+_HIGHER_ORDER_KIND: Final = _OperatorKind(False, None, False)
 
 
 class _AttentionArguments(NamedTuple):

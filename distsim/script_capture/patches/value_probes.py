@@ -4,7 +4,7 @@ Calls can match and still train garbage. These probes report, with the line of t
 
 - DDP: the order of the parameters when the model is wrapped, the parameters at each forward pass,
   and gradients, optimizer state and learning rates at each optimizer step;
-- FSDP2: which unit each all_gather of parameters belongs to;
+- FSDP1 and FSDP2: which unit each all_gather of parameters belongs to;
 - DTensor: parameters with the placement Replicate, at each optimizer step.
 
 A value is reported as a checksum of its bytes, and compared in
@@ -46,7 +46,7 @@ class ValueProbes:
         self._next_number = itertools.count()
 
     def install(self) -> None:
-        """Patch DDP, FSDP2 and the optimizers of this process."""
+        """Patch DDP, FSDP and the optimizers of this process."""
         ddp: Any = import_module("torch.nn.parallel").DistributedDataParallel
         ddp.__init__ = self._after_init(ddp.__init__)
         ddp.forward = self._before_forward(ddp.forward)
@@ -56,6 +56,9 @@ class ValueProbes:
         group = fsdp.FSDPParamGroup
         group.__init__ = self._after_unit_init(group.__init__)
         group.unshard = self._before_unshard(group.unshard)
+        flat: Any = import_module("torch.distributed.fsdp._flat_param").FlatParamHandle
+        flat.__init__ = self._after_unit_init(flat.__init__)
+        flat._all_gather_flat_param = self._before_flat_all_gather(flat._all_gather_flat_param)
 
     def _report(
         self, kind: str, owner: object, ranks: Iterable[int], step: int, entries: list[Entry]
@@ -118,7 +121,7 @@ class ValueProbes:
         for ranks, entries in copies.items():
             self._report("copy", optimizer, ranks, step, entries)
 
-    # --- FSDP2 ---
+    # --- FSDP ---
     def _after_unit_init(self, original: Callable[..., None]) -> Callable[..., None]:
         @wraps(original)
         def init(unit: Any, *args: Any, **kwargs: Any) -> None:
@@ -134,15 +137,27 @@ class ValueProbes:
             site = self.client.site(3)
             found = original(unit, *args, **kwargs)
             if unit._all_gather_result is not before and unit._all_gather_result is not None:
-                group = unit._all_gather_process_group
-                label = unit._module_fqn or f"unit {self._numbers[unit]}"
-                ranks = list(_ranks_of(group))
-                # One sequence for the group: what meets is the k-th all_gather of each rank.
-                step = self._step_of(group)
-                self.client.queue(["values", site, "unit", 0, ranks, step, [("unit", label)]])
+                self._report_unit(unit, unit._all_gather_process_group, unit._module_fqn, site)
             return found
 
         return unshard
+
+    def _before_flat_all_gather(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """FSDP1."""
+
+        @wraps(original)
+        def all_gather(handle: Any, *args: Any, **kwargs: Any) -> Any:
+            self._report_unit(handle, handle.process_group, "", self.client.site(3))
+            return original(handle, *args, **kwargs)
+
+        return all_gather
+
+    def _report_unit(self, unit: object, group: Any, name: str | None, site: int) -> None:
+        """Report which unit an all_gather belongs to; a unit without a name is numbered."""
+        label = name or f"unit {self._numbers[unit]}"
+        # One sequence for the group: what meets is the k-th all_gather of each rank.
+        step, ranks = self._step_of(group), list(_ranks_of(group))
+        self.client.queue(["values", site, "unit", 0, ranks, step, [("unit", label)]])
 
 
 def _ranks_of(group: Any) -> tuple[int, ...]:

@@ -36,6 +36,8 @@ from distsim.script_capture.result.recorded_calls import (
 )
 from distsim.script_capture.result.thread_order import ThreadOrder, events_in_order
 
+#: Events that a training loop repeats, and that their facts describe completely.
+_DEVICE_WORK_OPS: Final = ("compute", "wait_stream", "synchronize")
 #: Operations that run on the CUDA stream that is current, or make it wait.
 _OPS_ON_STREAMS: Final = frozenset(
     name for name, op in OPERATIONS.items() if "on" in op.model_fields
@@ -255,6 +257,8 @@ class _CapturedRankBuilder:
                 for posted in call.calls
             )
             key = (call.op, call.place, call.is_async, requests, posted, call.stream)
+        elif call.op in _DEVICE_WORK_OPS:
+            key = (call.op, call.place, requests, call.stream, _facts_key(call.event.facts))
         if key not in self._known or failure is not None:
             self._known[key] = self.builder.make(self._draft(call), requests)
         return self._known[key]
@@ -359,6 +363,12 @@ def _group_name(owner: _CapturedProgramBuilder, facts: Mapping[str, Any]) -> str
         if group.ranks == ranks:
             return group.name
     return f"ranks {list(ranks)}"
+
+
+def _facts_key(facts: Mapping[str, Any]) -> Hashable:
+    """Equal for equal facts of an event."""
+    kernels = facts.get("kernels", ())
+    return facts.get("stream"), tuple([tuple(kernel) for kernel in kernels])
 
 
 def _call_key(call: RankCall) -> Hashable:

@@ -142,6 +142,8 @@ class CallItemizer:
         elif row.kind == "collective":
             fields += self._collective(code, call, row, values)
         elif row.kind == "group":
+            if call.op == "new_group" and self.families.is_axis(call):
+                return None
             fields += self._group_step(rank, call, values)
         else:
             fields += _local_fields(call, values)

@@ -12,14 +12,20 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 import numpy as np
 
 from distsim.operations.core.resolved_call import RankGroup
+from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall
 from distsim.program.model import Program
 from distsim.scenario.format.models.entries import RESERVED_NAMES
 from distsim.trace_replay.compact.rank_expressions import RankVariables, fit_expression
+
+#: torch describes a group of a DeviceMesh as ``mesh_`` and the name of its axis
+#: (`DeviceMesh._init_process_groups` in torch/distributed/device_mesh.py).
+_DEVICE_MESH_PREFIX: Final = "mesh_"
 
 
 @dataclass
@@ -50,6 +56,7 @@ class GroupNames:
     family_of: dict[int, int] = field(default_factory=dict)
     declared: dict[str, object] = field(default_factory=dict)
     _ids_of_steps: dict[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    _device_mesh_groups: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
 
     def name(self, group: int) -> str | tuple[str, ...] | None:
         """The name of a group: a name, or several axes; None for the world."""
@@ -75,6 +82,11 @@ class GroupNames:
             return family.name
         return f"{family.name}_other"
 
+    def is_axis(self, call: CodeCall) -> bool:
+        """Whether a new_group call creates a group of a DeviceMesh that an axis of the mesh is."""
+        name, ranks = _step_key(call)
+        return (name, ranks) in self._device_mesh_groups
+
     def ranks_in_group(self, family: int) -> dict[int, tuple[int, ...]]:
         """rank -> the ranks of its group of a family."""
         return {rank: group.ranks for group in self.families[family].groups for rank in group.ranks}
@@ -87,6 +99,12 @@ def name_groups(program: Program, mesh: Mapping[str, int]) -> GroupNames:
     names.family_of[0] = 0
     callers = _callers_by_group(program)
     created = _groups_created_by_steps(program, callers)
+    names._device_mesh_groups = _device_mesh_groups(program, mesh)
+    created -= {
+        group.id
+        for group in program.groups
+        if (group.name, group.ranks) in names._device_mesh_groups
+    }
     taken = {"world", *mesh}
     for group in program.groups[1:]:
         if group.id not in callers:
@@ -102,6 +120,38 @@ def name_groups(program: Program, mesh: Mapping[str, int]) -> GroupNames:
         else:
             _declare_family(names, family)
     return names
+
+
+def _device_mesh_groups(
+    program: Program, mesh: Mapping[str, int]
+) -> set[tuple[str, tuple[int, ...]]]:
+    """Name and ranks of the groups of a DeviceMesh that are axes of the mesh.
+
+    A scenario with this mesh has them without a step, if every rank creates all of them in the same
+    order, and before all communication, as init_device_mesh does.
+    """
+    found: set[tuple[str, tuple[int, ...]]] = set()
+    for group in program.groups[1:]:
+        family = _GroupFamily(group.name, [group])
+        is_named = group.name.startswith(_DEVICE_MESH_PREFIX)
+        if is_named and _mesh_axes(mesh, program.world_size, family):
+            found.add((group.name, group.ranks))
+    if not found:
+        return set()
+    orders = {_first_steps(program, rank) for rank in range(program.world_size)}
+    is_created_first = len(orders) == 1 and found <= set(next(iter(orders)))
+    return found if is_created_first else set()
+
+
+def _first_steps(program: Program, rank: int) -> tuple[tuple[str, tuple[int, ...]], ...]:
+    """The groups that a rank creates before its first call on a group, in order."""
+    created = []
+    for call in program.code(rank).calls:
+        if call.op == "new_group":
+            created.append(_step_key(call))
+        elif OPERATIONS[call.op].kind not in ("local", "group"):
+            break
+    return tuple(created)
 
 
 def _has_own_options(group: RankGroup) -> bool:
@@ -161,8 +211,8 @@ def _add_to_family(
 
 
 def _base_name(group: RankGroup) -> str:
-    """The name without an index: `dp` for `dp[3]`."""
-    return group.name.partition("[")[0]
+    """The name without an index, and of a DeviceMesh's group that of its axis: `dp` for `dp[3]`."""
+    return group.name.partition("[")[0].removeprefix(_DEVICE_MESH_PREFIX)
 
 
 def _fits_family(group: RankGroup, family: _GroupFamily) -> bool:

@@ -29,8 +29,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
             "A rank is blocked in a call that needs another rank, but that rank has already ended "
             "without making the matching call."
         ),
-        "The call never completes. NCCL's watchdog ends the job after its timeout; Gloo may "
-        "report a closed connection.",
+        "The call never completes. NCCL's watchdog ends the job after its timeout; on Gloo, ranks "
+        'that need the ended rank raise "Connection closed by peer".',
         "Make the same number of calls on every member. Usual causes: uneven batches, an early "
         "return, a skipped branch.",
         two_rank_scenario("{barrier: {}, ranks: 0}"),

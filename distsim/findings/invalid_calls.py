@@ -14,7 +14,7 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "call's group.",
         (
             "Depending on the backend, torch raises ValueError, or the call waits for a connection "
-            "that is never made."
+            "that is never made: on gloo until the timeout, 30 minutes by default."
         ),
         (
             "Name a rank from 0 to world_size - 1 that belongs to the group. `dst` and `src` are "

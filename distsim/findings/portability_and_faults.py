@@ -282,7 +282,7 @@ program:
         "warning",
         None,
         "A rank ends its program with `exit` before the others.",
-        "Every rank that still needs it hangs.",
+        "On gloo, ranks that still need it raise; on nccl and mpi they hang.",
         "Let all ranks decide together: all_reduce the condition before they exit.",
         two_rank_scenario("{exit: {code: 1}, ranks: 0}"),
     ),
@@ -366,9 +366,10 @@ program:
         "selector selects no rank",
         "warning",
         None,
-        "A `ranks:` selector is true for no rank, so its steps never run.",
+        "A `ranks:` selector is true for no rank, so its steps never run; or it lists a rank that the "
+        "world does not have.",
         "Usually the condition is wrong, for example `stage == 2` in a mesh of two stages.",
-        "Correct the selector, or remove the steps.",
+        "Correct the selector or `world`, or remove the steps.",
         two_rank_scenario("{barrier: {}, ranks: rank == 7}"),
     ),
     CodeInfo(

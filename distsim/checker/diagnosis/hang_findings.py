@@ -23,9 +23,9 @@ from distsim.checker.diagnosis.collective_advice import divergence_advice
 from distsim.checker.diagnosis.exit_advice import (
     ExitAdvice,
     advise_exited_ranks,
+    closed_connection_note,
     exit_words,
     incomplete_new_group,
-    open_connection_note,
 )
 from distsim.checker.diagnosis.first_divergence import divergence_head, divergence_on
 from distsim.checker.diagnosis.hang_advice import (
@@ -471,7 +471,7 @@ class _HangDiagnosis:
         if code == "DS304":
             notes = []
             if not needs[0].any:
-                notes = open_connection_note(self.program, [self.ends[edges[0].awaited]])
+                notes = closed_connection_note(self.program, [self.ends[edges[0].awaited]])
             return self.messages.no_counterpart(edges, tuple(ranks), notes)
 
         exited = self._exited_ranks(edges)
@@ -569,4 +569,4 @@ class _HangDiagnosis:
         lines = [head, *aligned_columns(rows), *more_like_this(len(edges) - len(awaited))]
         if ends[0].status == "absent" and self.program.startup is not None:
             lines += self.program.startup.waits
-        return [*lines, *open_connection_note(self.program, ends)]
+        return [*lines, *closed_connection_note(self.program, ends)]

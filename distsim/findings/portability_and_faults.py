@@ -58,9 +58,8 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "warning",
         None,
         (
-            "The program completes only if the backend buffers its sends, or if it lets a rank "
-            "return from a collective with a root (broadcast, gather, …) before the other ranks "
-            "arrive. Otherwise it hangs."
+            "The program completes only if the backend buffers its sends. Or it completes only if a "
+            "rank may return from a broadcast or gather before the other ranks arrive."
         ),
         (
             "MPI buffers messages up to its eager limit, NCCL up to the size of its channel buffer. "

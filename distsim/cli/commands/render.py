@@ -35,9 +35,7 @@ FileArgument = Annotated[
 ]
 ViewOption = Annotated[
     str,
-    typer.Option(
-        "--view", metavar="VIEW", help=f"One of {VIEW_LIST}. docs/reference/pictures.md shows them."
-    ),
+    typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}."),
 ]
 FormatOption = Annotated[
     str | None,

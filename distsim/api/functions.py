@@ -199,6 +199,8 @@ def plan(
         for count in counts
         for one in clusters
     ]
+    if memory_reserve is not None:
+        _check_memory_reserve(memory_reserve, clusters)
     requests = [replace(request, reserve_nbytes=memory_reserve) for request in requests]
     options = PlanOptions(
         jobs=jobs,
@@ -213,6 +215,20 @@ def plan(
     }
     ranked = plan_layouts(requests, options, progress or (lambda done, total: None))
     return PlanAnswer(ranked, given_names, top)
+
+
+def _check_memory_reserve(nbytes: int, clusters: Sequence[Cluster]) -> None:
+    """Raises UsageError for a reserve that leaves no memory of a device for the model."""
+    from distsim.common.units import show_bytes
+
+    for one in clusters:
+        capacity = one.device.memory_nbytes
+        if nbytes >= capacity:
+            raise UsageError(
+                f"the memory reserve of {show_bytes(nbytes)} is not less than the memory of "
+                f"{one.device.name} ({show_bytes(capacity)})",
+                "reserve what the CUDA context and NCCL hold, usually 1 to 3 GiB",
+            )
 
 
 def sweep(

@@ -40,11 +40,16 @@ def is_trace(source: object) -> bool:
 def _is_recording(source: str | Path) -> bool:
     """Whether a path names a job that another tool recorded."""
     name = str(source)
-    if name.endswith(_RECORDING_SUFFIXES) or Path(source).is_dir():
+    if not name:  # Path("") is the working directory.
+        return False
+    path = Path(source)
+    if name.endswith(_RECORDING_SUFFIXES):
         return True
+    if path.is_dir():
+        return not any(path.glob("*.yaml"))  # a folder of scenarios
     if name == _SAMPLE:
-        return not Path(source).exists()
-    return name.endswith(".json") and _starts_like_profile(Path(source))
+        return not path.exists()
+    return name.endswith(".json") and _starts_like_profile(path)
 
 
 def holds_profiles(folder: str | Path) -> bool:

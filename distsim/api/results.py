@@ -256,6 +256,20 @@ class PlanAnswer(Answer):
         cluster = self._cluster_names.get(best.cluster, best.cluster)
         return dump_yaml(self.raw.question(best).scenario(best.layout, cluster))
 
+    def best_torchtitan_config(self) -> str | None:
+        """The fastest layout as a TOML configuration of torchtitan; None if no layout fits."""
+        from distsim.output.text.framework_arguments import torchtitan_config
+
+        best = self.raw.best
+        return None if best is None else torchtitan_config(self.raw.question(best), best.layout)
+
+    def best_megatron_arguments(self) -> str | None:
+        """The fastest layout as arguments of Megatron-LM; None if no layout fits."""
+        from distsim.output.text.framework_arguments import megatron_arguments
+
+        best = self.raw.best
+        return None if best is None else megatron_arguments(self.raw.question(best), best.layout)
+
     def to_svg(self) -> Picture:
         """A plot of step time and memory of the layouts."""
         from distsim.output.text.layout_plan import layout_plan_svg

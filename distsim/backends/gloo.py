@@ -574,6 +574,8 @@ GLOO = BackendProfile(
     invalid=invalid,
     dropped="cancels",
     peer_death="raises",
+    # The destructor of ProcessGroupGloo joins the worker threads (run and read).
+    joins_collectives_at_exit=True,
     specific_first=True,
     timed_out="raises",
     store_grace_ns=10**9,

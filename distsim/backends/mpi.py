@@ -121,6 +121,9 @@ MPI = BackendProfile(
     new_group=new_group,
     invalid=invalid,
     dropped="crashes",
+    # `ProcessGroupMPI::destroy`, which the destructor calls, waits until its queue of collectives
+    # is empty, and joins the worker thread (read: ProcessGroupMPI.cpp, torch 2.13).
+    joins_collectives_at_exit=True,
     lock=True,
     support=SUPPORT,
     buffer_option=EAGER_LIMIT,

@@ -446,6 +446,9 @@ class BackendProfile:
     dropped: Literal["nothing", "cancels", "crashes"] = "nothing"
     #: The reaction of a rank that has a transfer to or from a dead rank.
     peer_death: Literal["raises", "hangs"] = "hangs"
+    #: Whether a process that ends by itself first waits for its open collectives. A process that is
+    #: killed does not.
+    joins_collectives_at_exit: bool = False
     #: The order of receives: see `distsim.backends.message_matching.MessageMatcher`.
     specific_first: bool = False
     #: torch's default timeout of a group.

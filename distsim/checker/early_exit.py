@@ -20,9 +20,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import combinations, product
-from math import prod
+from math import ceil, prod
 
-from distsim.checker.reading_run import ContractProgram, Reading, ReadingRun, early_exit_ranks
+from distsim.checker.reading_run import (
+    ContractProgram,
+    OpenRequestFilter,
+    Reading,
+    ReadingRun,
+    early_exit_ranks,
+)
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
 from distsim.semantics.form.instructions import PartKind, PostLaunch, WaitForRows
 from distsim.semantics.form.linked_program import LinkedProgram
@@ -45,9 +51,12 @@ from distsim.semantics.local.thread_steps import (
 POSTING_STEPS = (STEP_POST, STEP_MESSAGE, STEP_JOIN, STEP_COLLECTIVE)
 #: Up to this many withdrawals, every combination is tried. With more, the combinations tried are
 #: those in which each partner meets a prefix of an exiting rank's rows, if there are at most
-#: `MAX_COMBINATIONS` of these; otherwise only each withdrawal alone and all of them together.
+#: `MAX_COMBINATIONS` of these; otherwise only single withdrawals and all of them together. Each
+#: combination costs a run, so at most `MAX_SINGLE` of them are single ones, from all over the
+#: program: with one for every row, the cost would grow with the square of the program.
 MAX_OPEN_ROWS = 6
 MAX_COMBINATIONS = 128
+MAX_SINGLE = 32
 #: The second part of a `WithdrawnRow` that is withdrawn from all partners.
 ALL_PARTNERS = -1
 #: `RunProgress.posted` of a row that was not posted.
@@ -80,6 +89,7 @@ class _OpenRequests:
     def __init__(self, linked: LinkedProgram, complete_run: RunProgress) -> None:
         self.linked, self.complete_run = linked, complete_run
         self.conditions = CompletionConditions(linked, None)
+        self.request_filter = OpenRequestFilter(linked)
 
     @cached_property
     def withdrawals(self) -> list[WithdrawnRow]:
@@ -121,7 +131,7 @@ class _OpenRequests:
     def _is_open(self, row: int) -> bool:
         """Whether a row is incomplete until a partner arrives, and one arrives."""
         kind = self.linked.kind[row]
-        if kind == PartKind.WORK:
+        if kind == PartKind.WORK or not self.request_filter.can_matter(row):
             return False
         if kind == PartKind.COLLECTIVE:
             needs_others = self.conditions.early.get(row) != ()
@@ -154,7 +164,8 @@ class _OpenRequests:
 
     def fully_withdrawn(self, withdrawn: Sequence[WithdrawnRow]) -> set[int]:
         """The rows that are withdrawn from all their partners."""
-        met = {row for row, partner in self.withdrawals if (row, partner) not in withdrawn}
+        given = set(withdrawn)
+        met = {withdrawal[0] for withdrawal in self.withdrawals if withdrawal not in given}
         return {row for row, _ in withdrawn if row not in met}
 
 
@@ -170,8 +181,9 @@ def _candidate_sets(requests: _OpenRequests) -> Iterator[tuple[WithdrawnRow, ...
     if prod(len(in_order) + 1 for in_order in by_partner) <= MAX_COMBINATIONS:
         yield from _suffix_sets(by_partner)
         return
-    for size in (1, count):
-        yield from combinations(withdrawals, size)
+    for withdrawal in withdrawals[:: ceil(count / MAX_SINGLE)]:
+        yield (withdrawal,)
+    yield tuple(withdrawals)
 
 
 def _withdrawals_by_partner(requests: _OpenRequests) -> list[list[WithdrawnRow]]:
@@ -217,31 +229,46 @@ class _Feasibility:
 
         Every other open row of a rank that has exited must have met one of its partners.
         """
+        held_back = self._partners_to_hold_back(withdrawn)
+        if held_back is None:
+            return False
+        progress = self._run_with(held_back)
+        given = set(withdrawn)
+        others = [each for each in self.requests.withdrawals if each not in given]
+        of_exited = [each for each in others if self._owner_has_ended(each[0], progress)]
+        return all(self._is_met(withdrawal, progress) for withdrawal in of_exited)
+
+    def _partners_to_hold_back(self, withdrawn: Sequence[WithdrawnRow]) -> list[int] | None:
+        """For each withdrawal the first partner without which the owners still exit.
+
+        Usually that is the first partner of each, which one run shows. Otherwise the choice is
+        greedy: a partner that was chosen for an earlier withdrawal is never reconsidered. Large
+        sets would take too many runs then, and count as impossible.
+        """
         rows = [row for row, _ in withdrawn]
+        first = [self.requests.partners_of(withdrawal)[0] for withdrawal in withdrawn]
+        if self._owners_end(rows, self._run_with(first)):
+            return first
+        if len(withdrawn) > MAX_SINGLE:
+            return None
         held_back: list[int] = []
         for withdrawal in withdrawn:
             partner = self._partner_to_hold_back(withdrawal, rows, held_back)
             if partner is None:
-                return False
+                return None
             held_back.append(partner)
-
-        progress = self._run_with(held_back)
-        others = [each for each in self.requests.withdrawals if each not in withdrawn]
-        of_exited = [each for each in others if self._owner_has_ended(each[0], progress)]
-        return all(self._is_met(withdrawal, progress) for withdrawal in of_exited)
+        return held_back
 
     def _partner_to_hold_back(
         self, withdrawal: WithdrawnRow, rows: Sequence[int], held_back: Sequence[int]
     ) -> int | None:
-        """The first partner without which, and without ``held_back``, the owners still exit.
-
-        Greedy: a partner that was chosen for an earlier withdrawal is never reconsidered.
-        """
         for partner in self.requests.partners_of(withdrawal):
-            progress = self._run_with([*held_back, partner])
-            if all(self._owner_has_ended(row, progress) for row in rows):
+            if self._owners_end(rows, self._run_with([*held_back, partner])):
                 return partner
         return None
+
+    def _owners_end(self, rows: Sequence[int], progress: RunProgress) -> bool:
+        return all(self._owner_has_ended(row, progress) for row in rows)
 
     def _run_with(self, held_back: Sequence[int]) -> RunProgress:
         """Run the program with the ranks of these rows stopped just before they post them."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 from distsim.backends import CONTRACT_READINGS
@@ -24,9 +25,16 @@ from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
-from distsim.semantics.form.instructions import ExitRank
+from distsim.semantics.form.instructions import (
+    KIND_COLLECTIVE,
+    CompilationUnit,
+    ExitRank,
+    LaunchPart,
+    WaitForRows,
+)
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import mismatched_receives, suspect_instances
+from distsim.semantics.form.order_dependence import requests_open_at_end
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -261,10 +269,65 @@ def _with_fault_message(end: RankEnd) -> RankEnd:
 
 
 def early_exit_ranks(linked: LinkedProgram) -> list[int]:
-    """The ranks that exit, raise or are killed before the end of their program."""
-    found = []
-    for rank, unit in enumerate(linked.unit_of):
+    """The ranks that fail, are killed, or whose process ends while requests of it are open.
+
+    Requests that change nothing if they are lost do not count (`OpenRequestFilter`).
+    """
+    found: list[int] = []
+    request_filter = OpenRequestFilter(linked)
+    for unit in linked.units:
         last = unit.instructions[-1]
-        if isinstance(last, ExitRank) and last.gone:
-            found.append(rank)
-    return found
+        if not isinstance(last, ExitRank) or not last.gone:
+            continue
+        if last.status != "ended":
+            found += unit.ranks
+            continue
+        open_parts = _requests_open_at_exit(linked, unit)
+        if not open_parts:
+            continue
+        for rank in unit.ranks:
+            rows = [linked.base[rank] + part.row for part in open_parts]
+            if any(map(request_filter.can_matter, rows)):
+                found.append(rank)
+    return sorted(found)
+
+
+def _requests_open_at_exit(linked: LinkedProgram, unit: CompilationUnit) -> list[LaunchPart]:
+    if "requests" not in linked.program.features:
+        return []
+    return requests_open_at_end(unit)
+
+
+class OpenRequestFilter:
+    """Finds the open requests whose loss may change the result of a program.
+
+    The loss of a collective changes nothing if no member waits for it and the calls of all members
+    are the same: it is only a leak. Messages always count, because a lost message changes which
+    messages the later receives match.
+    """
+
+    def __init__(self, linked: LinkedProgram) -> None:
+        self.linked = linked
+
+    def can_matter(self, row: int) -> bool:
+        """Whether the loss of a row may change the result."""
+        instance = int(self.linked.instance[row])
+        if self.linked.kind[row] != KIND_COLLECTIVE or instance < 0:
+            return True
+        return instance in self._instances
+
+    @cached_property
+    def _instances(self) -> set[int]:
+        """The collectives for which some member waits, or whose calls may differ."""
+        linked = self.linked
+        unlike, uneven = suspect_instances(linked)
+        found = {*unlike.tolist(), *uneven.tolist()}
+        for unit in linked.units:
+            waited: set[int] = set()
+            for instruction in unit.instructions:
+                if isinstance(instruction, WaitForRows):
+                    waited.update(instruction.rows)
+            for rank in unit.ranks:
+                rows = [linked.base[rank] + row for row in waited]
+                found.update(linked.instance[rows].tolist())
+        return found

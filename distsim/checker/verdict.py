@@ -281,7 +281,7 @@ class _VerdictBuilder:
         buffering = buffering_findings(
             frequency_by_reading(self.results, "deadlock"),
             union_of_ranks(deadlock.blocked_sets),
-            sends=_has_blocked_sender(self.program, example.final_state),
+            sends=_buffering_may_help(self.program, example.final_state),
         )
         return (*found, *buffering)
 
@@ -344,21 +344,24 @@ class _VerdictBuilder:
         return tuple(found)
 
 
-def _has_blocked_sender(program: Program, final_state: FinalState) -> bool:
-    """Whether some blocked rank waits for a message of its own to be taken."""
-    return any(
-        _waits_for_send(program, blocked.rank, need)
-        for blocked in final_state.blocked
-        for need in blocked.needs
-    )
+def _buffering_may_help(program: Program, final_state: FinalState) -> bool:
+    """Whether some blocked rank waits for a message of its own to be taken, or all wait for
+    messages: then the sender's process has ended before the message was sent.
+    """
+    directions: list[str | None] = []
+    for blocked in final_state.blocked:
+        for need in blocked.needs:
+            directions += _directions_waited_for(program, blocked.rank, need)
+    return "send" in directions or None not in directions
 
 
-def _waits_for_send(program: Program, rank: int, need: WaitDependency) -> bool:
+def _directions_waited_for(program: Program, rank: int, need: WaitDependency) -> list[str | None]:
+    """``send`` or ``recv`` of the calls that a rank waits for; None for other calls."""
     if need.position >= len(program.code(rank).calls):
-        return False
+        return [None]
     call = program.call(rank, need.position)
     parts = call.parts if need.part < 0 else call.parts[need.part : need.part + 1]
-    return any(OPERATIONS[part.op].direction == "send" for part in parts or (call,))
+    return [OPERATIONS[part.op].direction for part in parts or (call,)]
 
 
 #: The public name of `verdict_of` in the package.

@@ -33,7 +33,11 @@ from distsim.semantics.form.instructions import DropRequest
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import ProgramMismatches
 from distsim.semantics.form.nccl_connect import connection_mismatches
-from distsim.semantics.form.order_dependence import exits_with_open_requests, why_order_matters
+from distsim.semantics.form.order_dependence import (
+    exits_change_result,
+    exits_with_open_requests,
+    why_order_matters,
+)
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -170,8 +174,10 @@ def _surely_completes(program: Program, profile: BackendProfile, cost: CostModel
     init; and where the strict run exceeds a timeout nothing is known, because a less strict one
     enqueues earlier, and its timeouts start earlier (2.4).
     """
-    if any(call.op == "new_group" for call in _distinct_calls(program)):
-        return False  # a rendezvous under eager init only
+    # new_group is a rendezvous under eager init only. A process that exits with an error does not
+    # wait for what it launched, which the strictest options hide.
+    if any(call.op in ("new_group", "exit") for call in _distinct_calls(program)):
+        return False
     strictest = _with_options(program, init="lazy", buffsize=_NO_BUFFER_BYTES, serial=True)
     runner = _LinkedRunner(strictest, profile, cost)
     if runner.linked.mixes_batches or runner.ordered:
@@ -232,7 +238,7 @@ class _LinkedRunner:
         done = run_local_clocks(self.linked, self._conditions(self.linked))
         if may_exceed_timeout(done, self.cost.cluster.shared_links):
             return False
-        return self._end_of(done) is _CLEAN_END
+        return self._end_of(done, blocked_state_of_run(done)) is _CLEAN_END
 
     def _local_end(self, conditions: CompletionConditions) -> ProgramEnd | None:
         """The end of a run with local clocks; None if a wait may exceed its timeout."""
@@ -244,11 +250,13 @@ class _LinkedRunner:
                 return None
             if has_overlap(conditions, columns, self.cost):
                 return None
-        return self._end_of(done)
-
-    def _end_of(self, done: RunProgress) -> ProgramEnd:
-        notes = _mismatch_notes(done.linked, self.mismatches.in_run(done.posted))
         final_state = blocked_state_of_run(done)
+        if exits_change_result(linked, final_state, done.has_open_collective):
+            return None
+        return self._end_of(done, final_state)
+
+    def _end_of(self, done: RunProgress, final_state: FinalState) -> ProgramEnd:
+        notes = _mismatch_notes(done.linked, self.mismatches.in_run(done.posted))
         failed = bool(final_state.blocked or notes)
         self.all_messages_received = failed and not final_state.unreceived
         return ProgramEnd(final_state, notes) if failed else _CLEAN_END

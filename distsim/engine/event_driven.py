@@ -12,6 +12,8 @@ max(arrival of those it needs) + cost. Transfers that share links at the same ti
 
 from __future__ import annotations
 
+from heapq import heappop, heappush
+
 import numpy as np
 
 from distsim.backends import BackendProfile
@@ -31,6 +33,7 @@ from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.compiler import exit_by_fault
 from distsim.semantics.form.instructions import BlockForever, ExitRank, Instruction, PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.form.order_dependence import exits_change_result
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import OP_DROP, OP_POST, OP_RENDEZVOUS, OP_WAIT
 from distsim.semantics.ordered.state import DUE, RUNNING, RowsMismatched
@@ -39,6 +42,10 @@ from distsim.semantics.ordered.transitions import TransitionRules
 __all__ = ["CallKey", "ReceiveSchedule", "OrderedRun", "simulate_in_order"]
 
 _SEND, _RECEIVE = int(PartKind.SEND), int(PartKind.RECEIVE)
+#: The time from the last line of a script until its process closes its sockets. A process with
+#: torch takes 0.1 s to 1 s, depending on the load of the machine (measured). Messages still arrive
+#: in that time.
+EXIT_NS = 100_000_000
 #: Faults that may strike at a time.
 _TIMED_FAULTS = ("kill", "raise", "exit", "fail")
 
@@ -79,12 +86,21 @@ def simulate_in_order(
     caller has it.
     """
     rules = TransitionRules(linked or LinkedProgram(program, profile))
-    run = _EventDrivenEngine(rules, cost, follow=follow or {}).run()
+    follow = follow or {}
+    # Most programs end with nothing open and no rank blocked. Then it makes no difference whether
+    # processes end, and a run in which they stay is faster: hosts need not look for lost ranks.
+    rules.processes_stay = rules.detects_peer_death
+    engine = _EventDrivenEngine(rules, cost, follow)
+    run = engine.run()
+    if rules.processes_stay and engine.exits_matter(run):
+        rules.processes_stay = False
+        run = _EventDrivenEngine(rules, cost, follow).run()
     if not exceeds_timeout(program, profile, run.columns):
         return run
     if program.representative_of is not None:
         raise FoldingError
-    return _EventDrivenEngine(rules, cost, timed=True, follow=follow or {}).run()
+    rules.processes_stay = False
+    return _EventDrivenEngine(rules, cost, follow, timed=True).run()
 
 
 class _EventDrivenEngine:
@@ -96,6 +112,7 @@ class _EventDrivenEngine:
     - ``differ``: mismatches, by rows or by instance.
     - ``at_once``: rows that are due and finish without taking time.
     - ``take_scheduled_at``: the time for which a take is already scheduled, or -1.
+    - ``exited_with_requests``: some rank has ended while requests of it were open.
 
     Entries of the clock are integers where possible, because a run has millions: a row that
     finishes, or ``~rank`` for a host that continues; anything else is called.
@@ -121,6 +138,12 @@ class _EventDrivenEngine:
         self.open_sources = bool(rules.open_boxes)
         self.quiet = not (self.open_sources or timed)
         self.take_scheduled_at = -1
+        self.exited_with_requests = False
+        self.ended_ranks: set[int] = set()
+        #: A heap: when the process of a rank that has ended closes its sockets, and the rank.
+        self.exits_due: list[tuple[int, int]] = []
+        #: Ranks whose `EXIT_NS` have passed, but whose process waits for open collectives.
+        self.overdue_exits: set[int] = set()
         self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
         self.underway = InFlightTransfers(
             rules, cost, self.clock, self.arrivals, self.mate, self._finish, self._take
@@ -128,19 +151,68 @@ class _EventDrivenEngine:
 
     def run(self) -> OrderedRun:
         self._start()
-        if self.deadlines is None:
+        exits_take_time = self.rules.profile.joins_collectives_at_exit
+        if self.deadlines is None and (self.rules.processes_stay or not exits_take_time):
             self.clock.run()
-        else:
-            deadlines, since = self.deadlines, self.hosts.since
-            self.clock.run(lambda: deadlines.next_ns(since), self._expire)
-            # All ranks are blocked, but a monitored_barrier still times out.
-            while deadlines.watches(since):
-                at = deadlines.next_ns(since)
-                if at is None or at < self.clock.now:
-                    break
-                self.clock.put(at, self._expire)
-                self.clock.run(lambda: deadlines.next_ns(since), self._expire)
-        return self._result()
+            return self._result()
+        while True:
+            self.clock.run(self._next_deadline, self._reach_deadline)
+            # Nothing else can happen, so the exits need not take their time.
+            if not self._close_next_process() and not self._await_monitored_barrier():
+                return self._result()
+
+    def _next_deadline(self) -> int | None:
+        """When the next timeout expires, or the next process that exits closes its sockets."""
+        times = [self.exits_due[0][0]] if self.exits_due else []
+        if self.deadlines is not None:
+            expires = self.deadlines.next_ns(self.hosts.since)
+            times += [] if expires is None else [expires]
+        return min(times, default=None)
+
+    def _reach_deadline(self) -> None:
+        self.now = self.clock.now
+        while self.exits_due and self.exits_due[0][0] <= self.now:
+            self._close_process(heappop(self.exits_due)[1])
+        self._expire()
+
+    def _await_monitored_barrier(self) -> bool:
+        """All ranks are blocked, but a monitored_barrier still times out. Whether that is so."""
+        if self.deadlines is None or not self.deadlines.watches(self.hosts.since):
+            return False
+        at = self.deadlines.next_ns(self.hosts.since)
+        if at is None or at < self.clock.now:
+            return False
+        self.clock.put(at, self._expire)
+        return True
+
+    # --- exits of processes ---
+    def _close_next_process(self) -> bool:
+        """Close the next process that exits and has no open collectives; whether there is one."""
+        while self.exits_due:
+            if self._close_process(heappop(self.exits_due)[1]):
+                return True
+        return False
+
+    def _close_process(self, rank: int) -> bool:
+        """A process that exits closes its sockets, unless it still waits for collectives."""
+        if self.rules.open_collectives(self.state, rank):
+            self.overdue_exits.add(rank)
+            return False
+        self.rules.close_process(self.state, rank, self)
+        self._follow_up()
+        return True
+
+    def _note_exit_progress(self, row: int) -> None:
+        rank = self.rank_of[row]
+        if rank in self.overdue_exits:
+            self.overdue_exits.discard(rank)
+            heappush(self.exits_due, (self.now, rank))
+
+    def exits_matter(self, run: OrderedRun) -> bool:
+        """Whether the result may change if processes end with their programs."""
+        if self.exited_with_requests or self.exits_due:
+            return True
+        return exits_change_result(self.rules.linked, run.final_state, lambda: False)
 
     def _start(self) -> None:
         """Schedule faults and the starts of hosts.
@@ -394,6 +466,8 @@ class _EventDrivenEngine:
             self.put(now, ~rank)
         if self.deadlines is not None and self.rules.is_launch(row):
             self.deadlines.done(rank, self.now)
+        if self.overdue_exits:
+            self._note_exit_progress(row)
 
     def started(self, row: int, /) -> None:
         kind, rules = self.rules.kind[row], self.rules
@@ -426,12 +500,20 @@ class _EventDrivenEngine:
         self._wake(rank)
 
     def ended(self, rank: int, gone: bool, /) -> None:
-        self.hosts.since[rank] = self.now
-        if gone:
+        if rank not in self.ended_ranks:
+            self.ended_ranks.add(rank)
+            self.hosts.since[rank] = self.now
+        if rank in self.state.exiting:
+            heappush(self.exits_due, (self.now + EXIT_NS, rank))
+        if gone and self.rules.detects_peer_death:
             self._wake_all()
+        elif not self.exited_with_requests:
+            self.exited_with_requests = self.rules.has_open_requests(self.state, rank)
 
     def cancelled(self, row: int, /) -> None:
         """The row's end stays -1."""
+        if self.overdue_exits:
+            self._note_exit_progress(row)
 
     def touched(self, box: int, /) -> None:
         self.arrivals.changed[box] = None

@@ -6,7 +6,7 @@ Under gloo one more order matters: a receive that names its sender goes before a
 receive, if it is posted before that one has taken the message (`MessageMatcher.specific_first`). So
 a host that is about to post such a receive is a choice too.
 
-If a rank exits early (it raises, crashes or exits), its open requests are lost, and it matters what
+If a process ends with an error, or while requests are open, these are lost, and it matters what
 other ranks did before: a mismatched message ends the rank in another way, if it arrives in time.
 Then every step of every rank is a choice. The same holds if a program drops a request that gloo
 cancels unless it has matched by then (G4); the caller passes ``every_step`` in this case.
@@ -24,11 +24,13 @@ from distsim.backends.message_matching import ANY_SENDER
 from distsim.findings.final_state import FinalState
 from distsim.semantics.form.instructions import PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.form.order_dependence import exits_with_open_requests
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import OP_POST
 from distsim.semantics.ordered.state import (
     CHOICE_STEP,
     RankEnded,
+    RowCancelled,
     RowsMismatched,
     RunState,
     SchedulerChoice,
@@ -82,14 +84,15 @@ class _SearchNode(NamedTuple):
 class _OrderSearch:
     """A depth-first search over states. States with equal keys and mismatches are visited once.
 
-    ``has_early_exit``: in some order, a rank exited before its end. ``ends`` has the ends in the
-    order in which they were found.
+    ``has_early_exit``: in some order, a process ended so that others may have lost something.
+    ``ends`` has the ends in the order in which they were found.
     """
 
     def __init__(self, rules: TransitionRules, max_states: int, every_step: bool) -> None:
         self.rules = rules
         self.max_states = max_states
         self.every_step = every_step
+        self.exits_with_open_requests = exits_with_open_requests(rules.linked)
         self.has_early_exit = False
         self.ends: dict[ProgramEnd, None] = {}
 
@@ -113,6 +116,7 @@ class _OrderSearch:
                 continue
             seen.add(key)
             choices = [c for c in self.rules.enabled(state) if self._branches_at(state, c)]
+            self.has_early_exit |= bool(self.rules.exits_with_open_messages(state))
             if not choices:
                 self.ends[ProgramEnd(blocked_state_at(self.rules, state), notes)] = None
             # Reversed: the last of the list is continued first.
@@ -131,26 +135,41 @@ class _OrderSearch:
         """The node that a choice leads to. The given state is not changed."""
         after = state.copy()
         events = self.rules.advance(after, choice)
-        return _SearchNode(after, self._with_mismatches(events, notes))
+        return _SearchNode(after, self._with_mismatches(after, events, notes))
 
     def _settle(self, state: RunState, notes: frozenset[MismatchNote]) -> frozenset[MismatchNote]:
         """Run everything that has no alternative, in place; return the mismatches up to there."""
         if self.every_step:
             return notes
         hold = self._may_overtake_any_source if self.rules.profile.specific_first else None
-        return self._with_mismatches(self.rules.settle(state, hold), notes)
+        events = self.rules.settle(state, hold)
+        return self._with_mismatches(state, events, notes)
 
     def _with_mismatches(
-        self, events: list[TransitionEvent], notes: frozenset[MismatchNote]
+        self, state: RunState, events: list[TransitionEvent], notes: frozenset[MismatchNote]
     ) -> frozenset[MismatchNote]:
-        """``notes`` and the mismatches among some events. Also detects early exits."""
+        """``notes`` and the mismatches among the events that led to a state.
+
+        Also detects exits whose order matters.
+        """
         for event in events:
-            if isinstance(event, RankEnded) and event.gone:
+            if isinstance(event, RowCancelled) or self._may_lose_requests(state, event):
                 self.has_early_exit = True
             if isinstance(event, RowsMismatched):
                 ranks = tuple(sorted(self.rules.rank_of[row] for row in event.rows))
                 notes |= {MismatchNote(event.outcome, event.fields, ranks)}
         return notes
+
+    def _may_lose_requests(self, state: RunState, event: TransitionEvent) -> bool:
+        """Whether a rank ends with an error, or its process ends with requests that are open in
+        this order or another one.
+        """
+        if not isinstance(event, RankEnded):
+            return False
+        end = state.ends[event.rank]
+        if end is not None and end.status != "ended":
+            return True
+        return event.gone and self.exits_with_open_requests
 
     def _may_overtake_any_source(self, state: RunState, rank: int) -> bool:
         """Whether a rank is about to post a receive that overtakes an older any-source receive.

@@ -17,13 +17,14 @@ from distsim.backends import BackendProfile
 from distsim.common.records import gc_paused
 from distsim.engine.local_run_columns import fill_columns
 from distsim.engine.run_record import CallKey, RunColumns, SimulatedRun, build_trace, worst_outcome
+from distsim.findings.final_state import FinalState
 from distsim.hardware.cost import CostModel
 from distsim.program.model import Program
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.linked_program import LinkedProgram
 from distsim.semantics.form.mismatches import ProgramMismatches, RowMismatch
-from distsim.semantics.form.order_dependence import why_order_matters
+from distsim.semantics.form.order_dependence import exits_change_result, why_order_matters
 from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
@@ -86,14 +87,14 @@ def _run_with_local_clocks(
 ) -> SimulatedRun | None:
     """The run with local clocks; None if it is not exact.
 
-    It is not if the order of events matters, if a wait exceeds its timeout, or if transfers share
-    links.
+    It is not if the order of events matters, if a wait exceeds its timeout, if transfers share
+    links, or if ranks wait for one whose process has ended.
     """
     linked = LinkedProgram(program, profile)
     mismatches = ProgramMismatches(linked)
     is_folded = program.representative_of is not None
     order_matters = why_order_matters(linked, mismatches) is not None
-    times_out = roots_differ = False
+    times_out = roots_differ = exits_matter = False
     if not order_matters:
         done = run_local_clocks(linked, CompletionConditions(linked, cost))
         columns = fill_columns(done)
@@ -102,11 +103,14 @@ def _run_with_local_clocks(
         shares_links = roots_differ or _may_share_links(done, columns, mismatches, cost)
         times_out = _exceeds_timeout(program, profile, columns)
         too_large = program.call_count > MAX_SHARED_LINK_CALLS
-        if not times_out and (not shares_links or too_large):
-            run = _local_clock_result(done, cost, columns, list(mismatches.in_run(done.posted)))
+        final_state = blocked_state_of_run(done)
+        exits_matter = exits_change_result(linked, final_state, done.has_open_collective)
+        if not times_out and not exits_matter and (not shares_links or too_large):
+            met = list(mismatches.in_run(done.posted))
+            run = _local_clock_result(done, cost, columns, final_state, met)
             return replace(run, alone=shares_links)
     if is_folded:
-        needs_all_ranks = order_matters or times_out or roots_differ
+        needs_all_ranks = order_matters or times_out or roots_differ or exits_matter
         if needs_all_ranks or not shared or mismatches.early:
             raise FoldingError
     return None
@@ -152,9 +156,13 @@ def _exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColu
 
 
 def _local_clock_result(
-    done: RunProgress, cost: CostModel, columns: RunColumns, mismatches: Sequence[RowMismatch]
+    done: RunProgress,
+    cost: CostModel,
+    columns: RunColumns,
+    final_state: FinalState,
+    mismatches: Sequence[RowMismatch],
 ) -> SimulatedRun:
-    final_state, linked = blocked_state_of_run(done), done.linked
+    linked = done.linked
     outcome = worst_outcome(final_state, (mismatch.outcome for mismatch in mismatches))
     end_times = [end.at_ns for end in final_state.ends]
     makespan = max([*end_times, int(np.max(columns.finished, initial=0))])
@@ -209,7 +217,7 @@ def _run_event_driven(
         run.end_ns,
         mismatches=tuple((rows, fields) for rows, fields, _ in run.mismatches),
         path="ordered",
-        findings=timeout_findings(program, profile, run.late),
+        findings=timeout_findings(program, profile, run.late, run.final_state),
     )
 
 

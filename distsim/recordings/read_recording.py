@@ -38,10 +38,11 @@ _FORMATS = (
 #: Formats that are recognised by name and not read, with the reason.
 _UNSUPPORTED = {
     ".nsys-rep": "Nsight Systems reports are not supported",
-    ".sqlite": "exports of Nsight Systems are not supported",
+    ".sqlite": "exports of Nsight Systems are not supported; profile with torch.profiler",
     ".qdrep": "Nsight Systems reports are not supported",
     ".pb": "TensorBoard profiles are not supported",
-    ".et": "Chakra traces are not supported",
+    ".et": "Chakra traces are not supported, because most have no start times; give the PyTorch "
+    "profiles from which they were made",
     ".otf2": "OTF2 archives are not supported",
 }
 #: Smaller jobs are read in this process, because starting others takes longer.

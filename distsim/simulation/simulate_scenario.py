@@ -444,6 +444,14 @@ def _strict_final_state(program: Program, result: SimulatedRun) -> FinalState | 
         return None
     if result.path != "fast" or result.outcome != "completes" or result.mismatches:
         return None
+    if "requests" in program.features:
+        from distsim.checker.detectors.request_leaks import request_leaks
+
+        # By the contract, a process may end before a request that it never waited for is done.
+        ends = result.final_state.ends
+        exits_early = any(end.position < len(program.code(end.rank).calls) for end in ends)
+        if exits_early or request_leaks(program, result.final_state):
+            return None
     for op in sorted(_collective_ops(program)):
         # A group of four ranks with root 0 shows whether any member may return early.
         if any(profile.needs(op, 4, 0, member) is not None for member in range(4)):

@@ -28,14 +28,17 @@ NUMBERS_DECIDE = {"dl0012", "dl0058"}
 
 
 def program_of(case: Case, backend: str = "gloo", **options: object) -> Program:
-    """Work lasts as long as the case says: the order of events may hang on it."""
+    """Work lasts as long as the case says: the order of events may hang on it.
+
+    The observed processes lived until all ranks had finished.
+    """
     return build_program(
         case["world_size"],
         case["programs"],
         groups=case["groups"],
         backend=backend,
         name=case["id"],
-        options=options,
+        options={"stays_connected": True, **options},
     )
 
 

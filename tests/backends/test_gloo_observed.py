@@ -71,16 +71,13 @@ def test_a_case_ends_as_observed(observed: dict[str, dict[int, str]], name: str)
         assert outcome_of_ordered_run(left) == ("wrong-data" if case.wrong else "completes")
 
 
-def test_the_manual_lists_the_excluded_cases(root: Path) -> None:
-    """docs/explanation/semantics.md has a row for each case and reason, and for each rule."""
+def test_the_manual_has_a_row_for_each_rule(root: Path) -> None:
+    """docs/explanation/semantics.md also has the number of observed cases."""
     text = (root / "docs" / "explanation" / "semantics.md").read_text()
-    assert [
-        case for case, reason in LEFT_OUT.items() if f"| `{case}` | {reason} |" not in text
-    ] == []
     assert f"Of 190 observed cases {len(CASES)} are" in text
     rules = [
-        *(f"G{i}" for i in range(1, 15)),
-        *(f"N{i}" for i in range(1, 15)),
-        *(f"M{i}" for i in range(1, 7)),
+        *(f"G{i}" for i in range(1, 17)),
+        *(f"N{i}" for i in range(1, 16)),
+        *(f"M{i}" for i in range(1, 8)),
     ]
     assert [rule for rule in rules if f"| {rule} |" not in text] == []

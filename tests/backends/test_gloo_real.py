@@ -27,7 +27,7 @@ SAMPLE = {
     "zoo/z08_roots_differ": "hangs",
     "zoo/z11_groups_opposite_order": "hangs",
     "zoo/z12_groups_opposite_order_async": "completes",
-    "zoo/f11_uneven_batches": "hangs",
+    "zoo/f11_uneven_batches": "raises",
     "hybrid": "completes",
 }
 

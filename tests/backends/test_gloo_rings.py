@@ -117,7 +117,8 @@ def test_a_ring_with_equal_sizes_completes(kind: str) -> None:
 def test_empty_tensors_make_only_non_ring_collectives_wait(op: str, waits: bool) -> None:
     """Run, each with the two other ranks asleep."""
     root = {"root": 0} if op in ("reduce", "broadcast", "gather", "scatter") else {}
-    program = build_program(3, {0: [coll(op, 0, **root)], 1: [], 2: []})
+    stays = {"stays_connected": True}
+    program = build_program(3, {0: [coll(op, 0, **root)], 1: [], 2: []}, options=stays)
     assert backend_outcome(program, BACKEND_PROFILES["gloo"]).outcome == (
         "hangs" if waits else "completes"
     )

@@ -32,7 +32,13 @@ def _is_open(case: Case) -> bool:
 
 def _judge(case: Case) -> Verdict:
     return verdict_of(
-        build_program(case["world_size"], case["programs"], groups=case["groups"], name=case["id"])
+        build_program(
+            case["world_size"],
+            case["programs"],
+            groups=case["groups"],
+            name=case["id"],
+            options={"stays_connected": True},
+        )
     )
 
 

@@ -24,12 +24,18 @@ MOST = 1500
 
 
 def brute(small: Small) -> dict[str, Found]:
-    """What all executions end in, by reading. Raises TooLarge."""
+    """What all executions end in, by reading, if processes stay connected. Raises TooLarge."""
     return {r: BruteForce(small.programs, small.groups, r, MOST).explore() for r in READINGS}
 
 
 def ours(small: Small) -> Verdict:
-    return verdict_of(build_program(small.world, small.programs, groups=small.groups))
+    """The verdict if processes stay connected. `tests/semantics/test_agreement.py` compares
+    programs whose processes end.
+    """
+    stays = {"stays_connected": True}
+    return verdict_of(
+        build_program(small.world, small.programs, groups=small.groups, options=stays)
+    )
 
 
 def unwaited(small: Small) -> set[int]:

@@ -33,7 +33,8 @@ def errors(program: str, world: int = 4, backend: str = "gloo", more: str = "") 
     [
         # only the back end stands still: gloo's root waits for nobody
         (
-            "  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n",
+            "  - broadcast: {tensor: x, src: 0}\n    ranks: rank != 2\n  - broadcast: {tensor: x, src: 1}\n    ranks: 2\n"
+            "options: {stays_connected: true}\n",
             "DS205",
             [
                 "rank 2 is blocked in broadcast (<text>:7) and waits for rank 1, which has already "
@@ -318,7 +319,7 @@ def test_a_program_built_in_python_gets_the_same_texts() -> None:
             "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n",
             "nccl",
             "",
-            "The program follows the rules of torch.distributed, but on nccl it hangs. Repair: "
+            "The program follows the rules of torch.distributed, but on nccl it hangs. What to do: "
             "use batch_isend_irecv on both",
         ),
         (
@@ -331,20 +332,20 @@ def test_a_program_built_in_python_gets_the_same_texts() -> None:
             "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
             "nccl",
             "",
-            "The program breaks the rules of torch.distributed; it completes on nccl only by luck. Repair: "
+            "The program breaks the rules of torch.distributed; that it completes on nccl is luck. What to do: "
             "call new_group on rank 1 too",
         ),
         (
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "A call has an invalid argument, but the program completes on gloo anyway. Repair: make the call only on ranks of the group",
+            "A call has an invalid argument, but the program completes on gloo anyway. What to do: make the call only on ranks of the group",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
             "gloo",
-            "",
-            "The program follows the rules of torch.distributed, but on gloo it hangs. Repair: "
+            "options: {stays_connected: true}\n",
+            "The program follows the rules of torch.distributed, but on gloo it hangs. What to do: "
             "on rank 0, keep the request",
         ),
     ],
@@ -391,16 +392,14 @@ def test_a_rank_that_called_exit_is_reported_with_its_code_and_its_log() -> None
     assert [f.help[0].split(" ")[0] for f in told] == ["find", "let"]
 
 
-@pytest.mark.parametrize(("backend", "told"), [("gloo", True), ("nccl", False)])
-def test_findings_of_a_captured_script_name_the_lines_that_differ(backend: str, told: bool) -> None:
-    """gloo's peers notice a process that has ended; in a scenario only `exit` ends one."""
+@pytest.mark.parametrize(("backend", "raises"), [("gloo", True), ("nccl", False)])
+def test_a_finding_says_what_peers_of_an_ended_process_see(backend: str, raises: bool) -> None:
+    """Reaching the end of the program and `exit` are the same."""
     ends = "  - all_reduce: {tensor: x}\n    ranks: rank < 3\n"
 
-    assert ("Connection closed by peer" in errors(ends, backend=backend)[0].message) == told
-    assert (
-        "Connection closed"
-        not in errors("  - exit:\n    ranks: 3\n" + ends, backend=backend)[0].message
-    )
+    for program in (ends, "  - exit:\n    ranks: 3\n" + ends):
+        message = errors(program, backend=backend)[0].message
+        assert ("Connection closed by peer" in message) == raises
 
 
 def test_a_dropped_request_is_reported_before_the_wait_that_it_causes() -> None:

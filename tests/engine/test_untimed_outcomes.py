@@ -186,7 +186,7 @@ def test_arrival_of_a_dropped_gloo_send_depends_on_which_rank_arrives_first() ->
     """G4: it is cancelled unless its receiver waits already, as
     `p2p.isend_dropped_recv_already_posted` has it.
     """
-    assert _under("gloo", [_SENT], [_TAKEN]) == ("hangs", ("hangs", "completes"))
+    assert _under("gloo", [_SENT], [_TAKEN]) == ("raises", ("raises", "completes"))
     assert _under("nccl", [_SENT], [_TAKEN]) == ("completes", ("completes",))
 
 
@@ -219,7 +219,7 @@ program:
     done = simulate(loads(dropped_send))
     ended = [end._replace(status="ended") for end in done.run.final_state.ends]
 
-    assert done.outcome == "hangs"
+    assert done.outcome == "raises"
     assert compare_with_simulation(done, "completes", ended, ()).differences == ()
     assert compare_with_simulation(done, "crashes", ended, ()).differences != ()
 
@@ -263,6 +263,7 @@ backend: mpi
 program:
   - {reduce: {tensor: {shape: [1]}, dst: 0, async: true}, ranks: 0}
   - {new_group: {name: one, ranks: [1]}, ranks: 0}
+options: {stays_connected: true}
 """
     program = lower(loads(text))
 

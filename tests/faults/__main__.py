@@ -34,6 +34,7 @@ PAGE = ROOT / "docs" / "explanation" / "reliability.md"
 _FILE_SIZES = (0, 1, 100, 1000, 4096, 10_000, 65_536)
 #: Memory beyond what the process uses at the start, in MiB.
 _MORE_MEMORY = (1, 2, 4, 8, 16, 32, 64, 128)
+_NAMES = {"create": "creation of a file"}
 
 
 class Row(NamedTuple):
@@ -50,7 +51,7 @@ def file_rows() -> Iterator[tuple[Row, list[str]]]:
     for operation in OPERATIONS:
         counts = [failing_operations(command, (operation,)) for command in COMMANDS]
         yield _row(
-            f"the n-th file {operation} fails",
+            f"the n-th {_NAMES.get(operation, operation)} fails",
             counts,
             "each file is as before or complete; a documented exit status",
         )

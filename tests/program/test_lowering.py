@@ -358,3 +358,11 @@ program:
         ]
         rounds = [[i, i + 3, *([i + rank] if i < 2 else []), rank % 2, rank // 2] for i in range(3)]
         assert said == [number for one in rounds for number in one]
+
+
+def test_a_listed_rank_outside_the_world_is_reported():
+    text = "world: 2\nbackend: gloo\nprogram: [{ranks: [0, 5], steps: [{sleep: 1 ms}]}, {ranks: [0, 1], steps: [barrier]}]"
+    (finding,) = lower(loads(text, "a.yaml", ())).findings
+
+    assert (finding.code, finding.severity) == ("DS901", "warning")
+    assert "lists rank 5, but the world has ranks 0 to 1" in finding.message

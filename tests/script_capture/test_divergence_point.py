@@ -161,10 +161,10 @@ def test_the_branch_or_loop_that_leads_to_the_mismatch_is_named(
     expected = [n for n, text in enumerate(script.splitlines(), 1) if "# here" in text]
     (lines0, made0), (lines1, made1) = run_rank(file, 0), run_rank(file, 1)
     own, other = mismatch(made0, made1)
-    calls = frozenset((own[2], other[2]))
+    calls = dict.fromkeys((own[2], other[2]), 1.0)
 
     # Each rank is blocked in its mismatched call.
-    found = find_divergence(lines0[: own[0]], lines1[: other[0]], calls)
+    found = find_divergence(lines0[: own[0]], lines1[: other[0]], calls, calls)
 
     assert ([] if found is None else [found.line.line]) == expected
 
@@ -181,7 +181,7 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
     finding = Finding("DS201", "error", "calls differ", (0, 1), places=places)
     traces = {0: lines0[: own[0]], 1: lines1[: other[0]]}
 
-    (found, last) = with_divergence([finding, finding], traces)
+    (found, last) = with_divergence([finding, finding], traces, {})
 
     assert found.places[0] == SourceLocation(str(file), 4, 5, "branch", 0)
     assert found.message.splitlines()[1:] == [
@@ -195,6 +195,35 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
     assert last == finding
 
 
+LATE_WAIT = """
+for step in range(3):
+    call("all_reduce")
+    if r == 0 and step == 1:  # here
+        call("all_reduce")
+    log("wait")
+"""
+
+
+def test_all_collectives_count_if_the_lines_of_the_finding_explain_nothing(tmp_path: Path) -> None:
+    """The finding names the line of a wait, which both ranks execute equally often."""
+    file = tmp_path / "train.py"
+    file.write_text(LATE_WAIT, encoding="utf-8")
+    traces = {rank: run_rank(file, rank)[0] for rank in (0, 1)}
+    place = SourceLocation(str(file), 6, 5, "wait", 0)
+    finding = Finding("DS302", "error", "blocked", (0,), awaited=(1,), places=(place,))
+    lines = {3: 3, 5: 1}, {3: 3}
+    calls = {
+        rank: {TracedLine(str(file), line): count for line, count in of_rank.items()}
+        for rank, of_rank in enumerate(lines)
+    }
+
+    (unexplained,) = with_divergence([finding], traces, {})
+    (explained,) = with_divergence([finding], traces, calls)
+
+    assert unexplained == finding
+    assert explained.places[0].line == 4
+
+
 def test_messages_and_other_findings_are_not_examined() -> None:
     send = SourceLocation("a.py", 3, 1, "send", 0)
     reduce = SourceLocation("a.py", 3, 1, "all_reduce", 0)
@@ -203,8 +232,10 @@ def test_messages_and_other_findings_are_not_examined() -> None:
     assert divergent_finding([Finding("DS304", "error", "", (0, 1), places=(send,))]) is None
     assert divergent_finding([Finding("DS501", "error", "", (0, 1), places=(reduce,))]) is None
     assert divergent_finding([Finding("DS201", "error", "", (0,), places=(reduce,))]) is None
-    known = Finding("DS201", "error", "", (0, 1), places=(reduce,))
-    assert divergent_finding([known]) is known
+    wait = SourceLocation("a.py", 3, 1, "wait", 0)
+    for place in (reduce, wait):
+        known = Finding("DS302", "error", "", (0,), awaited=(1,), places=(place,))
+        assert divergent_finding([known]) is known
 
 
 def test_a_trace_holds_no_library_lines_and_survives_its_tracer(tmp_path: Path) -> None:

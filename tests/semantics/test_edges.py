@@ -719,6 +719,7 @@ def test_membership_of_a_rank_does_not_depend_on_the_order_of_the_ranks(
 GATHERED = """name: n
 backend: gloo
 world: 3
+options: {stays_connected: true}
 cluster: {preset: cpu-10gbe, shared_links: false}
 tensors: {x: {shape: [4]}, y: {shape: [4], copies: 3}}
 program:

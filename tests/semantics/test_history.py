@@ -56,6 +56,7 @@ class History:
         }  # kind -> row -> when
         self.met: dict[int, int] = {}
         self.gone: dict[int, int] = {}
+        self.exiting: set[int] = set()  # they have ended, and their connections are open
         self.pairs: dict[int, list[tuple[int, int]]] = {}  # by channel
         for when, event in enumerate(events):
             self.hear(when, event)
@@ -70,9 +71,20 @@ class History:
         ):
             self.wrong.append(f"{event}: of rows that have not started")
         elif isinstance(event, RankEnded):
-            if event.rank in self.gone:
-                self.wrong.append(f"rank {event.rank} ends twice")
-            self.gone[event.rank] = when
+            self.end_of_rank(when, event)
+
+    def end_of_rank(self, when: int, event: RankEnded) -> None:
+        """A process that exits slowly reports its end twice: before and after its connections
+        close.
+        """
+        is_exit_completed = event.gone and event.rank in self.exiting
+        if event.rank in self.gone and not is_exit_completed:
+            self.wrong.append(f"rank {event.rank} ends twice")
+        if event.gone:
+            self.exiting.discard(event.rank)
+        else:
+            self.exiting.add(event.rank)
+        self.gone[event.rank] = when
 
     def once(self, when: int, event: RowStarted | RowDue | RowDone | RowCancelled) -> None:
         row, heard = event.row, self.of[type(event)]

@@ -51,8 +51,10 @@ def stuck(
 def end(
     profile: str, *ranks: list[dict[str, Any]], options: dict[str, Any] | None = None, **more: Any
 ) -> FinalState:
+    """Processes stay, so that the state shows which ranks wait for which others."""
+    stays = {"stays_connected": True, **(options or {})}
     rules, state, _ = run(
-        build_program(len(ranks), dict(enumerate(ranks)), options=options, **more), profile
+        build_program(len(ranks), dict(enumerate(ranks)), options=stays, **more), profile
     )
     return blocked_state_at(rules, state)
 

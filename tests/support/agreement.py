@@ -112,9 +112,10 @@ class Case:
         if not can_be_plain(self.program, any_source=True) or self.program.call_count > 14:
             return None
         calls, groups = plain_calls(self.program), plain_groups(self.program)
+        ends = not self.program.options.get("stays_connected")
         try:
             return {
-                r: BruteForce(calls, groups, r, MOST_BRUTE).explore()
+                r: BruteForce(calls, groups, r, MOST_BRUTE, ends).explore()
                 for r in (*CONTRACT_READINGS, "mixed")
             }
         except TooLarge:

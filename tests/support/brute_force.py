@@ -3,7 +3,8 @@ written down a second time.
 
 Naive on purpose, and independent of the package: plain lists of calls go in, no partial order, no
 symmetry, no counting; only states that were seen are not looked at again. An event is: a rank makes
-its next call, a message meets a receive, a blocked rank goes on.
+its next call, a message meets a receive, a blocked rank goes on. If processes end with their
+programs, one more: a rank that has made all calls closes, and its open requests are withdrawn.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class State(NamedTuple):
     """``at``: next call, or the one that waits; ``waits``: it has been made. ``sends`` and
     ``receives`` are open, in the order of posting; ``met``: messages and receives that met;
     ``loose``: requests that are buffered; ``wrong``: receives that took another sender than they
-    rely on."""
+    rely on. ``closed``: ranks whose process has ended; ``withdrawn``: their collectives that were
+    open then; ``kept``: collectives that were done before one of the others was withdrawn."""
 
     at: tuple[int, ...]
     waits: tuple[bool, ...]
@@ -46,6 +48,9 @@ class State(NamedTuple):
     met: frozenset[Id] = frozenset()
     loose: frozenset[Id] = frozenset()
     wrong: frozenset[Id] = frozenset()
+    closed: frozenset[int] = frozenset()
+    withdrawn: frozenset[Id] = frozenset()
+    kept: frozenset[Id] = frozenset()
 
 
 @dataclass
@@ -74,7 +79,10 @@ class Found:
 
 
 class BruteForce:
-    """One program under one reading: rendezvous, early, buffered or mixed."""
+    """One program under one reading: rendezvous, early, buffered or mixed.
+
+    ``ends``: processes end with their programs, instead of staying until all ranks are done.
+    """
 
     def __init__(
         self,
@@ -82,6 +90,7 @@ class BruteForce:
         groups: Mapping[str, Sequence[int]],
         reading: str,
         most: int,
+        ends: bool = False,
     ) -> None:
         self.programs = [list(programs[r]) for r in sorted(programs)]
         self.size, self.reading, self.most = len(self.programs), reading, most
@@ -95,6 +104,7 @@ class BruteForce:
             for rank, calls in enumerate(self.programs)
         ]
         self.lanes = [[self.lane(call) for call in calls] for calls in self.programs]
+        self.never_waited = [self._never_waited(rank) if ends else [] for rank in range(self.size)]
 
     def _waited(self, rank: int) -> dict[int, list[int]]:
         """Position of a wait -> positions of the calls whose requests it waits for."""
@@ -106,6 +116,12 @@ class BruteForce:
             elif call.get("handle") is not None:
                 bound[call["handle"]] = position
         return found
+
+    def _never_waited(self, rank: int) -> list[Id]:
+        """The requests that may be open when the process of a rank ends."""
+        waited = {one for needed in self.needs[rank] for one in needed}
+        made = [one for p in range(len(self.needs[rank])) for one in self.requests(rank, p)]
+        return [one for one in made if one not in waited]
 
     # --- calls ---
     def call(self, one: Id) -> Plain:
@@ -162,13 +178,22 @@ class BruteForce:
             return tuple(r for r in self.groups[call.get("group") or "world"] if r != one[0]), True
         lane = self.lane(call)
         assert lane is not None
+        if one in state.kept:
+            return (), False
         number = self.joined(state, one[0], lane).index(one[1])
-        missing = tuple(r for r in self.members(lane) if len(self.joined(state, r, lane)) <= number)
+        missing = tuple(
+            r for r in self.members(lane) if not self.takes_part(state, r, lane, number)
+        )
         return tuple(
             r
             for r in missing
             if r in self.awaited(call, one, one in state.loose, self.members(lane))
         ), False
+
+    def takes_part(self, state: State, rank: int, lane: str, number: int) -> bool:
+        """Whether a rank has made its part of a collective, and has not withdrawn it."""
+        made = self.joined(state, rank, lane)
+        return len(made) > number and (rank, made[number], -1) not in state.withdrawn
 
     def awaited(
         self, call: Plain, one: Id, loose: bool, members: tuple[int, ...]
@@ -202,6 +227,8 @@ class BruteForce:
     def _rank_events(self, state: State, rank: int, found: Found) -> Iterator[State | None]:
         at = state.at[rank]
         if at == len(self.programs[rank]):
+            if self.never_waited[rank] and rank not in state.closed:
+                yield self._close(state, rank)
             return
         if not state.waits[rank]:
             yield from self._make(state, rank, at, found)
@@ -236,6 +263,23 @@ class BruteForce:
                 loose=made.loose | {one for one, loose in zip(soft, chosen, strict=True) if loose}
             )
 
+    def _close(self, state: State, rank: int) -> State:
+        """The process of a rank ends: what is done stays done, and what is open is withdrawn."""
+        lost = {one for one in self.never_waited[rank] if not self.done(state, one)}
+        collectives = [
+            (other, p, -1)
+            for other, lanes in enumerate(self.lanes)
+            for p in range(state.at[other] + state.waits[other])
+            if lanes[p] is not None
+        ]
+        return state._replace(
+            sends=tuple(one for one in state.sends if one not in lost),
+            receives=tuple(one for one in state.receives if one not in lost),
+            closed=state.closed | {rank},
+            withdrawn=state.withdrawn | {one for one in collectives if one in lost},
+            kept=state.kept | {one for one in collectives if self.done(state, one)},
+        )
+
     def _differs(self, state: State, rank: int, at: int, found: Found) -> bool:
         """The collective just made is not what another member has at its place."""
         call = self.programs[rank][at]
@@ -245,7 +289,9 @@ class BruteForce:
         number = len(self.joined(state, rank, lane)) - 1
         for other in self.members(lane):
             theirs = self.joined(state, other, lane)
-            if len(theirs) > number and _said(self.programs[other][theirs[number]]) != _said(call):
+            if not self.takes_part(state, other, lane, number):
+                continue
+            if _said(self.programs[other][theirs[number]]) != _said(call):
                 found.unfit.update(self.members(lane))
                 return True
         return False

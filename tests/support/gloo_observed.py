@@ -1,7 +1,7 @@
 """The cases of a lab that ran gloo (torch 2.13), as programs for the simulator, by the lab's names.
 
 In the lab a step that fails is caught and the rank goes on; here a rank ends with its first
-failure. So a case is told up to there. Every case begins with a barrier of all ranks; the group's
+failure. So a case is told up to there. The lab's processes lived until all ranks were done. Every case begins with a barrier of all ranks; the group's
 timeout is 3 s unless the case says otherwise.
 """
 
@@ -34,7 +34,7 @@ class Case:
     either: frozenset[int] = frozenset()
 
     def program(self) -> Program:
-        options = {"timeout_ns": int(self.timeout_s * SECOND)}
+        options = {"timeout_ns": int(self.timeout_s * SECOND), "stays_connected": True}
         return build_program(
             len(self.ranks),
             dict(enumerate(self.ranks)),

@@ -70,10 +70,6 @@ def ended_by_exit_call(program: Program, end: RankEnd) -> bool:
     return calls[end.position].op == "exit"
 
 
-def _made_all_calls(program: Program, end: RankEnd) -> bool:
-    return end.status == "ended" and end.position >= len(program.code(end.rank).calls)
-
-
 def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
     """How ranks ended.
 
@@ -93,23 +89,18 @@ def exit_words(program: Program, ends: Sequence[RankEnd]) -> str:
     return words[ends[0].status]
 
 
-def open_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]:
-    """What a plain script would show, if the backend reports the end of a peer's process.
-
-    The ranks of a simulated or real run keep their process, so peers wait; semantics G13 is about
-    a process that has ended.
-    """
+def closed_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[str]:
+    """What ranks that wait for a process see, if the backend reports that the process has ended."""
     if BACKEND_PROFILES[program.backend].peer_death != "raises":
         return []
-    if not all(_made_all_calls(program, end) for end in ends):
+    if program.options.get("stays_connected") or any(end.status != "ended" for end in ends):
         return []
-    ranks = rank_list([end.rank for end in ends])
-    stay, exit_words = f"the process of {ranks} stays", "the process exits, and its"
+    closing, them = "the process ends and closes its connections", "it"
     if len(ends) > 1:
-        stay, exit_words = f"the processes of {ranks} stay", "the processes exit, and their"
+        closing, them = "the processes end and close their connections", "them"
     return [
-        f"  in this simulation {stay} alive; in a plain script {exit_words} peers raise "
-        '"Connection closed by peer" at once'
+        f"  on {program.backend}, {closing}: ranks that wait for {them} raise "
+        '"Connection closed by peer"'
     ]
 
 

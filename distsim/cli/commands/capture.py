@@ -393,7 +393,11 @@ def _preload_hang_report(ranks: int) -> None:
 def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
     """The result; its first finding names the line at which the ranks diverge, if there is one."""
     from distsim.script_capture.launch.parent_process import run_with_line_traces
-    from distsim.script_capture.result.divergence_point import divergent_finding, with_divergence
+    from distsim.script_capture.result.divergence_point import (
+        collective_lines,
+        divergent_finding,
+        with_divergence,
+    )
 
     simulation = result.simulation
     if divergent_finding(simulation.findings) is None:
@@ -401,7 +405,8 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    findings = with_divergence(simulation.findings, traces)
+    collectives = collective_lines(result.captured.evaluated_ranks)
+    findings = with_divergence(simulation.findings, traces, collectives)
     return replace(result, simulation=replace(simulation, findings=findings))
 
 

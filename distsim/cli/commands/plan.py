@@ -77,8 +77,8 @@ StepFieldsOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help=(
-            "Set a field of the `transformer:` block (`distsim explain transformer`), such as "
-            "'launch=0 ns'. Repeatable."
+            "Set a field of the model and its layout, as in the `transformer:` block of a scenario "
+            "(`distsim explain transformer`), such as 'launch=0 ns'. Repeatable."
         ),
     ),
 ]
@@ -88,13 +88,13 @@ OutputsOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="Write all layouts (F.csv, F.parquet), a plot (F.svg), or the fastest "
-        "layout as a scenario (F.yaml). Repeatable.",
+        help="Write all layouts (F.csv, F.parquet) or a plot (F.svg). Or write the fastest layout "
+        "as a scenario (F.yaml), for torchtitan (F.toml) or for Megatron-LM (F.args). Repeatable.",
     ),
 ]
 
 _TABLE_SUFFIXES = (".csv", ".parquet")
-_OUTPUT_SUFFIXES = (*_TABLE_SUFFIXES, ".svg", ".yaml", ".yml")
+_OUTPUT_SUFFIXES = (*_TABLE_SUFFIXES, ".svg", ".yaml", ".yml", ".toml", ".args")
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def _check_outputs(paths: list[Path]) -> None:
         if path.suffix not in _OUTPUT_SUFFIXES:
             raise UsageError(
                 f"-o {path}: unknown file type",
-                "use a name that ends in .csv, .parquet, .svg or .yaml",
+                "use a name that ends in .csv, .parquet, .svg, .yaml, .toml or .args",
             )
     if sum(path.suffix in _TABLE_SUFFIXES for path in paths) > 1:
         raise UsageError(
@@ -255,11 +255,22 @@ def _parse_memory_reserve(text: str | None) -> int | None:
 
 
 def _write_outputs(answer: PlanAnswer, paths: list[Path]) -> None:
-    """Write the plot, and the best layout as a scenario."""
+    """Write the plot, and the best layout as a scenario or for a framework."""
     for path in paths:
-        content = answer.to_svg().content if path.suffix == ".svg" else answer.best_scenario()
+        content = _output_content(answer, path.suffix)
         if content is None:
             console.note(f"{path} was not written, because no layout fits")
             continue
         console.write_file(path, content)
         console.note(f"wrote {path}")
+
+
+def _output_content(answer: PlanAnswer, suffix: str) -> str | bytes | None:
+    """The content of a file with this suffix; None if no layout fits."""
+    if suffix == ".svg":
+        return answer.to_svg().content
+    if suffix == ".toml":
+        return answer.best_torchtitan_config()
+    if suffix == ".args":
+        return answer.best_megatron_arguments()
+    return answer.best_scenario()

@@ -205,7 +205,11 @@ def _provenance(job: SlowJob) -> Iterator[str]:
             yield f"{waits} {was} inferred, because profiles of Gloo do not record waits."
     unusual = int(job.selected.sum()) - steps
     if unusual:
-        yield f"{_count(unusual, 'step')} with other operations than most steps: not analysed."
+        others = job.recorded_steps_ns[job.selected & ~job.counted]
+        yield (
+            f"{_count(unusual, 'step')} with other operations than most steps, such as a "
+            f"checkpoint or an evaluation: not analysed; {show_ns(int(others.mean()))} per step."
+        )
     if recording.missing_ranks:
         yield f"No trace of {ranks_label(recording.missing_ranks)} was given."
     if recording.unexplained_gap_ns:

@@ -82,6 +82,9 @@ class _RankState(NamedTuple):
 
     @property
     def has_failed_or_exited(self) -> bool:
+        """Whether the rank ended before the end of its program."""
+        if self.progress.phase == RankPhase.ENDED:
+            return False
         return self.exit_code is not None or self.progress.phase in _FINAL_PHASES
 
 

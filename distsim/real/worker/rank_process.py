@@ -1,8 +1,8 @@
 """The process of one rank, from its start to its exit.
 
 It loads torch, connects, runs the program once per repetition, writes the contents of its buffers,
-and then waits until the launcher releases it: a rank that exited earlier would close connections
-that other ranks may still need.
+and ends as the process of a script does (`_end_as_script`). With other backends than gloo, and for
+programs that stay connected, it waits until the launcher releases it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from distsim.real.shared.progress_file import (
     RankPhase,
 )
 from distsim.real.worker.compute_load import wait_until
-from distsim.real.worker.runner import RankExit, RankRunner, exit_rank
+from distsim.real.worker.runner import RankExit, RankRunner, note_exit
 
 _PR_SET_PDEATHSIG = 1
 _POLL_S = 0.0005
@@ -50,6 +50,9 @@ _ENVIRONMENT_ERRORS = (
     "no CUDA-capable device",
     "no kernel image is available",
 )
+#: A script's interpreter takes at least this long until it destroys the process group. Messages
+#: still arrive in that time.
+_FINALIZATION_S = 0.1
 #: How many calls are recorded to measure the cost of recording.
 _RECORDING_TRIALS = 2000
 
@@ -142,6 +145,7 @@ def _die_with_launcher(launcher: BaseProcess) -> None:
 def _run_program(job: WorkerJob, rank: int, progress: ProgressFile) -> int:
     """Connect, run all repetitions and write the result; return the exit status."""
     position = 0
+    runner: RankRunner | None = None
     try:
         runner = _connect(job, rank, progress)
         for repetition in range(job.repeats):
@@ -156,13 +160,43 @@ def _run_program(job: WorkerJob, rank: int, progress: ProgressFile) -> int:
         position = progress.words[ProgressField.POSITION]
         _write_result(job, rank, runner)
     except RankExit as end:
-        exit_rank(progress, progress.words[ProgressField.POSITION], end.code)
+        note_exit(progress, progress.words[ProgressField.POSITION], end.code)
+        status = end.code
     except BaseException as error:
         is_early = _is_before_program(job, progress)
         _report_error(progress, error, RankPhase.BROKEN if is_early else RankPhase.RAISED)
-        return 1
-    progress.advance(RankPhase.ENDED, position, time.monotonic_ns())
-    return _wait_for_release(job, runner)
+        status = 1
+    else:
+        if not _ends_as_script(job):
+            progress.advance(RankPhase.ENDED, position, time.monotonic_ns())
+            return _wait_for_release(job, runner)
+        # The rank counts as ended only when its process can end.
+        progress.advance(RankPhase.RUNNING, position, time.monotonic_ns())
+        _end_as_script(runner)
+        progress.advance(RankPhase.ENDED, position, time.monotonic_ns())
+        return 0
+    if runner is not None and _ends_as_script(job):
+        _end_as_script(runner)
+    return status
+
+
+def _ends_as_script(job: WorkerJob) -> bool:
+    return job.backend == "gloo" and not job.program.options.get("stays_connected")
+
+
+def _end_as_script(runner: RankRunner) -> None:
+    """Destroy requests and process groups, as the interpreter does at the end of a script.
+
+    The destructor of ProcessGroupGloo waits for open collectives. Leaving by ``os._exit`` alone
+    would skip it.
+    """
+    time.sleep(_FINALIZATION_S)
+    groups = runner.groups
+    if groups.connected:
+        groups.destroy()
+    groups.__dict__.clear()
+    # Requests go last (run): a dropped request would cancel its message.
+    runner.__dict__.clear()
 
 
 def _is_before_program(job: WorkerJob, progress: ProgressFile) -> bool:

@@ -326,7 +326,8 @@ class RankRunner:
             self.progress.advance(RankPhase.RAISED, position, _now())
             os._exit(1)
         if fault.kind == "exit":
-            exit_rank(self.progress, position, fault.code)
+            note_exit(self.progress, position, fault.code)
+            os._exit(fault.code)
         self._strike(fault, position)
 
     def _strike(self, fault: RankFault, position: int) -> None:
@@ -367,9 +368,8 @@ def _launch_queue(call: ResolvedCall, eager: bool) -> tuple[int, ...]:
     return (call.group.id, *sorted((call.rank, call.peer)))
 
 
-def exit_rank(progress: ProgressFile, position: int, code: int) -> None:
-    """End the process as sys.exit does, but at once."""
+def note_exit(progress: ProgressFile, position: int, code: int) -> None:
+    """Record that the rank exits."""
     progress.write_message(f"exit {code}")
     progress.words[ProgressField.CODE] = code
     progress.advance(RankPhase.EXITED, position, _now())
-    os._exit(code)

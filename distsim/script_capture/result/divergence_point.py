@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -22,12 +23,16 @@ from typing import Final, NamedTuple
 
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.registry import OPERATIONS
+from distsim.script_capture.hub.state import RankProcess
+from distsim.script_capture.protocol.message_types import NO_CALL_SITE
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.rank.line_trace import TracedLine
 
 #: Findings on calls that do not match, and on values that differ.
 _CODE_PREFIXES: Final = ("DS2", "DS3")
 _VALUES_CODE: Final = "DS612"
+#: Kinds of calls that all members of a group make, and waits for these.
+_COLLECTIVE_KINDS: Final = frozenset({"collective", "wait"})
 #: So many equal lines in a row end a difference.
 _RESYNC_LINES: Final = 3
 #: Lines of each rank that are searched for the end of a difference.
@@ -35,6 +40,11 @@ _RESYNC_WINDOW: Final = 5000
 _LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
 #: In place of the operation of a finding's place.
 _BRANCH: Final = "branch"
+
+
+#: By line of calls: how many of them an execution of the line makes, on average.
+CallWeights = Mapping[TracedLine, float]
+_HALF_A_CALL: Final = 0.5
 
 
 class DivergencePoint(NamedTuple):
@@ -65,12 +75,15 @@ class _Difference(NamedTuple):
 
 
 def find_divergence(
-    own: Sequence[TracedLine], other: Sequence[TracedLine], calls: frozenset[TracedLine]
+    own: Sequence[TracedLine],
+    other: Sequence[TracedLine],
+    own_weights: CallWeights,
+    other_weights: CallWeights,
 ) -> DivergencePoint | None:
-    """The first difference that explains why ``calls`` do not match.
+    """The first difference that explains why calls do not match.
 
-    Either the ranks execute lines of ``calls`` unequally often in it, or it leads to where a rank
-    is blocked in one of them.
+    Either the ranks make unequally many of the calls in it, or it leads to where a rank is blocked
+    in one of them.
     """
     i = j = 0
     while True:
@@ -80,10 +93,14 @@ def find_divergence(
             # A rank that executes no further line ended, or is blocked in a call.
             return None
         difference = _difference_at(own, other, i, j)
-        own_calls = tuple(line for line in own[i : difference.own_end] if line in calls)
-        other_calls = tuple(line for line in other[j : difference.other_end] if line in calls)
-        ends_in_call = own[-1] in calls or other[-1] in calls
-        if len(own_calls) != len(other_calls) or (difference.is_last and ends_in_call):
+        own_calls = tuple(line for line in own[i : difference.own_end] if line in own_weights)
+        other_calls = tuple(
+            line for line in other[j : difference.other_end] if line in other_weights
+        )
+        more = sum(own_weights[line] for line in own_calls)
+        more -= sum(other_weights[line] for line in other_calls)
+        ends_in_call = own[-1] in own_weights or other[-1] in other_weights
+        if abs(more) >= _HALF_A_CALL or (difference.is_last and ends_in_call):
             last = own[i - 1]
             occurrence = own[:i].count(last)
             return DivergencePoint(last, occurrence, own[i], other[j], own_calls, other_calls)
@@ -179,11 +196,15 @@ def divergent_finding(findings: Sequence[Finding]) -> Finding | None:
     first = findings[0]
     if not first.code.startswith(_CODE_PREFIXES) and first.code != _VALUES_CODE:
         return None
-    ops = [OPERATIONS.get(place.op) for place in first.places if place.line]
-    collectives = [op for op in ops if op is not None and op.kind == "collective"]
-    if first.code != _VALUES_CODE and (not ops or len(collectives) < len(ops)):
+    kinds = {_kind_of(place.op) for place in first.places if place.line}
+    if first.code != _VALUES_CODE and not (kinds and kinds <= _COLLECTIVE_KINDS):
         return None
     return first if len(_compared_ranks(first)) == 2 else None
+
+
+def _kind_of(op: str) -> str:
+    operation = OPERATIONS.get(op)
+    return "" if operation is None else operation.kind
 
 
 def _compared_ranks(finding: Finding) -> list[int]:
@@ -193,23 +214,51 @@ def _compared_ranks(finding: Finding) -> list[int]:
     return list(dict.fromkeys((*named, *others)))[:2]
 
 
+def collective_lines(ranks: Mapping[int, RankProcess]) -> dict[int, Counter[TracedLine]]:
+    """By rank: how many collectives each line made on groups that have all ranks."""
+    found: dict[int, Counter[TracedLine]] = {}
+    for rank, process in ranks.items():
+        lines = found[rank] = Counter()
+        for event in process.events:
+            call = event.call
+            if call is None or _kind_of(call.op) != "collective":
+                continue
+            if len(call.group.ranks) == len(ranks):
+                place = process.sites.get(event.site, NO_CALL_SITE)
+                lines[TracedLine(place.file, place.line)] += 1
+    return found
+
+
 def with_divergence(
-    findings: Sequence[Finding], traces: Mapping[int, Sequence[TracedLine]]
+    findings: Sequence[Finding],
+    traces: Mapping[int, Sequence[TracedLine]],
+    collectives: Mapping[int, Mapping[TracedLine, int]],
 ) -> tuple[Finding, ...]:
     """Findings whose first one names the line at which the ranks diverge, if there is one.
 
-    ``traces``: by rank, the lines that it executed.
+    ``traces``: by rank, the lines that it executed. ``collectives``: as of `collective_lines`. They
+    count if the lines of the finding explain nothing, for example if it names the line of a wait.
     """
     finding = divergent_finding(findings)
     if finding is None:
         return tuple(findings)
     own, other = _compared_ranks(finding)
-    calls = frozenset(TracedLine(place.file, place.line) for place in finding.places)
-    point = find_divergence(traces.get(own, ()), traces.get(other, ()), calls)
+    own_lines, other_lines = traces.get(own, ()), traces.get(other, ())
+    named = dict.fromkeys((TracedLine(place.file, place.line) for place in finding.places), 1.0)
+    point = find_divergence(own_lines, other_lines, named, named)
+    if point is None:
+        own_weights = _weights(own_lines, collectives.get(own, {}))
+        other_weights = _weights(other_lines, collectives.get(other, {}))
+        point = find_divergence(own_lines, other_lines, own_weights, other_weights)
     if point is None:
         return tuple(findings)
     explained = _explained(finding, point, (own, other), traces)
     return (explained, *findings[1:])
+
+
+def _weights(lines: Sequence[TracedLine], calls: Mapping[TracedLine, int]) -> CallWeights:
+    executions = Counter(line for line in lines if line in calls)
+    return {line: calls[line] / count for line, count in executions.items()}
 
 
 def _explained(
@@ -241,7 +290,7 @@ def _explained(
     return replace(
         finding,
         message="\n".join(message),
-        help=(remedy, *finding.help[1:]),
+        help=(remedy,),
         places=(place, *finding.places),
     )
 

@@ -105,7 +105,8 @@ def evaluate_capture(
     found = replace(simulation, findings=findings)
     if _contradicts_verdict(captured, simulation, outcome):
         found = replace(found, outcome=outcome, verdict=None)
-    if outcome == "hangs":
+    is_blocked = captured.ended == "stalled" and _all_exited_normally(captured, outcome)
+    if outcome == "hangs" or is_blocked:
         found = with_store_key_findings(found, statuses)
     if outcome == "completes" and wrong_values:
         found = replace(found, outcome="wrong-data", verdict=None)

@@ -202,14 +202,19 @@ class UnitCompiler:
         return self.apart
 
     def finish(self, position: int) -> None:
-        """The end of the program, which drops all open handles.
+        """The end of the program: the process exits, unless the program runs inside another one."""
+        stays_connected = bool(self.program.options.get("stays_connected"))
+        self.exit_process(position, "", gone=not stays_connected)
+
+    def exit_process(self, position: int, message: str, gone: bool = True) -> None:
+        """The process exits, at the end of the program or in a call; this drops all open handles.
 
         Some backends end a process that drops a request for which it has not waited.
         """
         if self.profile.dropped == "crashes":
             for target in tuple(self.open_handles):
                 self.drop(position, target)
-        self.out.append(ExitRank(position, "ended", gone=False))
+        self.out.append(ExitRank(position, "ended", message, gone))
 
     def _fault(self, position: int) -> bool:
         """End the rank if a fault strikes at this call; whether that is so."""
@@ -254,8 +259,12 @@ class UnitCompiler:
         method = _METHOD_OF_OP.get(call.op)
         if method is not None:
             getattr(self, method)(position, call)
-        elif call.op in ("exit", "fail"):
-            self.out.append(self._exit(position, call))
+        elif call.op == "exit":
+            self.exit(position, self.value(call.fields.get("code", 0)))
+            return False
+        elif call.op == "fail":
+            message = at_row(call.fields.get("message", ""), self.vector_row)
+            self.out.append(ExitRank(position, "raised", str(message or "failed")))
             return False
         elif call.op == "synchronize":
             self.synchronize(position, str(call.fields.get("stream") or ""))
@@ -263,11 +272,9 @@ class UnitCompiler:
             self.out.append(WaitForRows(position))  # every call has at least one instruction
         return True
 
-    def _exit(self, position: int, call: CodeCall) -> ExitRank:
-        if call.op == "exit":
-            return ExitRank(position, "ended", f"exit {self.value(call.fields.get('code', 0))}")
-        message = at_row(call.fields.get("message", ""), self.vector_row)
-        return ExitRank(position, "raised", str(message or "failed"))
+    def exit(self, position: int, code: int) -> None:
+        """``sys.exit``: the same as the end of the program."""
+        self.exit_process(position, f"exit {code}")
 
     # --- what a call is ---
     def value(self, vec: Vec) -> int:

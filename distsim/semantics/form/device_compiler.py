@@ -101,9 +101,21 @@ class DeviceCompiler(UnitCompiler):
         self.host_waits: set[int] = set()
 
     def finish(self, position: int) -> None:
-        """The program's end, as destroy_process_group, waits for the device."""
+        """The program's end waits for the device.
+
+        This assumes that the program calls destroy_process_group, whose ``shutdown`` waits. Without
+        that call the destructor aborts the communicators and does not wait
+        (``~ProcessGroupNCCL``: "we can use abort instead of destroy to make the destruction
+        non-blocking"). Then peers that still need the rank block until the watchdog's timeout.
+        """
         self.synchronize(position)
         super().finish(position)
+
+    def exit(self, position: int, code: int) -> None:
+        """``sys.exit(0)`` is the same as the end; an error code means that the exit is abrupt."""
+        if not code:
+            self.synchronize(position)
+        super().exit(position, code)
 
     # --- communicators ---
     def group_comm(self, slot: int) -> ExecutionQueue:

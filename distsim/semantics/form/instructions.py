@@ -232,7 +232,9 @@ class DropRequest(NamedTuple):
 class ExitRank(NamedTuple):
     """The rank's end.
 
-    ``gone``: its process died or exited early, so that its open requests are lost.
+    ``gone``: its process ends too, so that it closes its sockets and loses its open requests.
+    False only while it waits in its exit, and for programs that stay connected (option
+    ``stays_connected``).
     """
 
     position: int

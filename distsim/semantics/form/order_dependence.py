@@ -7,8 +7,9 @@ and calls that match but differ. Each of these is recognised in the compiled pro
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
+from distsim.findings.final_state import FinalState
 from distsim.semantics.form.instructions import (
     KIND_COLLECTIVE,
     KIND_RECEIVE,
@@ -20,7 +21,9 @@ from distsim.semantics.form.instructions import (
     DropRequest,
     ExitRank,
     Instruction,
+    LaunchPart,
     PostLaunch,
+    SyncDevice,
     WaitForRows,
 )
 from distsim.semantics.form.linked_program import LinkedProgram
@@ -54,7 +57,10 @@ def why_order_matters(
 def _why_order_matters_in_unit(linked: LinkedProgram, unit: CompilationUnit) -> str | None:
     last = unit.instructions[-1]
     if isinstance(last, ExitRank) and last.gone:
-        return "a rank leaves early"
+        if last.status != "ended" or last.message:
+            return "a rank fails, or exits in a call"
+        if _loses_requests_at_exit(linked, unit):
+            return "a process ends while a request is open"
     for instruction in unit.instructions:
         if isinstance(instruction, DropRequest):
             return "a request is dropped"
@@ -118,20 +124,61 @@ def _takes_lock(instruction: Instruction) -> bool:
 
 
 def exits_with_open_requests(linked: LinkedProgram) -> bool:
-    """Whether a rank exits early with requests for which it never waited.
+    """Whether a process ends with requests for which it never waited, and which it loses then.
 
     Then it matters which of their partners arrived before.
     """
-    return any(_exits_with_open_requests(unit) for unit in linked.units)
+    return any(_loses_requests_at_exit(linked, unit) for unit in linked.units)
 
 
-def _exits_with_open_requests(unit: CompilationUnit) -> bool:
+def _loses_requests_at_exit(linked: LinkedProgram, unit: CompilationUnit) -> bool:
     last = unit.instructions[-1]
     if not isinstance(last, ExitRank) or not last.gone:
         return False
+    if "requests" not in linked.program.features and not linked.profile.device:
+        return False
+    kinds = {part.kind for part in requests_open_at_end(unit)}
+    exits_by_itself = last.status in ("ended", "raised")
+    if exits_by_itself and linked.profile.joins_collectives_at_exit:
+        kinds.discard(KIND_COLLECTIVE)
+    return bool(kinds)
+
+
+def requests_open_at_end(unit: CompilationUnit) -> list[LaunchPart]:
+    """The messages and collectives for which the host never waits."""
+    if len(unit.instructions) > 1 and isinstance(unit.instructions[-2], SyncDevice):
+        return []
     waited: set[int] = set()
+    found: list[LaunchPart] = []
     for instruction in unit.instructions:
         if isinstance(instruction, WaitForRows):
             waited.update(instruction.rows)
-    parts = (part for launch in unit.launches for part in launch.parts)
-    return any(part.kind is not KIND_WORK and part.row not in waited for part in parts)
+        elif isinstance(instruction, SyncDevice):
+            found.clear()
+        elif isinstance(instruction, PostLaunch):
+            found += instruction.launch.parts
+    return [part for part in found if part.kind is not KIND_WORK and part.row not in waited]
+
+
+def exits_change_result(
+    linked: LinkedProgram, final_state: FinalState, has_open_collective: Callable[[], bool]
+) -> bool:
+    """Whether a run whose processes stay may end in another way if they end with their programs.
+
+    Peers of a process that has ended raise instead of being blocked for ever, if the backend
+    detects it. A process does not end while a collective of it is open, if the backend waits for
+    them at exit (``has_open_collective``: one has been called, and some member has not joined).
+    Otherwise no rank needs one that has ended.
+    """
+    ended = (end.rank for end in final_state.ends if end.status == "ended")
+    if not any(_process_ends(linked.unit_of[rank]) for rank in ended):
+        return False
+    if final_state.blocked and linked.profile.peer_death == "raises":
+        return True
+    joins_collectives = linked.profile.joins_collectives_at_exit
+    return joins_collectives and "requests" in linked.program.features and has_open_collective()
+
+
+def _process_ends(unit: CompilationUnit) -> bool:
+    last = unit.instructions[-1]
+    return isinstance(last, ExitRank) and last.gone

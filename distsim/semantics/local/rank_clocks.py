@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from distsim.common.arrays import IntArray
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import KIND_COLLECTIVE, KIND_WORK, CompilationUnit
@@ -224,6 +226,12 @@ class RunProgress:
         self.latest: RowColumn = [0] * len(self.missing)
         self.came: dict[int, list[int]] = {}
         self.hosts = course.hosts
+
+    def has_open_collective(self) -> bool:
+        """Whether a collective has been called that some member has not joined."""
+        is_called = (np.asarray(self.kind) == KIND_COLLECTIVE) & (np.asarray(self.posted) >= 0)
+        instances = np.asarray(self.instance)[is_called]
+        return bool(np.any(np.asarray(self.missing)[instances]))
 
     def done(self, i: int, t: int) -> tuple[int | None, int]:
         """When a posted row is done, for a thread that waits for it at time ``t``.

@@ -27,16 +27,33 @@ def blocked_state_at(rules: TransitionRules, state: RunState) -> FinalState:
     Ranks that have not ended are blocked in their current call.
     """
     builder = _OrderedBlockedStateBuilder(rules, state)
-    blocked = tuple(builder.blocked(rank) for rank, end in enumerate(state.ends) if end is None)
+    blocked = tuple(
+        builder.blocked(rank)
+        for rank, end in enumerate(state.ends)
+        if end is None or _is_blocked_in_exit(rules, state, rank)
+    )
     ends = tuple(_end_of_rank(rules, state, rank) for rank in rules.program.present)
     return FinalState(ends, blocked, tuple(_unreceived_messages(rules, state)))
 
 
 def _end_of_rank(rules: TransitionRules, state: RunState, rank: int) -> RankEnd:
     end, position = state.ends[rank], rules.position(state, rank)
+    if _is_blocked_in_exit(rules, state, rank):
+        position = rules.part(rules.open_collectives(state, rank)[0]).position
+        return RankEnd(rank, "blocked", position)
     if end is None:
         return RankEnd(rank, "blocked", position)
     return RankEnd(rank, end.status, position, 0, end.message)
+
+
+def _is_blocked_in_exit(rules: TransitionRules, state: RunState, rank: int) -> bool:
+    """Whether a process cannot end, because it waits for a collective. A failed rank counts as
+    failed. A process without open collectives can end: the state is then not the last one.
+    """
+    end = state.ends[rank]
+    if rank not in state.exiting or end is None or end.status != "ended":
+        return False
+    return bool(rules.open_collectives(state, rank))
 
 
 def _unreceived_messages(rules: TransitionRules, state: RunState) -> list[tuple[int, int, int]]:
@@ -75,6 +92,10 @@ class _OrderedBlockedStateBuilder(BlockedStateBuilder):
         self._missing: MissingRanks = {}
 
     def blocked(self, rank: int) -> BlockedRank:
+        if self.state.ends[rank] is not None:
+            rows = self.rules.open_collectives(self.state, rank)
+            dependencies = self._distinct_dependencies(rows)
+            return BlockedRank(rank, self.rules.part(rows[0]).position, dependencies)
         instruction: Instruction = self.rules.instruction(self.state, rank)
         position = instruction.position
         if isinstance(instruction, AwaitRendezvous):

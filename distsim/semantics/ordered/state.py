@@ -38,6 +38,7 @@ class SchedulerChoice(NamedTuple):
     - ``step``: rank ``a`` runs its next host instruction.
     - ``finish``: row ``a``, which is due, finishes.
     - ``take``: the any-source receive ``a`` takes the message ``b`` (both are rows).
+    - ``close``: the process of rank ``a``, which has ended its program, closes its sockets.
     """
 
     kind: str
@@ -45,7 +46,7 @@ class SchedulerChoice(NamedTuple):
     b: int = -1
 
 
-CHOICE_STEP, CHOICE_FINISH, CHOICE_TAKE = "step", "finish", "take"
+CHOICE_STEP, CHOICE_FINISH, CHOICE_TAKE, CHOICE_CLOSE = "step", "finish", "take", "close"
 
 
 class TransitionListener(Protocol):
@@ -59,7 +60,8 @@ class TransitionListener(Protocol):
     - ``cancelled``: the row will never finish.
     - ``mismatched``: rows that matched differ; see `RowsMismatched`.
     - ``released``: a host that was blocked at a rendezvous may continue.
-    - ``ended``: a rank reached its end; ``gone``: its process died or exited early.
+    - ``ended``: a rank reached its end; ``gone``: its process has ended. A process that exits
+      slowly reports its end twice, first without ``gone``.
     - ``touched``: the content of a box with any-source receives has changed.
 
     ``quiet`` listeners need no ``started`` events, except for batches that are one launch.
@@ -89,7 +91,7 @@ class TransitionListener(Protocol):
         """A host can continue."""
 
     def ended(self, rank: int, gone: bool, /) -> None:
-        """A rank has ended; ``gone``: its process has exited."""
+        """A rank has ended; ``gone``: its process has ended as well."""
 
     def touched(self, box: int, /) -> None:
         """The content of a box with any-source receives has changed."""
@@ -149,7 +151,7 @@ class HostReleased(NamedTuple):
 
 
 class RankEnded(NamedTuple):
-    """A rank has ended; ``gone``: its process has exited."""
+    """A rank has ended; ``gone``: its process has ended as well."""
 
     rank: int
     gone: bool
@@ -236,7 +238,9 @@ class RunState:
     - ``pc``: the next host instruction.
     - ``ends``: how the rank ended; None while it runs.
     - ``open_launches``: the number of launches that were posted and have not ended.
-    - ``lost_ranks``: ranks whose process has exited, or that have closed a group.
+    - ``exiting``: ranks that have ended, and whose process has not; ``joining``: those of them that
+      had open collectives.
+    - ``lost_ranks``: ranks whose process has ended, or that have closed a group.
     - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
 
     By row:
@@ -260,6 +264,8 @@ class RunState:
 
     pc: list[int]
     ends: list[ExitRank | None]
+    exiting: dict[int, None]
+    joining: dict[int, None]
     open_launches: list[int]
     phase: bytearray
     queues: dict[int, list[int]]
@@ -281,6 +287,8 @@ class RunState:
         return RunState(
             self.pc[:],
             self.ends[:],
+            self.exiting.copy(),
+            self.joining.copy(),
             self.open_launches[:],
             self.phase[:],
             _copy_lists(self.queues),
@@ -301,9 +309,9 @@ class RunState:
     def key(self) -> Hashable:
         """Equal for states with the same future.
 
-        ``open_launches``, ``buffered_bytes``, ``receive_of``, ``queues``, ``lost_ranks`` and
-        ``arrived_by_kind`` follow from the rest. Where several ranks have arrived, their order is
-        no part of the key.
+        ``exiting``, ``joining``, ``open_launches``, ``buffered_bytes``, ``receive_of``, ``queues``,
+        ``lost_ranks`` and ``arrived_by_kind`` follow from the rest. Where several ranks have
+        arrived, their order is no part of the key.
         """
         at_rendezvous = frozenset((i, frozenset(ranks)) for i, ranks in self.at_rendezvous.items())
         sends = frozenset((channel, tuple(rows)) for channel, rows in self.sends.items())

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from distsim.backends.gloo import monitored_barrier_error
 from distsim.backends.message_matching import MessageMatcher
 from distsim.backends.profile import BackendProfile
 from distsim.program.model import Program
@@ -41,11 +42,13 @@ from distsim.semantics.ordered.machine_tables import (
 )
 from distsim.semantics.ordered.queue_rules import QueueRules
 from distsim.semantics.ordered.state import (
+    CHOICE_CLOSE,
     CHOICE_FINISH,
     CHOICE_STEP,
     CHOICE_TAKE,
     CLOSED,
     DUE,
+    QUEUED,
     RUNNING,
     HostReleased,
     RankEnded,
@@ -68,7 +71,7 @@ OWN_TIMEOUT_MESSAGE = "Application timeout caused pair closure"
 _DROPPED_WORK_MESSAGE = (
     "Attempted destruction of AsyncWork before work has completed, terminating the program."
 )
-_SEND = int(PartKind.SEND)
+_SEND, _COLLECTIVE = int(PartKind.SEND), int(PartKind.COLLECTIVE)
 #: What `TransitionRules.open_row` returns if no row is open.
 NO_OPEN_ROW = -1
 
@@ -84,6 +87,8 @@ class TransitionRules(QueueRules):
     ) -> None:
         super().__init__(program, profile)
         self.ranks_to_crash = []
+        #: Whether processes outlive their programs, as if every rank stayed connected.
+        self.processes_stay = False
 
     # --- states ---
     def initial(self) -> RunState:
@@ -99,6 +104,8 @@ class TransitionRules(QueueRules):
         return RunState(
             pc=[0] * size,
             ends=ends,
+            exiting={},
+            joining={},
             open_launches=[0] * size,
             phase=bytearray(self.linked.rows),
             queues={},
@@ -129,13 +136,32 @@ class TransitionRules(QueueRules):
     def enabled(self, state: RunState) -> list[SchedulerChoice]:
         """All that may happen next, in a fixed order.
 
-        Hosts by rank come first, then rows that are due, then any-source receives.
+        Hosts by rank come first, then rows that are due, any-source receives, and processes that
+        exit while messages are open.
         """
         ranks = [rank for rank in range(len(state.pc)) if self.can_step(state, rank)]
         choices = [SchedulerChoice(CHOICE_STEP, rank) for rank in ranks]
         choices += [SchedulerChoice(CHOICE_FINISH, row) for row in self.due_rows(state)]
         choices += [SchedulerChoice(CHOICE_TAKE, *take) for take in state.matcher.takes()]
-        return choices
+        choices += self.exits_with_open_messages(state)
+        return choices or self._exits(state)[:1]
+
+    def exits_with_open_messages(self, state: RunState) -> list[SchedulerChoice]:
+        """Exits by which messages may be lost: whether they happen before or after others is a
+        race.
+        """
+        return [exit for exit in self._exits(state) if self.has_open_requests(state, exit.a)]
+
+    def _exits(self, state: RunState) -> list[SchedulerChoice]:
+        """Processes that may close. An exit is slow: transfers that have begun finish before, and
+        all but `exits_with_open_messages` wait until nothing else can happen.
+        """
+        ready = (rank for rank in state.exiting if self._may_close(state, rank))
+        return [SchedulerChoice(CHOICE_CLOSE, rank) for rank in ready]
+
+    def _may_close(self, state: RunState, rank: int) -> bool:
+        is_transferring = DUE in state.phase[self.base[rank] : self.base[rank + 1]]
+        return not is_transferring and not self.open_collectives(state, rank)
 
     def due_rows(self, state: RunState) -> list[int]:
         """The rows for which everything that they need has arrived."""
@@ -203,8 +229,10 @@ class TransitionRules(QueueRules):
             self.step(state, choice.a, out)
         elif choice.kind == CHOICE_FINISH:
             self.finish(state, choice.a, out)
-        else:
+        elif choice.kind == CHOICE_TAKE:
             self.take(state, choice.b, out)
+        else:
+            self.close_process(state, choice.a, out)
 
     def take(self, state: RunState, send: int, out: TransitionListener) -> None:
         """The oldest any-source receive of the message's box takes the message."""
@@ -243,8 +271,8 @@ class TransitionRules(QueueRules):
                     ranks.append(self.rank_of[event.row])
                 elif type(event) is HostReleased:
                     ranks.append(event.rank)
-                elif type(event) is RankEnded and event.gone:
-                    # Any rank may have waited for the rank that has exited.
+                elif type(event) is RankEnded and event.gone and self.detects_peer_death:
+                    # Any rank may have waited for the process that has ended.
                     ranks.extend(range(len(state.pc)))
             seen = len(out.events)
         return out.events
@@ -266,10 +294,14 @@ class TransitionRules(QueueRules):
             self.end_row(state, row, out)
         if self.ranks_to_crash:
             self.abort(state, out)
+        if state.joining and self.rank_of[row] in state.joining:
+            self._cancel_broken_collectives(state, out)
 
     def kill(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
         """End a rank from outside, at its current instruction: a fault at a given time."""
-        self._exit(state, rank, end, out)
+        if state.ends[rank] is None:
+            state.ends[rank] = end
+            self.close_process(state, rank, out)
         self.abort(state, out)
 
     def close(self, state: RunState, rank: int, group: int) -> None:
@@ -314,7 +346,21 @@ class TransitionRules(QueueRules):
         parts = [row for row in rows if self.part_of[row] is not None]
         timed_out_itself = any((rank, self.group[row]) in state.closed_groups for row in parts)
         message = OWN_TIMEOUT_MESSAGE if timed_out_itself else PEER_CLOSED_MESSAGE
+        broken = next((row for row in parts if state.phase[row]), NO_OPEN_ROW)
+        if broken != NO_OPEN_ROW and self.part(broken).call.op == "monitored_barrier":
+            message = self._monitored_barrier_message(state, broken) or message
         self._exit(state, rank, ExitRank(wait.position, "raised", message), out)
+
+    def _monitored_barrier_message(self, state: RunState, row: int) -> str:
+        """What the rank that checks the arrivals says if a member can no longer arrive."""
+        rank, group, call = self.rank_of[row], self.program.groups[self.group[row]], self.call(row)
+        if group.ranks[0] != rank:
+            return ""
+        arrived = state.arrived.get(self.instance[row], {})
+        missing = [member for member in group.ranks if member not in arrived]
+        world_ns = self.program.options.get("timeout_ns") if group.id == 0 else None
+        limit_ns = call.timeout_ns or group.timeout_ns or world_ns or self.profile.timeout_ns
+        return monitored_barrier_error(rank, missing, call.wait_all_ranks, int(limit_ns))
 
     def start_waiting_collective(self, state: RunState, rank: int, out: TransitionListener) -> None:
         """The host has released the lock: a collective that waits for it starts."""
@@ -405,17 +451,74 @@ class TransitionRules(QueueRules):
             self.released(state, row, out)
 
     def _exit(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
+        """A rank ends, and its process with it.
+
+        If the backend lets a process that exits by itself wait for its collectives, the driver
+        closes the process (`close_process`). That takes time, in which open messages still arrive.
+        """
         if state.ends[rank] is not None:
             return
         state.ends[rank] = end
-        out.ended(rank, end.gone)
+        if not end.gone or (self.processes_stay and end.status == "ended"):
+            state.ends[rank] = end._replace(gone=False)
+            self._leave_rendezvous(state, rank)
+            out.ended(rank, False)
+            return
+        exits_by_itself = end.status in ("ended", "raised")
+        if exits_by_itself and self.profile.joins_collectives_at_exit:
+            state.ends[rank] = end._replace(gone=False)
+            state.exiting[rank] = None
+            if self.open_collectives(state, rank):
+                state.joining[rank] = None
+            self._leave_rendezvous(state, rank)
+            out.ended(rank, False)
+            self._cancel_broken_collectives(state, out)
+            return
+        self.close_process(state, rank, out)
+
+    def _leave_rendezvous(self, state: RunState, rank: int) -> None:
         for arrived in state.at_rendezvous.values():
             arrived.pop(rank, None)
-        if end.gone:
+
+    def close_process(self, state: RunState, rank: int, out: TransitionListener) -> None:
+        """The process of a rank that has ended closes its sockets, and its open requests are lost.
+
+        The ranks that need them find out through `broken`.
+        """
+        end = state.ends[rank]
+        assert end is not None
+        state.ends[rank] = end._replace(gone=True)
+        state.exiting.pop(rank, None)
+        state.joining.pop(rank, None)
+        self._leave_rendezvous(state, rank)
+        out.ended(rank, True)
+        if self.detects_peer_death:
             state.lost_ranks[rank] = None
-            for row in range(self.base[rank], self.base[rank + 1]):
-                if state.phase[row]:
+        for row in range(self.base[rank], self.base[rank + 1]):
+            if state.phase[row]:
+                self.cancel(state, row, out)
+        if state.joining:
+            self._cancel_broken_collectives(state, out)
+
+    def open_collectives(self, state: RunState, rank: int) -> list[int]:
+        """The open rows of a rank's collectives."""
+        rows = range(self.base[rank], self.base[rank + 1])
+        return [row for row in rows if state.phase[row] and self.kind[row] == _COLLECTIVE]
+
+    def has_open_requests(self, state: RunState, rank: int) -> bool:
+        """Whether any request of a rank is open."""
+        return any(state.phase[self.base[rank] : self.base[rank + 1]])
+
+    def _cancel_broken_collectives(self, state: RunState, out: TransitionListener) -> None:
+        """A collective that an exit waits for, and that can no longer complete, ends with an error,
+        which no code sees.
+        """
+        for rank in tuple(state.joining):
+            for row in self.open_collectives(state, rank):
+                if state.phase[row] > QUEUED and self.broken(state, row):
                     self.cancel(state, row, out)
+            if not self.open_collectives(state, rank):
+                state.joining.pop(rank, None)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
         """G14: end the processes that a mismatch kills."""

@@ -13,15 +13,27 @@ from distsim.recordings.recording import Recording
 MS = 1e6
 
 
-def recording(steps: int, slow: dict[tuple[int, int], float], **options: object) -> Recording:
+def recording(
+    steps: int,
+    slow: dict[tuple[int, int], float],
+    *,
+    checkpoint_step: int = -1,
+    **options: object,
+) -> Recording:
     """Two ranks; each step has two rounds of 10 ms of work and an all_reduce of 1 ms.
 
-    ``slow``: (step, round) -> further ms of that transfer.
+    ``slow``: (step, round) -> further ms of that transfer. The ranks save for 500 ms at the
+    beginning of ``checkpoint_step``.
     """
     builder = GraphBuilder()
     time = 0.0
     last: dict[int, list[int]] = {0: [], 1: []}
     for step in range(steps):
+        if step == checkpoint_step:
+            for rank in (0, 1):
+                saved = EventRow(rank, 0, "checkpoint", step, time, time + 500 * MS)
+                last[rank] = [builder.add(saved, last[rank])]
+            time += 500 * MS
         for part in range(2):
             work_end = time + 10 * MS
             end = work_end + (1 + slow.get((step, part), 0.0)) * MS
@@ -73,6 +85,14 @@ def test_a_transfer_that_is_slow_in_every_step_needs_a_prediction():
     # 4 KiB between two nodes take less than the usual millisecond.
     row = next(one for one in with_cluster.breakdown if one.name == "slow communication")
     assert row.cost_ns == pytest.approx(62 * MS, rel=0.05)
+
+
+def test_steps_with_other_operations_are_set_apart_with_their_length():
+    job = analyze_recording(recording(6, {}, checkpoint_step=3))
+
+    assert (job.counted_steps, job.findings) == (5, ())
+    assert "1 step with other operations than most steps" in slow_text(job)
+    assert "522 ms per step" in " ".join(slow_text(job).split())
 
 
 def test_a_meeting_without_one_member_shows_no_slow_communication():

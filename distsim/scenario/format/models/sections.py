@@ -271,6 +271,14 @@ class _ProcessGroupOptions(FormatModel):
         description="init_method of init_process_group [default: `env://`].",
         examples=["env://"],
     )
+    stays_connected: Flag = Field(
+        default=False,
+        description=(
+            "The program runs inside processes that live on, so that a rank keeps its connections "
+            "after its last call [default: its process ends, and closes them]."
+        ),
+        examples=[True],
+    )
 
 
 if TYPE_CHECKING:

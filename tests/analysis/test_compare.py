@@ -168,7 +168,7 @@ def test_tolerance_is_relative_to_the_first_makespan() -> None:
 def test_a_different_outcome_is_a_difference() -> None:
     send, recv = {"op": "send", "peer": 1}, {"op": "recv", "peer": 0}
     ends = trace({0: [send], 1: [recv]})
-    hangs = trace({0: [send], 1: []})
+    hangs = trace({0: [recv | {"peer": 1}], 1: [recv]})
 
     found = compare_runs(ends, hangs, tolerance=100.0)
 

@@ -259,7 +259,7 @@ BATCH = "- {batch_isend_irecv: {ops: [{isend: {tensor: x, dst: 1 - rank}}], as: 
     [
         (FIRST, "sends are buffered"),
         (BATCH, "sends are buffered"),
-        (ROOTED, "leave a collective with a root"),
+        (ROOTED, "return from a collective with a root"),
     ],
 )
 def test_a_deadlock_hidden_by_some_buffering_names_it_without_the_wildcard_order(

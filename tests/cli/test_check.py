@@ -34,8 +34,9 @@ program:
     ranks: 0
   - recv: {tensor: x, src: 0}
     ranks: 1
+  - barrier: {}
 """
-#: Rank 1 must not come first: then the receive that names it waits for ever.
+#: Rank 1 must not come first: then the receive that names it finds that rank 1 has ended.
 ORDER = """world: 3
 backend: gloo
 tensors: {x: {shape: [4]}}
@@ -212,8 +213,8 @@ def test_a_search_bound_that_was_hit_is_reported(folder: Path) -> None:
 
 
 def test_simulate_replays_the_schedule_of_a_check(cli: Cli, folder: Path) -> None:
-    """By its own times the program gets through: rank 1 comes late. In the order that the check
-    found it hangs.
+    """With its own times the program completes, because rank 1 comes late. In the order that the
+    check found, rank 0 raises.
     """
     file, order = folder / "order.yaml", folder / "order.json"
     found = cli("check", file, "--format", "json").stdout
@@ -224,13 +225,13 @@ def test_simulate_replays_the_schedule_of_a_check(cli: Cli, folder: Path) -> Non
     free = json.loads(cli("simulate", file, "--format", "json").stdout)
     led = json.loads(cli("simulate", file, "--event-order", order, "--format", "json").stdout)
 
-    assert (free["outcome"], led["outcome"]) == ("completes", "hangs")
+    assert (free["outcome"], led["outcome"]) == ("completes", "raises")
     order.write_text(json.dumps(one["schedule"]), encoding="utf-8")
     assert (
         json.loads(cli("simulate", file, "--event-order", order, "--format", "json").stdout)[
             "outcome"
         ]
-        == "hangs"
+        == "raises"
     )
 
 

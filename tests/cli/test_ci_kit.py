@@ -96,7 +96,7 @@ def test_a_wrong_setting_is_named_with_its_place(tmp_path, monkeypatch, settings
 
 def test_check_reads_strict_from_the_settings(tmp_path):
     leak = OK.replace("all_reduce: {tensor: x}", "isend: {tensor: x, dst: 1}\n    ranks: 0")
-    leak += "  - recv: {tensor: x, src: 0}\n    ranks: 1\n"
+    leak += "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - barrier: {}\n"
     (tmp_path / "leak.yaml").write_text(leak.replace("gloo", "nccl"))
     assert run_distsim("distsim check", tmp_path).returncode == 0
     (tmp_path / "pyproject.toml").write_text("[tool.distsim.check]\nstrict = true\n")

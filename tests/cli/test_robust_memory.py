@@ -16,7 +16,7 @@ from distsim.cli import process
 from distsim.common.errors import UsageError, resource_error
 
 ROOT = Path(__file__).resolve().parents[2]
-TEXT = "world: 64\ntensors: {x: {shape: [4]}}\nprogram:\n  - repeat: {times: 20000, steps: [{all_reduce: {tensor: x}}]}\n"
+TEXT = "world: 64\ntensors: {x: {shape: [4]}}\nprogram:\n  - repeat: {times: 60000, steps: [{all_reduce: {tensor: x}}]}\n"
 resource = pytest.importorskip("resource", reason="limits as POSIX has them")
 
 

@@ -274,6 +274,8 @@ class _DataflowBuilder:
     def _ends(self) -> None:
         """A box under the last call of a rank that left early, or has more calls than are drawn."""
         ends = {end.rank: end for end in self.run.final_state.ends}
+        # The end of a process may be why another rank raised.
+        has_failures = any(end.status not in ("ended", "blocked") for end in ends.values())
         awaited: set[int] = set()
         for blocked in self.run.final_state.blocked:
             for need in blocked.needs:
@@ -295,7 +297,7 @@ class _DataflowBuilder:
                         dashed=True,
                     )
                 )
-            elif status != "blocked" and (status != "ended" or rank in awaited):
+            elif status != "blocked" and (status != "ended" or rank in awaited or has_failures):
                 said = (
                     TextLine(
                         _EXIT_TEXT.get(status, status),

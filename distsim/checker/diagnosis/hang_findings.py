@@ -412,8 +412,6 @@ class _HangDiagnosis:
         return all(self._raised_at_invalid_call(other) for other in exited)
 
     def _raised_at_invalid_call(self, rank: int) -> bool:
-        if rank not in self.ends:  # An altered trace may name a peer that does not exist.
-            return False
         end, code = self.ends[rank], self.program.code(rank)
         if end.status != "raised" or end.position >= len(code.calls):
             return False

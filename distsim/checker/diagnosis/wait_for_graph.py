@@ -93,7 +93,8 @@ def _exited_ranks_awaited(blocked: dict[int, BlockedRank]) -> dict[int, tuple[in
 
 def _exited_ranks_of(need: WaitDependency, blocked: dict[int, BlockedRank]) -> tuple[int, ...]:
     """The exited ranks without which a need cannot be met."""
-    exited = tuple(rank for rank in need.ranks if rank not in blocked)
+    # In an altered trace, a collective may have lost its root; its peer is then -1.
+    exited = tuple(rank for rank in need.ranks if rank >= 0 and rank not in blocked)
     can_still_be_met = need.any and len(exited) < len(need.ranks)
     return () if can_still_be_met else exited
 

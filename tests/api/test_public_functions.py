@@ -189,8 +189,7 @@ def test_sweep_simulates_every_point() -> None:
 
 def test_a_sweep_is_not_ok_if_no_point_completes() -> None:
     text = (
-        "world: 2\ntensors: {x: {shape: [1]}}\n"
-        "program:\n  - recv: {tensor: x, src: \"1 - rank\"}\n"
+        'world: 2\ntensors: {x: {shape: [1]}}\nprogram:\n  - recv: {tensor: x, src: "1 - rank"}\n'
     )
 
     answer = distsim.sweep(text, grid={"backend": ["gloo"]}, jobs=1)

@@ -88,6 +88,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "planning",
             "program",
             "real",
+            "recordings",
             "repair",
             "script_capture",
             "simulation",
@@ -493,7 +494,7 @@ def chosen(
 def _test_files(name: str) -> list[Path]:
     """A folder of tests, or one file: ``engine``, ``engine/test_streams.py``."""
     place = ROOT / "tests" / name
-    return sorted(place.glob("test_*.py")) if place.is_dir() else [place]
+    return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
 
 
 def table(tallies: dict[str, Tally]) -> Iterator[str]:

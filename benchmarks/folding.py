@@ -1,10 +1,11 @@
-"""Large programs, folded and not: whole processes from YAML, their CPU time and peak memory, beside
-SimGrid's SMPI where it has the like.
+"""CPU time and peak memory of large programs, folded and not, each as a whole process from YAML.
+
+SimGrid's SMPI is measured on the same program where it can run it.
 
     python benchmarks/folding.py [--rounds N] [--only WORD] [--growth] [--instructions] [--limit SECONDS]
 
-Each work runs once in each round, in turn; printed are the medians. CPU time, because a machine
-that others use as well says little of wall time. SMPI replays the same calls in the same rounds, if
+Each program runs once in each round. The output shows medians of CPU time, because wall time means
+little on a shared machine. SMPI replays the same calls in the same rounds, if
 it is installed (`smpi.py`). A process that takes more wall time than the limit is ended, and counts
 no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows,
 ``--instructions`` the instructions of each process outside of the kernel (`perf stat`), which

@@ -114,8 +114,9 @@ def _global_options(
     Example: distsim simulate scenarios/hybrid.yaml
 
     \b
-    Exit status: 0 success; 1 findings or an outcome other than `completes`;
-    2 invalid input or usage; 3 internal error of distsim; 4 environment error.
+    Exit status: 0 success (warnings are allowed); 1 an error finding, or an
+    outcome other than `completes`; 2 invalid input or usage; 3 internal error
+    of distsim; 4 environment error.
     """
     from distsim.cli.shared.console import terminal_columns
     from distsim.output.text_layout import set_page_width

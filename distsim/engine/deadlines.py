@@ -24,12 +24,14 @@ Source: design §5, rule 5.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import NamedTuple
 
 from distsim.backends import BackendProfile
 from distsim.backends.gloo import monitored_barrier_error
 from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER, group_timeouts_ns
+from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.model import Program
 from distsim.semantics.form.instructions import (
@@ -50,7 +52,7 @@ class TimedOutCall(NamedTuple):
 
     ``missing``: for group rank 0 of a monitored_barrier, the ranks that have not arrived.
     ``publisher``: the rank that has not published the id of the communicator; -1 if the call did
-    not wait for that.
+    not wait for that. ``since_ns``: when the wait began.
     """
 
     rank: int
@@ -58,6 +60,7 @@ class TimedOutCall(NamedTuple):
     limit_ns: int
     missing: tuple[int, ...] = ()
     publisher: int = -1
+    since_ns: int = 0
 
 
 class _DeadlineEntry(NamedTuple):
@@ -103,7 +106,10 @@ class RunDeadlines:
         missing = self._missing(entry.row)
         publisher = self._awaited_publisher(entry.rank) if entry.row < 0 else None
         if publisher is not None:
-            self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, (), publisher))
+            since_ns = entry.at_ns - entry.limit_ns
+            self.late.append(
+                TimedOutCall(entry.rank, position, entry.limit_ns, (), publisher, since_ns)
+            )
             return entry.rank, ExitRank(here, "raised", _store_error(entry, publisher))
         self.late.append(TimedOutCall(entry.rank, position, entry.limit_ns, missing))
         if self.rules.profile.timed_out == "crashes":
@@ -245,7 +251,10 @@ def _store_error(entry: _DeadlineEntry, publisher: int) -> str:
 
 
 def timeout_findings(
-    program: Program, profile: BackendProfile, late: tuple[TimedOutCall, ...]
+    program: Program,
+    profile: BackendProfile,
+    late: tuple[TimedOutCall, ...],
+    final_state: FinalState,
 ) -> tuple[Finding, ...]:
     """DS804 and DS807, one per call site."""
     by_site: dict[int, list[TimedOutCall]] = {}
@@ -258,7 +267,8 @@ def timeout_findings(
         ranks = tuple(sorted({call.rank for call in calls}))
         place, op = program.sites[site].place(ranks[0]), program.sites[site].op
         if calls[0].publisher >= 0:
-            findings.append(_late_communicator_finding(calls[0], ranks, place))
+            needed_ns = _needed_timeout_ns(calls, final_state)
+            findings.append(_late_communicator_finding(calls[0], ranks, place, needed_ns))
             continue
         if calls[0].missing:
             findings.append(_monitored_barrier_finding(calls[0], ranks, place))
@@ -281,8 +291,20 @@ def timeout_findings(
     return tuple(findings)
 
 
+def _needed_timeout_ns(calls: Sequence[TimedOutCall], final_state: FinalState) -> int:
+    """How long the ranks would have to wait for the id of the communicator; 0 if unknown.
+
+    The publisher arrives later, and is then blocked in the call, because its peers have raised.
+    """
+    publisher = calls[0].publisher
+    arrived_ns = [blocked.since_ns for blocked in final_state.blocked if blocked.rank == publisher]
+    if not arrived_ns:
+        return 0
+    return max(0, arrived_ns[0] - min(call.since_ns for call in calls))
+
+
 def _late_communicator_finding(
-    late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation
+    late: TimedOutCall, ranks: tuple[int, ...], place: SourceLocation, needed_ns: int
 ) -> Finding:
     """The first rank of a communicator publishes its id after the others have timed out."""
     seconds = f"{late.limit_ns / 1e9:g} s"
@@ -292,9 +314,13 @@ def _late_communicator_finding(
         f"{waiting} in {place.op} after {seconds}: this call creates the NCCL communicator, "
         f"and rank {late.publisher} has not published the communicator's id in the store by then"
     )
+    needed, reason = seconds, ""
+    if needed_ns > late.limit_ns:
+        needed = f"{needed_ns / 1e9:g} s"
+        reason = f" (rank {late.publisher} arrives only then)"
     help_text = (
-        f"pass a `timeout` above {seconds} to init_process_group, or do the slow work of rank "
-        f"{late.publisher} before the job starts"
+        f"pass a `timeout` above {needed} to init_process_group{reason}, or do the slow work of "
+        f"rank {late.publisher} before the job starts"
     )
     return Finding("DS807", "error", text, ranks, ranks, (help_text,), (place,))
 

@@ -217,7 +217,7 @@ def _run_event_driven(
         run.end_ns,
         mismatches=tuple((rows, fields) for rows, fields, _ in run.mismatches),
         path="ordered",
-        findings=timeout_findings(program, profile, run.late),
+        findings=timeout_findings(program, profile, run.late, run.final_state),
     )
 
 

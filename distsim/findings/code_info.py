@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 from distsim.common.records import dataclass
@@ -9,6 +10,9 @@ from distsim.findings.finding_types import Severity
 
 #: The classes of a verdict, worst first, except `ok`.
 VerdictClass = Literal["invalid", "mismatch", "deadlock", "race", "leak"]
+
+#: The elements of the tensors that the examples may use.
+_EXAMPLE_SIZES = {"x": 4, "z": 4, "y": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class CodeInfo:
 
 
 def two_rank_scenario(*steps: str) -> str:
-    """A scenario of two ranks on gloo with three small tensors.
+    """A scenario of two ranks on gloo.
 
     ``steps`` are the entries of its program.
     """
@@ -45,11 +49,19 @@ def two_rank_scenario(*steps: str) -> str:
 
 
 def example_scenario(world: int, head: str, *steps: str, backend: str = "gloo") -> str:
-    """A scenario with the tensors x, z (4 float32) and y (8 float32).
+    """A scenario whose steps may use the tensors x, z (4 float32) and y (8 float32).
 
-    ``head`` contains further top-level lines.
+    ``head`` contains further top-level lines. The scenario lists only the tensors in use.
     """
-    tensors = "tensors: {x: {shape: [4]}, z: {shape: [4]}, y: {shape: [8]}}\n"
-    return f"world: {world}\nbackend: {backend}\n{tensors}{head}program:\n" + "".join(
-        f"  - {step}\n" for step in steps
-    )
+    program = "".join(f"  - {step}\n" for step in steps)
+    tensors = _tensor_line(program)
+    return f"world: {world}\nbackend: {backend}\n{tensors}{head}program:\n{program}"
+
+
+def _tensor_line(program: str) -> str:
+    used = [
+        f"{name}: {{shape: [{size}]}}"
+        for name, size in _EXAMPLE_SIZES.items()
+        if re.search(rf"\b{name}\b", program)
+    ]
+    return f"tensors: {{{', '.join(used)}}}\n" if used else ""

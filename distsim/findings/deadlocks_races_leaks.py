@@ -42,8 +42,9 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "deadlock",
         "A rank waits for a rank that was killed, raised an error or was never launched.",
         (
-            "If a rank was never started, all others wait in init_process_group. If a rank died, the "
-            "ranks that need it wait until their timeout."
+            "If a rank was never started, all others wait in init_process_group. If a rank died, "
+            "ranks that need it raise at once on Gloo; on NCCL and MPI they hang until a timeout or "
+            "the launcher ends them."
         ),
         (
             "Read the log of the dead rank: it contains the cause. torchrun ends the other ranks "
@@ -58,7 +59,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "deadlock",
         "A rank waits to receive a message that no rank sends, or to send a message that no rank "
         "receives.",
-        "The call waits forever. NCCL ignores tags, so a different tag hangs on Gloo and MPI only.",
+        "The call waits forever. If only the tags differ, NCCL does not hang: it has no tags, so the "
+        "calls match, and the program continues with data that another receive should get.",
         (
             "Compare peer, tag and group on both ends. The finding lists calls that differ in only "
             "one of the three."
@@ -99,8 +101,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "set it.",
         "`get` and `wait` raise after the store's timeout of 5 minutes. A loop around `check` "
         "runs forever. Other ranks wait for this rank.",
-        "Set the key on every path that leads here, before anything waits for the rank that "
-        "reads it. Compare the spelling of the key and the prefix of a PrefixStore.",
+        "Make sure that some rank always sets the key, and sets it before it waits for the rank "
+        "that reads the key. Compare the spelling of the key and the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'
         "c10d = dist.distributed_c10d\n"
@@ -114,8 +116,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "receive may take another sender's message",
         "error",
         "race",
-        "A receive from any source relies on one sender (`assume_src`), but a message from "
-        "another sender can arrive first.",
+        "A receive from any source relies on one sender (in a scenario: `assume_src`), but a "
+        "message from another sender can arrive first.",
         (
             "The program works until the expected sender is slower than the other one. Then the rank "
             "receives the wrong rank's data."
@@ -174,8 +176,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "A `put` writes, or a `get` reads, memory of another rank while that rank or a third "
         "rank uses it. No signal, message or collective orders the two accesses.",
         (
-            "The owner of the memory makes no call for a put or get, so nothing delays it. A rank "
-            "reads old data, new data or a mixture, without a warning."
+            "The owner of the memory makes no call for a put or get, so it does not wait for the "
+            "access. A rank reads old data, new data or a mixture, without a warning."
         ),
         "Send a signal after one access and wait for it before the other, or put a barrier "
         "between them.",
@@ -211,8 +213,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "leak",
         "A rank sends a message that no rank has received when the program ends.",
         (
-            "On Gloo, such a send never completes. MPI keeps the message in a buffer, and a later "
-            "receive may take it by mistake."
+            "The message is lost, or a later receive takes it by mistake. Gloo drops it when the "
+            "sender ends, NCCL may hang, and torch's MPI backend may end the process."
         ),
         "Receive the message, or remove the send.",
         two_rank_scenario("{isend: {tensor: x, dst: 1}, ranks: 0}"),

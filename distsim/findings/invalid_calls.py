@@ -97,8 +97,8 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
             "A wait names a handle that no earlier call on this rank created. Another rank or a "
             "later step creates it."
         ),
-        "In Python this is a NameError or a wait on None. The rank raises, and the ranks that "
-        "need it hang.",
+        "In Python this is a NameError or a wait on None. The rank raises. The ranks that need it "
+        "hang, or raise on Gloo.",
         ("Start the request and wait for it on the same ranks: give both steps the same `ranks:`."),
         two_rank_scenario(
             "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
@@ -188,7 +188,7 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
             "Every backend rejects an argument of this call. The message gives the reason. (Common "
             "reasons have their own codes.)"
         ),
-        "torch raises on the calling rank, and the ranks that wait for it hang.",
+        "torch raises on the calling rank. The ranks that need it hang, or raise on Gloo.",
         "Correct the argument that the message names.",
         two_rank_scenario("{send: {tensor: x, dst: 1, tag: -1}, ranks: 0}"),
     ),

@@ -13,7 +13,7 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "The k-th collective of a group is not the same operation on every member.",
         (
             "Neither Gloo nor NCCL detects this: the ranks hang, crash or get wrong data. With "
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL, torch raises an error on Gloo."
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL, torch raises an error on both."
         ),
         (
             "Find the first call at which the members differ. One of them skips a call, makes an "
@@ -43,7 +43,7 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "mismatch",
         "The members of a collective pass tensors of different dtypes.",
         (
-            "If the byte counts are equal, the receiver silently reads the bits as its own dtype. "
+            "If the byte counts are equal, each rank silently reads the data as its own dtype. "
             "Otherwise the effect is the same as for different sizes."
         ),
         (
@@ -116,8 +116,9 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         ),
         "Gloo hangs or aborts. NCCL hangs or writes past the end of the receive buffer.",
         (
-            "Set `output_splits` of rank i for rank j to `input_splits` of rank j for rank i (the "
-            "default), or exchange the counts first."
+            "For each pair of ranks, `output_splits[j]` on rank i must equal `input_splits[i]` on "
+            "rank j. If the ranks do not know these counts, exchange them first. If a scenario omits "
+            "`output_splits`, distsim fills them in."
         ),
         two_rank_scenario(
             "all_to_all_single: {input: x, output: z, input_splits: {0: [1, 3], 1: [2, 2]}, output_splits: {0: [1, 3], 1: [2, 2]}}"

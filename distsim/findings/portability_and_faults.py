@@ -58,14 +58,14 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "warning",
         None,
         (
-            "The program completes only if the backend buffers its sends. If each send blocks until "
-            "it is received, the program hangs."
+            "The program completes only if the backend buffers its sends. Or it completes only if a "
+            "rank may return from a broadcast or gather before the other ranks arrive."
         ),
         (
             "MPI buffers messages up to its eager limit, NCCL up to the size of its channel buffer. "
             "With a larger tensor, or on Gloo, the program hangs."
         ),
-        "Remove the wait-for cycle that this finding shows. Do not rely on buffering.",
+        "Fix the deadlock that the other finding shows. Do not rely on buffering.",
         example_scenario(
             2,
             "",
@@ -116,12 +116,12 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         None,
         (
             "Two messages of equal size between the same two ranks are probably received in the "
-            "wrong order. The evidence is the names of the tensors: the other messages between these "
-            "ranks pair the names differently."
+            "wrong order. The evidence is the names of the tensors: other messages pair these names "
+            "differently, or the two names are exchanged (`a` arrives in `b`, and `b` in `a`)."
         ),
         "Nothing hangs and nothing raises, because messages of the same size match. The receiver "
-        "takes an activation for a gradient, or one micro-batch for another, so the result is "
-        "wrong.",
+        "uses an activation as if it were a gradient, or one micro-batch as if it were another, so "
+        "the result is wrong.",
         (
             "Swap the two receives, so that they follow the order of the sends, or give the two "
             "messages different tags (not on nccl, which has no tags). If the program is correct, "
@@ -152,8 +152,8 @@ program:
         "wait takes a signal of the barrier.",
         (
             "The barrier accepts any signal in the cell. A rank returns from the barrier before the "
-            "other rank arrives, so the barrier orders nothing. The wait for which the signal was "
-            "intended takes the barrier's signal, or finds no signal and spins forever."
+            "other rank arrives, so the barrier orders nothing. The later wait_signal then gets the "
+            "barrier's signal, or waits forever."
         ),
         "Give the barrier its own channel, for example handle.barrier(channel=1), or wait for "
         "every signal before the barrier.",
@@ -229,9 +229,9 @@ program:
         None,
         (
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
-            "One example: a rank batches its first send to and receive from a peer, but the peer "
-            "makes the two calls one by one. Another: ranks use groups with common members in "
-            "different orders."
+            "One example: a rank batches its first send to a peer with its first receive from it, "
+            "but the peer makes the two calls one by one. Another: ranks use groups with common "
+            "members in different orders."
         ),
         "The program may complete here and hang on another version or machine.",
         (
@@ -255,8 +255,8 @@ program:
         None,
         "A fault that the scenario injects (`faults:`) kills this rank at the place shown.",
         (
-            "The process ends without a message. The ranks that need it wait, or their connection to "
-            "it closes."
+            "The process ends without a message. The ranks that need it raise at once on Gloo; on "
+            "NCCL and MPI they hang."
         ),
         ("Nothing to fix: the scenario injects this fault. Look at the effect on the other ranks."),
         example_scenario(
@@ -270,9 +270,9 @@ program:
         None,
         "A rank ends with a Python error: a `fail` step, a fault of the kind `raise`, or a call "
         "that the backend rejects.",
-        "The rank exits. The ranks that need it wait until their timeout, unless a launcher ends "
-        "them.",
-        "Fix the error of this rank first: the other ranks hang because of it.",
+        "The rank exits. The ranks that need it raise at once on Gloo; on NCCL and MPI they hang "
+        "until a timeout or the launcher ends them.",
+        "Fix the error of this rank first: the other ranks fail because of it.",
         two_rank_scenario("{fail: {message: out of memory}, ranks: 0}"),
     ),
     CodeInfo(
@@ -292,10 +292,10 @@ program:
         None,
         (
             "A call waits longer than the timeout of its group, because other ranks are still busy. "
-            "Or a monitored_barrier can never complete."
+            "The same code reports a monitored_barrier that can never complete."
         ),
-        "gloo raises, or nccl's watchdog ends the process, although the program would have "
-        "completed.",
+        "On gloo the call raises; on nccl the watchdog ends the process. If the other ranks are "
+        "only slow, the program would have completed with a longer timeout.",
         "Raise the timeout of the group, or move the slow work so that no rank waits for it.",
         example_scenario(
             2, "options: {timeout: 1 s}\n", "{compute: {time: 3 s}, ranks: 0}", "barrier"
@@ -324,8 +324,8 @@ program:
         "exceeds the memory of their device.",
         (
             "These ranks run out of memory in the first step, and the other ranks wait for them. "
-            "distsim does not count the memory that the allocator and the libraries use, so a step "
-            "that barely fits may fail too."
+            "This check does not count the memory of the CUDA context, NCCL and the allocator (`plan` "
+            "does), so a step that barely fits may fail too."
         ),
         "Shard more (ZeRO 1 to 3, more tensor or pipeline ranks), recompute activations, or use "
         "smaller micro-batches.",
@@ -385,7 +385,7 @@ program:
             "Name the sources where possible, or run `distsim check` with a higher limit "
             "(`--max-states`)."
         ),
-        _TWO_SENDERS,
+        "# With a low limit: distsim check FILE --max-states 5\n" + _TWO_SENDERS,
     ),
     CodeInfo(
         "DS903",
@@ -402,16 +402,15 @@ program:
     ),
     CodeInfo(
         "DS604",
-        "completes on one backend only",
+        "completes only on some backends",
         "warning",
         None,
         "The program completes on its own backend. On another backend it hangs, raises, crashes "
         "or is undefined.",
         "The program runs on a laptop with gloo and hangs on the cluster with nccl, or the other "
         "way round.",
-        "If the program must also run on the other backend, run `distsim check FILE --backend "
-        "nccl`. Batched messages and the same order of groups on all ranks work everywhere. "
-        "Otherwise ignore this.",
+        "If the program runs on one backend only, ignore this. If not, run `distsim check FILE "
+        "--backend NAME`. Batched messages and the same order of groups on all ranks work everywhere.",
         example_scenario(
             2,
             "groups: {a: [0, 1], b: [0, 1]}\n",
@@ -471,8 +470,8 @@ program:
             "call that collective less often than the other members."
         ),
         (
-            "A collective waits for every member. Members may call it at different lines: this note "
-            "appears only if a call is missing."
+            "A collective waits for every member. It does not matter at which lines they call it. "
+            "The note appears only if a member calls it less often."
         ),
         "Move the call out of the selector, or create a group of the ranks that take part.",
         two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),

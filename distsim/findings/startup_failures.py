@@ -21,8 +21,8 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "invalid init_method",
         "error",
         "invalid",
-        "An init_method has an unknown scheme, lacks a port, host or path, or names the rank "
-        "twice.",
+        "An init_method has an unknown scheme, or lacks a port, host or path. Or a rank gets its "
+        "number both in the URL and as an argument.",
         (
             "torch raises at once on every rank that passes it: `No rendezvous handler for htp://` "
             "(RuntimeError), `port number missing` or `path missing` (ValueError). torch accepts "

@@ -111,6 +111,7 @@ class OpenHandles:
             "DS106",
             (
                 f"the call waits for {shown}, but no earlier call on this rank creates {shown}\n"
-                f"add `as: {shown}` to the call that starts the request"
+                f"wait for {shown} only on the ranks that start this request, or start a request "
+                f"with `as: {shown}` on this rank first"
             ),
         )

@@ -7,6 +7,7 @@ calls become its input, and its causes become findings.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common.errors import ScenarioErrors
@@ -44,6 +45,18 @@ def scenario_startup(scenario: Scenario, program: Program, names: SymbolTable) -
     if not result.failed:
         _check_rank_numbers(processes, names)
     return result
+
+
+def with_startup_under(program: Program, backend: str) -> Program:
+    """The program with the start-up that its processes have under another backend.
+
+    The backend decides where the ranks meet: mpi uses its launcher, and never the store.
+    """
+    startup = program.startup
+    if startup is None or startup.environment is None or backend == program.backend:
+        return program
+    processes = [replace(process, backend=backend) for process in startup.entrances]
+    return replace(program, startup=simulate_startup(processes, startup.environment))
 
 
 def _check_rank_numbers(processes: list[StartupProcess], names: SymbolTable) -> None:

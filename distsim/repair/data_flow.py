@@ -73,7 +73,9 @@ class FlowChange(NamedTuple):
     ``lost_deliveries``: messages that now reach another buffer. ``message_arguments``: different
     directions, peers and tags of the messages of each rank. ``hasty_sends``: sends that no longer
     wait for as many receives, whose data they may need. ``renamed``: messages from one tensor to
-    another of a different name.
+    another of a different name. ``edited_before_exit``: ranks that exit early and whose calls up to
+    that exit are no longer their first calls. ``empty_sends``: additional sends of a tensor without
+    content, if the original sends of the rank have some.
     """
 
     lost_reads: int
@@ -85,9 +87,11 @@ class FlowChange(NamedTuple):
     message_arguments: int
     hasty_sends: int
     renamed: int
+    edited_before_exit: int
+    empty_sends: int
 
 
-NO_FLOW_CHANGE: Final = FlowChange(0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_FLOW_CHANGE: Final = FlowChange(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 class DataFlow:
@@ -99,6 +103,9 @@ class DataFlow:
         self._writes: Counter[tuple[int, _Buffer]] = Counter()
         self._receives_before: dict[tuple[object, ...], int] = {}
         self._order: dict[int, list[_Step]] = {}
+        self._exiting: set[int] = set()
+        specs = program.tensors.items()
+        self._with_value = {name for name, spec in specs if spec.value is not None}
         self._unread = 0
         self._arguments: set[tuple[object, ...]] = set()
         self._channels: dict[tuple[object, ...], tuple[list[_Buffer], list[_Buffer]]] = {}
@@ -124,6 +131,11 @@ class DataFlow:
                 for sent, count in self._receives_before.items()
             ),
             sum(n for each, n in changed._deliveries.items() if each.sent != each.received),
+            sum(
+                changed._order.get(rank, [])[: len(self._order[rank])] != self._order[rank]
+                for rank in self._exiting
+            ),
+            changed._empty_sends(self),
         )
 
     def _follow(self, rank: int, calls: Iterable[ResolvedCall]) -> None:
@@ -132,6 +144,8 @@ class DataFlow:
         unused: set[_Buffer] = set()
         steps = self._order.setdefault(rank, [])
         for call in calls:
+            if call.op in _ENDS:
+                self._exiting.add(rank)
             if OPERATIONS[call.op].kind not in ("group", "wait") and call.op not in _ENDS:
                 op = call.op.removeprefix("i") if call.op in ("isend", "irecv") else call.op
                 outputs = tuple(_key(buffer) for buffer in _written_buffers(call))
@@ -215,6 +229,26 @@ class DataFlow:
             earliest = min(found)
             early += sum(version > earliest and version not in found for version in written)
         return repeated, early
+
+    def _empty_sends(self, original: DataFlow) -> int:
+        """How many additional sends are of a tensor without content.
+
+        Many programs declare no values. So only ranks count whose original sends all have content.
+        """
+        counts, before = self._sent_counts(), original._sent_counts()
+        ranks_without: set[int] = set()
+        for sent in original._sent:
+            if not original._has_content(sent):
+                ranks_without.add(sent.rank)
+        ranks = {sent.rank for sent in original._sent} - ranks_without
+        return sum(
+            counts[sent.rank, sent.peer, sent.buffer] > before[sent.rank, sent.peer, sent.buffer]
+            for sent in self._sent
+            if sent.rank in ranks and not self._has_content(sent)
+        )
+
+    def _has_content(self, sent: _Sent) -> bool:
+        return sent.version > 0 or sent.buffer[0] in self._with_value
 
     def _sent_counts(self) -> Counter[tuple[int, int, _Buffer]]:
         counts: Counter[tuple[int, int, _Buffer]] = Counter()

@@ -54,24 +54,35 @@ def destroy_later(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
 def destroy_after_block(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     """A destroy at the end of a block moves behind the last use of the group after the block."""
     for path in _paths_of(data, _DESTROY):
-        if len(path) < 4 or path[-2] != "steps" or path[-3] == "repeat":
-            continue
-        entry, block_path = value_at(data, path), path[:-2]
-        group = fields_of(entry).get("group")
-        within = value_at(data, block_path[:-1])
-        start = int(block_path[-1])
-        later = [k for k in range(start + 1, len(within)) if _contains_use(within[k], group)]
-        if not later:
-            continue
-        destroy = make_step(_DESTROY, fields_of(entry), ranks_of(entry))
-        if ranks_of(entry) is None:
-            destroy["ranks"] = ranks_of(within[start])
-        changed = copy.deepcopy(data)
-        value_at(changed, block_path[:-1]).insert(later[-1] + 1, destroy)
-        yield (
-            "move destroy_process_group out of this block, after the last call",
-            with_steps_replaced(changed, path, []),
-        )
+        group = fields_of(value_at(data, path)).get("group")
+        yield from _moved_out_of_block(data, path, group)
+
+
+def exit_after_block(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A rank exits after the last communication that follows its block, or not at all."""
+    for path in _paths_of(data, "exit"):
+        yield from _moved_out_of_block(data, path, None)
+        yield "remove exit, so that the process goes on", with_steps_replaced(data, path, [])
+
+
+def _moved_out_of_block(
+    data: ScenarioData, path: DataPath, group: object
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The last call of a block moves behind the last use of a group after the block."""
+    if len(path) < 4 or path[-2] != "steps" or path[-3] == "repeat":
+        return
+    entry, block_path = value_at(data, path), path[:-2]
+    within, start = value_at(data, block_path[:-1]), int(block_path[-1])
+    later = [k for k in range(start + 1, len(within)) if _contains_use(within[k], group)]
+    if not later:
+        return
+    moved = make_step(op_of(entry), fields_of(entry), ranks_of(entry))
+    if ranks_of(entry) is None:
+        moved["ranks"] = ranks_of(within[start])
+    changed = copy.deepcopy(data)
+    value_at(changed, block_path[:-1]).insert(later[-1] + 1, moved)
+    words = f"move {op_of(entry)} out of this block, after the last call"
+    yield words, with_steps_replaced(changed, path, [])
 
 
 def _contains_use(entry: Any, group: object) -> bool:
@@ -206,6 +217,7 @@ __all__ = [
     "destroy_after_block",
     "destroy_later",
     "drop_destroy",
+    "exit_after_block",
     "initialise_eagerly",
     "list_members_once",
 ]

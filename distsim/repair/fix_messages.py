@@ -37,6 +37,8 @@ _PEER_FIELD: Final = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "sr
 _SHARED_FIELDS: Final = ("tensor", "tag", "group")
 #: Places in the other rank's steps that are tried, nearest to the message's own place first.
 _MAX_PLACES: Final = 12
+#: Ranks that make one message together, and whose counterparts are tried.
+_MAX_OWNERS: Final = 8
 
 
 def is_message(entry: object) -> bool:
@@ -202,35 +204,42 @@ def add_counterparts(
 ) -> Iterator[tuple[str, ScenarioData]]:
     """The rank that a message names makes the counterpart.
 
-    It goes into a batch of that rank, or between two of its steps.
+    It goes into a batch of that rank, or between two of its steps. If several ranks make the call
+    of the message, the counterpart of each one is tried.
     """
     for path in named:
         entry = value_at(data, path)
         if not is_message(entry):
             continue
-        fields, owners = fields_of(entry), owner_ranks(data, path)
-        peer = fields.get(_PEER_FIELD[op_of(entry)])
-        if not isinstance(peer, int) or len(owners) != 1:
-            continue
-        op = _COUNTERPART_OP[op_of(entry)]
-        shared: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
-        counterpart = {_PEER_FIELD[op]: owners[0], **shared}
-        list_path = step_list_of_rank(data, peer)
-        if op == "recv":
-            buffer = _free_buffer(data, fields.get("tensor"))
-            if not buffer and list_path is not None:
-                buffer = _usual_buffer(value_at(data, list_path), owners[0])
-            counterpart |= {"tensor": buffer} if buffer else {}
-        if op == "send" and list_path is not None:
-            for tensor in _computed_tensors(data, list_path, fields.get("tensor")):
-                other = {**counterpart, "tensor": tensor}
-                yield from _insertions(data, path, list_path, op, other, peer)
-        if list_path is None:  # the peer has no list of steps of its own yet
-            changed = copy.deepcopy(data)
-            changed["program"].append(make_step(op, counterpart, peer))
-            yield f"add {_call_words(op, counterpart)} on rank {peer}", changed
-        else:
-            yield from _insertions(data, path, list_path, op, counterpart, peer)
+        peer = fields_of(entry).get(_PEER_FIELD[op_of(entry)])
+        if isinstance(peer, int):
+            for owner in owner_ranks(data, path)[:_MAX_OWNERS]:
+                yield from _counterparts(data, path, peer, owner)
+
+
+def _counterparts(
+    data: ScenarioData, path: DataPath, peer: int, owner: int
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The counterpart on rank ``peer`` of a message that rank ``owner`` makes."""
+    fields = fields_of(value_at(data, path))
+    op = _COUNTERPART_OP[op_of(value_at(data, path))]
+    shared: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
+    counterpart = {_PEER_FIELD[op]: owner, **shared}
+    list_path = step_list_of_rank(data, peer)
+    if op == "recv":
+        steps = [] if list_path is None else value_at(data, list_path)
+        buffer = _receive_buffer(data, steps, fields.get("tensor"), owner)
+        counterpart |= {"tensor": buffer} if buffer else {}
+    if op == "send" and list_path is not None:
+        for tensor in _computed_tensors(data, list_path, fields.get("tensor")):
+            other = {**counterpart, "tensor": tensor}
+            yield from _insertions(data, path, list_path, op, other, peer)
+    if list_path is None:  # the peer has no list of steps of its own yet
+        changed = copy.deepcopy(data)
+        changed["program"].append(make_step(op, counterpart, peer))
+        yield f"add {_call_words(op, counterpart)} on rank {peer}", changed
+    else:
+        yield from _insertions(data, path, list_path, op, counterpart, peer)
 
 
 def _computed_tensors(data: ScenarioData, list_path: DataPath, received: object) -> list[str]:
@@ -254,6 +263,38 @@ def _is_declared_like(tensor: object, like: ScenarioData) -> bool:
     if not isinstance(tensor, dict):
         return False
     return all(tensor.get(key) == like.get(key) for key in ("shape", "dtype"))
+
+
+def _receive_buffer(data: ScenarioData, steps: list[object], sent: object, source: int) -> str:
+    """Where a rank with these steps may receive a tensor; "" if nothing shows it."""
+    return (
+        _unwritten_buffer(data, steps, sent)
+        or _free_buffer(data, sent)
+        or _usual_buffer(steps, source)
+    )
+
+
+def _unwritten_buffer(data: ScenarioData, steps: list[object], sent: object) -> str:
+    """A tensor that the steps read and never write, declared like the sent one; "" if none."""
+    declared = data.get("tensors") or {}
+    like = declared.get(sent) if isinstance(sent, str) else None
+    if not isinstance(like, dict):
+        return ""
+    read: set[str] = set()
+    written: set[str] = set()
+    for entry in steps:
+        fields = fields_of(entry)
+        if op_of(entry) == "assign":
+            read |= names_in(str(fields.get("value")))
+        if op_of(entry) in ("assign", "recv", "irecv"):
+            written.add(str(fields.get("tensor")))
+        read.update(fields.get("reads") or [])
+        written.update(fields.get("writes") or [])
+    for name, tensor in declared.items():
+        is_awaited = name in read and name not in written
+        if is_awaited and _is_declared_like(tensor, like) and "value" not in tensor:
+            return str(name)
+    return ""
 
 
 def _free_buffer(data: ScenarioData, sent: object) -> str:

@@ -23,7 +23,7 @@ from distsim.repair.scenario_data import (
     op_of,
     owner_ranks,
     ranks_of,
-    step_list_of_rank,
+    step_list_of_ranks,
     step_paths,
     value_at,
     value_by_rank,
@@ -124,9 +124,9 @@ def _split_block(block: ScenarioData) -> list[ScenarioData]:
 
 
 def add_skipped_calls(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
-    """A rank with steps of its own makes all collectives that most other ranks make.
+    """Ranks with steps of their own make all collectives that most other ranks make.
 
-    Its calls are aligned with theirs, and those that it skips are inserted at their places.
+    Their calls are aligned with those, and the ones that they skip are inserted at their places.
     """
     made = _placed_collectives(data)
     keys = {rank: tuple(call.key for call in calls) for rank, calls in made.items()}
@@ -138,36 +138,49 @@ def add_skipped_calls(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
         return
     reference = next(calls for rank, calls in made.items() if keys[rank] == common)
     changed, words = copy.deepcopy(data), []
-    for rank in outliers:
-        skipped = _skipped_runs(made[rank], reference)
+    units = _ranks_with_common_steps(data, outliers)
+    for ranks in units:
+        own = made[ranks[0]]
+        skipped = _skipped_runs(own, reference)
         if not skipped:
             return
         # From the end, so that the places of the other runs stay valid.
         for place, calls in sorted(skipped, key=lambda run: run[0], reverse=True):
             added = [copy.deepcopy(value_at(data, call.path)) for call in calls]
-            if not _insert_for_rank(changed, rank, made[rank][place:], added):
+            if not _insert_for_ranks(changed, ranks, own[place:], added):
                 return
         names = " and ".join(op_of(value_at(data, call.path)) for _, run in skipped for call in run)
-        words.append(f"call {names} on rank {rank} too, as the other ranks do")
-        if len(outliers) > 1 and step_list_of_rank(data, rank) is None:
+        words.append(f"call {names} on {rank_list(ranks)} too, as the other ranks do")
+        if len(units) > 1 and step_list_of_ranks(data, ranks) is None:
             return  # the first insertion would move the places of the second
     yield "; ".join(words), changed
 
 
-def _insert_for_rank(
-    changed: ScenarioData, rank: int, following: list[_PlacedCollective], calls: list[Any]
+def _ranks_with_common_steps(data: ScenarioData, ranks: list[int]) -> list[list[int]]:
+    """The ranks together if they share a list of steps; otherwise each by itself."""
+    if step_list_of_ranks(data, ranks) is not None:
+        return [ranks]
+    return [[rank] for rank in ranks]
+
+
+def _insert_for_ranks(
+    changed: ScenarioData, ranks: list[int], following: list[_PlacedCollective], calls: list[Any]
 ) -> bool:
-    """Insert calls of one rank before its next collective, or at its end; False if it cannot."""
-    own_list = step_list_of_rank(changed, rank)
+    """Insert calls of some ranks before their next collective, or at the end; False if it cannot.
+
+    The ranks are one rank, or all those that share a list of steps.
+    """
+    own_list = step_list_of_ranks(changed, ranks)
+    selector = ranks[0] if len(ranks) == 1 else ranks
     if following and following[0].path[:-1] != own_list:
         next_path = following[0].path
         if len(next_path) != 2:
             return False
         steps = value_at(changed, next_path[:-1])
-        steps.insert(int(next_path[-1]), {"ranks": rank, "steps": calls})
+        steps.insert(int(next_path[-1]), {"ranks": selector, "steps": calls})
         return True
     if own_list is None:
-        changed["program"].append({"ranks": rank, "steps": calls})
+        changed["program"].append({"ranks": selector, "steps": calls})
         return True
     steps = value_at(changed, own_list)
     at = int(following[0].path[-1]) if following else len(steps)

@@ -26,6 +26,7 @@ from distsim.repair.fix_groups import (
     destroy_after_block,
     destroy_later,
     drop_destroy,
+    exit_after_block,
     initialise_eagerly,
     list_members_once,
 )
@@ -256,7 +257,7 @@ def _group_changes(
     yield from _of_kind(ADDS_CALLS, synchronise_accesses(data, calls.steps))
     yield from _of_kind(CHANGES_ORDER, chain(destroy_later(data), destroy_after_block(data)))
     yield from _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
-    yield from _of_kind(ADDS_CALLS, drop_destroy(data))
+    yield from _of_kind(ADDS_CALLS, chain(exit_after_block(data), drop_destroy(data)))
     yield from _of_kind(ADDS_CALLS, create_on_all_ranks(data))
     if BACKEND_PROFILES[program.backend].device:
         yield from _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))

@@ -188,9 +188,16 @@ def value_by_rank(program: Program, value: object) -> list[int]:
 
 def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:
     """The list of steps that one rank alone has; the longest, if there are several."""
+    return step_list_of_ranks(data, [rank])
+
+
+def step_list_of_ranks(data: ScenarioData, ranks: list[int]) -> DataPath | None:
+    """The list of steps that exactly these ranks have; the longest, if there are several."""
     lists: list[DataPath] = []
     for path in step_paths(data):
         entry = value_at(data, path)
-        if ranks_of(entry) == rank and isinstance(entry.get("steps"), list):
+        chosen = ranks_of(entry)
+        owners = chosen if isinstance(chosen, list) else [chosen]
+        if owners == ranks and isinstance(entry.get("steps"), list):
             lists.append((*path, "steps"))
     return max(lists, key=lambda path: len(value_at(data, path)), default=None)

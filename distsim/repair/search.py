@@ -273,6 +273,7 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     loses_nothing = not fix.loss.lost and not fix.loss.lost_by_outliers
     removes_local_work = fix.kind >= REMOVES_CALLS and loses_nothing
     return (
+        fix.flow.empty_sends,
         fix.loss.lost,
         fix.flow.lost_reads,
         removes_local_work,
@@ -289,6 +290,7 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.loss.tensor_sets,
         fix.flow.message_arguments,
         fix.flow.edited_ranks,
+        fix.flow.edited_before_exit,
         _edit_count(fix.patch),
         fix.kind,
         fix.makespan_ns,

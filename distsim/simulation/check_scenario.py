@@ -321,7 +321,7 @@ def check_program(
         if name in apart:
             outcome = _outcome_of_all_ranks(whole, profile, own_cost)
         else:
-            outcome = _backend_outcome(program, profile, own_cost, whole)
+            outcome = _backend_outcome(_started_under(program, name), profile, own_cost, whole)
         outcomes[name] = _with_swaps(outcome) if swaps else outcome
     found = _all_findings(subject, verdict, outcomes, cost, (*more, *swaps))
     schedule = None
@@ -330,6 +330,16 @@ def check_program(
     return CheckResult(
         program.file, (), program.backend, verdict, outcomes, found, program.name, schedule
     )
+
+
+def _started_under(program: Program, backend: str) -> Program:
+    """The program with its start-up under a backend."""
+    if program.startup is None:
+        return program
+    # Imported only if needed: most scenarios imply their start-up.
+    from distsim.program.startup import with_startup_under
+
+    return with_startup_under(program, backend)
 
 
 def _backend_outcome(
@@ -499,6 +509,7 @@ def _outcome_reason(
 ) -> str:
     """The first line of the first finding that explains an outcome."""
     profile = BACKEND_PROFILES[name]
+    program = _started_under(program, name)
     found = backend_findings(program, profile, layout)
     if not found and outcome.outcome in ("hangs", "raises", "crashes"):
         found = _run_findings(program, layout, profile, explain=True)

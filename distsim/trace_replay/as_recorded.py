@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distsim.analysis.timeline import Timeline, build_timeline
+from distsim.backends import BACKEND_PROFILES
 from distsim.common.errors import UsageError
 from distsim.recordings.event_graph import EventGraph, Numbers, Times
 from distsim.recordings.readers.distsim_trace import HOST_LANE, recording_of_trace
@@ -91,7 +92,8 @@ def _scaled(trace: Trace, graph: EventGraph, scale: ReplayScale) -> tuple[Times,
     own, gap = graph.own.copy(), graph.gap.copy()
     columns = graph.columns
     is_compute = trace.ops("compute")[_sources(graph)] & graph.is_work
-    if trace.header.get("backend") == "nccl":
+    profile = BACKEND_PROFILES.get(str(trace.header.get("backend")))
+    if profile is not None and profile.device:
         # On streams, the host's row of a compute is its launch.
         is_compute &= columns.lane != HOST_LANE
     own[is_compute] *= scale.compute

@@ -63,7 +63,7 @@ def test_ranks_behind_a_cycle_are_reported_apart_from_it() -> None:
     found = first([[send(1), recv(1)], [send(0), recv(0)], [recv(0)]])
 
     assert (found.ranks, found.core) == ((0, 1, 2), (0, 1))
-    assert found.message.splitlines()[-1] == "  therefore rank 2 is blocked too"
+    assert found.message.splitlines()[-1] == "  because of this hang, rank 2 is blocked too"
 
 
 def test_entering_two_groups_in_different_orders_is_one_cycle_over_both() -> None:
@@ -108,7 +108,7 @@ def test_a_rank_that_raised_is_the_cause_and_its_error_is_shown() -> None:
     found = first([[BARRIER], [{"op": "fail", "message": "out of memory"}, BARRIER]])
 
     assert found.code == "DS303"
-    assert found.help == ("read the log of rank 1 first: out of memory; the other ranks only wait",)
+    assert found.help == ('read the log of rank 1 first (error: "out of memory")',)
 
 
 def test_ranks_that_ended_in_different_ways_are_listed_with_how_each_ended() -> None:

@@ -319,7 +319,7 @@ def test_a_program_built_in_python_gets_the_same_texts() -> None:
             "  - recv: {tensor: x, src: 0}\n    ranks: 1\n  - send: {tensor: y, dst: 0}\n    ranks: 1\n",
             "nccl",
             "",
-            "The program follows the rules of torch.distributed, but on nccl it hangs. Repair: "
+            "The program follows the rules of torch.distributed, but on nccl it hangs. What to do: "
             "use batch_isend_irecv on both",
         ),
         (
@@ -332,20 +332,20 @@ def test_a_program_built_in_python_gets_the_same_texts() -> None:
             "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
             "nccl",
             "",
-            "The program breaks the rules of torch.distributed; it completes on nccl only by luck. Repair: "
+            "The program breaks the rules of torch.distributed; that it completes on nccl is luck. What to do: "
             "call new_group on rank 1 too",
         ),
         (
             "  - all_reduce: {tensor: x, group: g}\n",
             "gloo",
             "groups: {g: [0]}\n",
-            "A call has an invalid argument, but the program completes on gloo anyway. Repair: make the call only on ranks of the group",
+            "A call has an invalid argument, but the program completes on gloo anyway. What to do: make the call only on ranks of the group",
         ),
         (
             "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - barrier\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n",
             "gloo",
             "options: {stays_connected: true}\n",
-            "The program follows the rules of torch.distributed, but on gloo it hangs. Repair: "
+            "The program follows the rules of torch.distributed, but on gloo it hangs. What to do: "
             "on rank 0, keep the request",
         ),
     ],

@@ -84,7 +84,7 @@ MISTAKES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "no_sync forgotten on a rank, under DDP": (
         "ddp_no_sync_on_one_rank",
         "DS302",
-        ("rank 1 makes more calls than the others", "a forgotten no_sync"),
+        ("rank 1 makes more calls than the others", "no_sync() on some ranks only"),
     ),
     "buckets in another order": (
         BUCKETS_IN_ANOTHER_ORDER,

@@ -19,6 +19,7 @@ pytest.importorskip("torch")
 
 from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.findings.final_state import FinalState
+from distsim.operations.core.resolved_call import KernelWork
 from distsim.program.lower import lower
 from distsim.real import run as real
 from distsim.real.launch import external_launchers, session_setup
@@ -199,7 +200,7 @@ def test_flops_that_would_take_too_long_here_take_the_time_of_the_cluster():
 
     assert simulated_compute_times(light, [0], "cpu") == {}
     assert simulated_compute_times(heavy, [0], "cpu") == {
-        (1e15, 0.0, "bfloat16", 1): heavy.makespan_ns
+        (KernelWork(flops=1e15, nbytes=0.0, kernels=1, dtype="bfloat16"),): heavy.makespan_ns
     }
     assert simulated_compute_times(heavy, [0], "cuda") == {}
 

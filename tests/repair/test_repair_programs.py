@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.repairs import PROGRAMS, RepairTrial, trials
+from distsim.repair.proposals import REMOVES_CALLS
 
 #: Searches are made once for both tests.
 _TRIALS: dict[str, RepairTrial] = {}
@@ -22,8 +23,8 @@ def _all_trials() -> dict[str, RepairTrial]:
 def test_the_benchmark_has_many_programs_of_many_kinds() -> None:
     found = _all_trials().values()
 
-    assert len(found) >= 60
-    assert len({trial.kind for trial in found}) >= 15
+    assert len(found) >= 80
+    assert len({trial.kind for trial in found}) >= 20
     assert PROGRAMS.exists()
 
 
@@ -44,3 +45,48 @@ def test_a_repair_names_line_rank_and_group(kind: str) -> None:
             words = trial.fixes[0].words[0]
             assert "line " in words, title
             assert "rank" in words, title
+
+
+#: What the first repair says: the place, then the call, its arguments and where calls move.
+_WORDS = {
+    "a stage computes its output and does not send it": (
+        "line 11: after this line, add send(out, dst=2) on rank 1"
+    ),
+    "the parameter server skips the last worker": (
+        "line 7, rank 0: repeat 4 times instead of 3 (`times: 4`)"
+    ),
+    "the optimizer reads gradients of a pending reduction": (
+        "line 6, all ranks: after this line, wait for work"
+    ),
+    "a rank waits for one request and reads the data of two": (
+        "line 14, rank 1: wait for r2 before assign uses rb"
+    ),
+    "one rank skips validation": "line 6: run this block on all ranks, so that all call all_reduce",
+    "only rank zero reduces the metrics that it logs": (
+        "line 8: call all_reduce on all ranks, outside of this block"
+    ),
+    "one member destroys a subgroup between two reductions": (
+        "line 9, rank 1, group tp: move destroy_process_group after barrier (line 14)"
+    ),
+    "every rank receives from the rank that it sends to": (
+        "line 5, all ranks, irecv: set src to (rank - 1) % world_size"
+    ),
+    "a rank reads what another puts, without a signal": (
+        "line 6: after this line, call symm_mem_barrier on all ranks"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WORDS)
+def test_a_repair_names_its_place_the_values_and_the_lines_of_moved_calls(name: str) -> None:
+    trial = next(trial for trial in _all_trials().values() if trial.name == name)
+
+    assert trial.words == _WORDS[name]
+
+
+@pytest.mark.parametrize("kind", ["missing wait", "skipped block", "loop of messages"])
+def test_no_repair_offered_for_skipped_work_removes_data_or_calls(kind: str) -> None:
+    for title, trial in _all_trials().items():
+        if trial.kind == kind:
+            assert [fix.loss.lost for fix in trial.fixes] == [0] * len(trial.fixes), title
+            assert all(fix.kind < REMOVES_CALLS for fix in trial.fixes), title

@@ -15,6 +15,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from distsim.backends import BackendProfile, call_refusal, profile_for_call
+from distsim.checker.detectors.signal_conflicts import barrier_sites, site_key
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
 from distsim.checker.wording import call_words, location_text, parenthesised, rank_list
@@ -70,13 +71,19 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
             ranks_by_refusal[refusal].update(program.alike(ranks))
             examples.setdefault(refusal, (call, refusing))
     found = []
+    barriers = barrier_sites(program) if ranks_by_refusal else set()
     for refusal, refused_ranks in sorted(ranks_by_refusal.items(), key=lambda item: item[0]):
         code_of_finding, site, reason = refusal
         call, refusing = examples[refusal]
         ranks = tuple(sorted(refused_ranks))
         place = program.sites[site].place(ranks[0])
+        if code_of_finding == "DS704" and site_key(program.sites[site]) in barriers:
+            # The program contains the signals of a barrier; the file contains the barrier.
+            place = replace(place, op="symm_mem_barrier")
         where = f"{rank_list(ranks)}{parenthesised(location_text(place))}"
         subject = _refused_subject(code_of_finding, call, refusing)
+        if place.op == "symm_mem_barrier":
+            subject = f"{refusing.name}: symm_mem_barrier is not supported"
         message = f"{subject}, on {where}\n  torch raises: {reason}"
         advice = _refusal_advice(code_of_finding, call, refusing)
         found.append(Finding(code_of_finding, "error", message, ranks, (), (advice,), (place,)))

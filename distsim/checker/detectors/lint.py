@@ -253,6 +253,6 @@ def _excluded_member_finding(
         f"{ranks} {are} in group {program.groups[sequence].name}, but `ranks:`{at_line} excludes "
         f"{them} from {op}"
     )
-    advice = f"call {op} on {ranks} too, or on a group of {rank_list(callers)}"
+    advice = f"call {op} on {ranks} too, or use a group that contains only {rank_list(callers)}"
     concerned = tuple(sorted({*callers, *excluded}))
     return Finding("DS608", "note", message, concerned, (), (advice,), (place,))

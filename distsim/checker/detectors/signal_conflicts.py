@@ -9,6 +9,7 @@ Source: torch 2.13, `CUDASymmetricMemoryOps.cu` (barrier_kernel).
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 from distsim.checker.matching.channel_layout import ChannelLayout
@@ -31,24 +32,25 @@ def signal_findings(program: Program, layout: ChannelLayout) -> tuple[Finding, .
 
     The barrier takes an explicit signal, or an explicit wait takes a signal of the barrier.
     """
-    barriers = _barrier_sites(program)
+    barriers = barrier_sites(program)
     if not barriers:
         return ()
     found: dict[tuple[str, int, int], Finding] = {}
     for given, taken in _matched_signals(program, layout):
-        one, other = (_site_key(given.site), _site_key(taken.site))
+        one, other = (site_key(given.site), site_key(taken.site))
         if (one in barriers) != (other in barriers):
             barrier = one if one in barriers else other
             found.setdefault(barrier, _conflict_finding(program, given, taken, one in barriers))
     return tuple(found.values())
 
 
-def _site_key(site: CallSite) -> tuple[str, int, int]:
+def site_key(site: CallSite) -> tuple[str, int, int]:
+    """The place of a call in its file."""
     return site.file, site.line, site.column
 
 
-def _barrier_sites(program: Program) -> set[tuple[str, int, int]]:
-    """The places of barriers.
+def barrier_sites(program: Program) -> set[tuple[str, int, int]]:
+    """The places of the barriers of symmetric memory.
 
     A symm_mem_barrier is expanded to signals and waits of the same place; any other operation is
     only one of the two.
@@ -57,7 +59,7 @@ def _barrier_sites(program: Program) -> set[tuple[str, int, int]]:
     for code in program.codes:
         for call in code.distinct_calls():
             if OPERATIONS[call.op].signals and program.sites[call.site].line:
-                kinds.setdefault(_site_key(program.sites[call.site]), set()).add(call.op)
+                kinds.setdefault(site_key(program.sites[call.site]), set()).add(call.op)
     return {site for site, ops in kinds.items() if len(ops) > 1}
 
 
@@ -87,20 +89,25 @@ def _conflict_finding(
     program: Program, given: _SignalCall, taken: _SignalCall, by_barrier: bool
 ) -> Finding:
     channel = tag_text(program.call(given.rank, given.position).tag)
-    places = program.place(given.rank, given.position), program.place(taken.rank, taken.position)
+    words = ("put_signal", "symm_mem_barrier")
+    if by_barrier:
+        words = ("symm_mem_barrier", "wait_signal")
+    # The program contains the signals of a barrier; the file contains the barrier.
+    places = tuple(
+        replace(program.place(one.rank, one.position), op=word)
+        for one, word in zip((given, taken), words, strict=True)
+    )
     given_line, taken_line = (parenthesised(location_text(place)) for place in places)
     if by_barrier:
         head = (
             f"wait_signal on rank {taken.rank}{taken_line} consumes a signal of rank "
             f"{given.rank}'s barrier{given_line} on {channel}"
         )
-        words = ("symm_mem_barrier", "wait_signal")
     else:
         head = (
             f"the barrier on rank {taken.rank}{taken_line} consumes the put_signal of rank "
             f"{given.rank}{given_line} on {channel}"
         )
-        words = ("put_signal", "symm_mem_barrier")
     rows = [
         (f"rank {one.rank}", word, location_text(p))
         for one, word, p in zip((given, taken), words, places, strict=True)
@@ -121,4 +128,4 @@ def _conflict_finding(
     )
 
 
-__all__ = ["signal_findings"]
+__all__ = ["barrier_sites", "signal_findings", "site_key"]

@@ -183,8 +183,10 @@ def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Find
             f"rank {rank}",
             call_words(program.call(rank, position)),
             location_text(program.place(rank, position)),
+            # Two pairs of calls: the first and the third row begin one.
+            "" if within or number % 2 else "matched with the next line",
         )
-        for rank, position in calls
+        for number, (rank, position) in enumerate(calls)
     ]
     doing = "coalesce" if within else f"call {program.call(*calls[0]).op} on"
     what = f"{doing} {label[0]} and {label[1]}"

@@ -67,7 +67,7 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))
     advice = (
         f"on ranks {p} and {q}, put send and receive into one batch_isend_irecv. Or use single "
-        "calls, in the same order on both ranks"
+        f"calls: rank {p} sends first, and rank {q} receives first"
     )
     return [
         Finding(

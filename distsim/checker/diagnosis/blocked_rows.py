@@ -69,7 +69,7 @@ class BlockedRows:
         reason = ""
         if place:
             reason = {
-                "ended": "its last call",
+                "ended": "last step",
                 "raised": "raised here",
                 "killed": "killed before this call",
             }.get(end.status, "")

@@ -41,17 +41,24 @@ def advise_dropped_request(rank: int, other: int, location: str) -> tuple[str, .
 
 # --- cycles ---
 def advise_cycle(
-    edges: Sequence[WaitEdge], awaited: Sequence[AwaitedCall | None], length: int
+    edges: Sequence[WaitEdge],
+    awaited: Sequence[AwaitedCall | None],
+    length: int,
+    *,
+    one_tensor: bool = False,
 ) -> tuple[str, ...]:
     """How to break a cycle, according to the calls in which its ranks are blocked.
 
     ``length`` is the number of ranks of the cycle; ``edges`` may show only some of them.
+    ``one_tensor``: some rank sends and receives the same tensor, so the two calls must not overlap.
     """
     known = [part for part in awaited if part is not None]
     calls = [part.call for part in known]
     directions = {OPERATIONS[call.op].direction for call in calls}
     if directions == {"send"} or directions == {"recv"}:
-        return _advise_same_direction(edges, length, sends="send" in directions)
+        advice = _advise_same_direction(edges, length, sends="send" in directions)
+        apart = ", with separate tensors for sending and receiving" if one_tensor else ""
+        return (f"{advice}{apart}",)
     if directions == {None}:
         return advise_collectives(edges, awaited)
     if None in directions:
@@ -64,18 +71,18 @@ def advise_cycle(
     )
 
 
-def _advise_same_direction(
-    edges: Sequence[WaitEdge], length: int, *, sends: bool
-) -> tuple[str, ...]:
+def _advise_same_direction(edges: Sequence[WaitEdge], length: int, *, sends: bool) -> str:
     """All ranks send first, or all receive first."""
     if not sends:
         return (
             f"let rank {edges[0].rank} send before it receives, "
-            "or post both calls with batch_isend_irecv",
+            "or post both calls with batch_isend_irecv"
         )
     second = edges[1].rank if len(edges) > 1 else edges[0].rank
-    others = f"rank {second}" if length == 2 else "every second rank"
-    return (f"let {others} receive before it sends, or post both calls with batch_isend_irecv",)
+    others = f"rank {second}"
+    if length > 2:
+        others = "at least one rank (better: every second one)"
+    return f"let {others} receive before it sends, or post both calls with batch_isend_irecv"
 
 
 def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
@@ -290,15 +297,15 @@ def advise_missing_ranks(
             "node must run the launcher, and MASTER_ADDR must be reachable from every node",
         )
     if status in ("raised", "crashed", "killed"):
-        why = f": {message.rstrip('.')}" if message and message != "fault" else ""
+        why = f' (error: "{message.rstrip(".")}")' if message and message != "fault" else ""
         return (
-            f"read the log of {ranks} first{why}; the other ranks only wait",
+            f"read the log of {ranks} first{why}",
             *remedy_for_error(message),
         )
     if status == "silent":
         why = f": {message}" if message else ""
         make = "makes" if len(exited) == 1 else "make"
-        return (f"find out why {ranks} {make} no progress there{why}; the other ranks only wait",)
+        return (f"find out why {ranks} {make} no progress there{why}",)
     if awaited is None:
         return (f"make the missing call on {ranks} before it ends",)
     if awaited.call.op == "new_group":
@@ -319,12 +326,12 @@ def _advise_uneven_collectives(
         return (
             f"make the same calls on all members of {group}: {_short_rank_list(waiting)} {make} "
             "more calls than the others. Common causes: uneven batches, a collective under `if`, "
-            "a forgotten no_sync",
+            "no_sync() on some ranks only",
         )
     make = "makes" if len(exited) == 1 else "make"
     return (
         f"make the same calls on all members of {group}: {_short_rank_list(exited)} {make} fewer "
-        "calls. Common causes: uneven batches, an early return, a branch",
+        "calls. Common causes: uneven batches, an early return, a collective under `if`",
     )
 
 
@@ -332,8 +339,8 @@ def _advise_uneven_collectives(
 _NEAR_MISS_ADVICE = {
     "channel": ("signal and wait on the same channel: each channel has its own cell in the pad",),
     "tag": (
-        "use the same tag on both ends; nccl ignores tags, so the program hangs on gloo and mpi "
-        "only",
+        "use the same tag on both ends. nccl has no tags: there the two calls match, and the "
+        "receive gets data that it should not get",
     ),
     "group": (
         "use the same group on both ends: a message sent on one group cannot be received on "
@@ -355,7 +362,7 @@ def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> 
     if OPERATIONS[part.call.op].signals:
         missing = "wait_signal" if sends else "put_signal"
         counted = f": it makes {part.has}, {number}" if part.has else ""
-        return (f"add the {missing} on rank {part.rank}, or remove this call{counted}",)
+        return (f"add the {missing} on rank {part.rank}, or remove this {part.call.op}{counted}",)
     if part.call.peer is None:
         return (
             f"add a send to rank {part.call.rank} with this tag and group, or remove the receive",
@@ -364,7 +371,8 @@ def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> 
     if part.has:
         such = f"{part.has} such {counterpart}{'s' if part.has > 1 else ''}"
         counted = f": it makes {such}, {number}"
-    return (f"add the {counterpart} on rank {part.rank}, or remove this call{counted}",)
+    this = f"this {part.call.op} from the batch" if part.batched else "this call"
+    return (f"add the {counterpart} on rank {part.rank}, or remove {this}{counted}",)
 
 
 def _advise_near_miss(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:

@@ -60,6 +60,7 @@ from distsim.checker.wording import (
 )
 from distsim.findings.final_state import FinalState, RankEnd, WaitDependency
 from distsim.findings.finding_types import Finding
+from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.program.model import Program
 
 #: The id of the group of all ranks.
@@ -94,6 +95,14 @@ def _start_up_failed(program: Program) -> bool:
     if program.startup is None or not program.startup.failed:
         return False
     return all(fault.kind != "absent" for fault in program.faults)
+
+
+def _tensors(call: ResolvedCall) -> set[str]:
+    """The tensors of a call, or of all messages of a batch."""
+    parts = call.parts or (call,)
+    return {
+        buffer.label for part in parts for buffer in (*part.inputs, *part.outputs) if buffer.name
+    }
 
 
 class _CycleEdges(NamedTuple):
@@ -174,7 +183,7 @@ class _HangDiagnosis:
 
     def _with_victims(self, finding: Finding, victims: tuple[int, ...]) -> Finding:
         are = "is" if len(victims) == 1 else "are"
-        line = f"  therefore {rank_list(victims)} {are} blocked too"
+        line = f"  because of this hang, {rank_list(victims)} {are} blocked too"
         ranks = tuple(sorted({*finding.ranks, *victims}))
         return replace(finding, message=f"{finding.message}\n{line}", ranks=ranks)
 
@@ -277,7 +286,20 @@ class _HangDiagnosis:
             return advice
         if wrong_group is not None:
             return wrong_group.advice
-        return advise_cycle(edges[:MAX_SHOWN], awaited, length)
+        return advise_cycle(
+            edges[:MAX_SHOWN], awaited, length, one_tensor=self._exchanges_one_tensor(known)
+        )
+
+    def _exchanges_one_tensor(self, awaited: list[AwaitedCall]) -> bool:
+        """Whether some rank is blocked with a tensor that its awaited call uses, too."""
+        blocked_with = {part.call.rank: _tensors(part.call) for part in awaited}
+        return any(
+            not blocked_with.get(part.rank, set()).isdisjoint(
+                _tensors(self.program.call(part.rank, part.position))
+            )
+            for part in awaited
+            if part.position is not None
+        )
 
     def _advise_communicators(self, awaited: list[AwaitedCall]) -> tuple[str, ...]:
         """Both ends of a message are posted, on two communicators (semantics N7)."""

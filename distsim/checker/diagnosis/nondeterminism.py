@@ -23,6 +23,12 @@ from distsim.checker.wording import (
 from distsim.findings.finding_types import Finding
 from distsim.program.model import Program
 
+#: The message of DS603 if no send decides.
+EARLY_RETURN = (
+    "the program completes only if a rank may return from a collective with a root "
+    "(broadcast, gather, …) before the other ranks have arrived"
+)
+
 
 def sender_reliance_findings(program: Program, result: ReadingResult) -> tuple[Finding, ...]:
     """DS401, one per place: receives that take another sender than the code relies on."""
@@ -72,18 +78,17 @@ def buffering_findings(
         message = (
             "the program completes only if sends are buffered\n"
             "  mpi buffers small messages\n"
-            "  nccl buffers messages once the ranks have connected"
+            "  nccl buffers up to 8 MiB for each pair, but not before the ranks have connected"
         )
         advice = (
             "fix the deadlock and do not rely on buffering: with a larger tensor or another "
             "backend, the program hangs"
         )
     else:
-        message = (
-            "the program completes only if a rank may leave a collective with a root as soon as "
-            "its own data has moved"
+        message = EARLY_RETURN
+        advice = (
+            "fix the deadlock: which ranks may return early depends on the backend and the size"
         )
-        advice = "fix the deadlock: which ranks may leave early depends on the backend and the size"
     return (Finding("DS603", "warning", message, ranks, (), (advice,)),)
 
 

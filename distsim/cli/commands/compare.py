@@ -37,7 +37,7 @@ SecondRunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="B",
-        help="Trace or scenario. A scenario is simulated under the backend of the other run.",
+        help="Trace or scenario. If only A or B is a trace, the other uses its backend.",
     ),
 ]
 ToleranceOption = Annotated[

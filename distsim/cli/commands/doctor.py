@@ -30,7 +30,8 @@ PidsOption = Annotated[
     typer.Option(
         "--pid",
         metavar="PID",
-        help="Process ID of a live rank; doctor reads its stack. Repeatable.",
+        help="Process ID of a live rank; doctor reads its stack once. --live shows more. "
+        "Repeatable.",
     ),
 ]
 TorchrunOption = Annotated[
@@ -38,7 +39,8 @@ TorchrunOption = Annotated[
     typer.Option(
         "--torchrun",
         metavar="PID",
-        help="Process ID of a torchrun launcher; the stacks of all its ranks are read.",
+        help="Process ID of torchrun; doctor reads the stacks of its ranks once. --live shows "
+        "more.",
     ),
 ]
 LiveOption = Annotated[
@@ -46,8 +48,8 @@ LiveOption = Annotated[
     typer.Option(
         "--live",
         metavar="PID",
-        help="Process ID of a launcher or rank; doctor inspects all ranks below it and their child "
-        "processes twice, and writes a bundle (hang-PID.zip, or -o F.zip).",
+        help="Process ID of a launcher (or rank); doctor inspects all ranks below it and their "
+        "child processes twice, and writes a bundle (hang-PID.zip, or -o F.zip).",
     ),
 ]
 ViewOption = Annotated[
@@ -86,8 +88,9 @@ def command(
 
     The report shows which rank waits for which, which rank fell behind or diverged, and at which
     line. Input files: Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler
-    stacks, NCCL RAS reports, Kineto traces and distsim traces, of all ranks or some. distsim blames
-    a rank only if the records prove it. Live ranks are only read, never changed.
+    stacks, NCCL RAS reports, Kineto traces and distsim traces, of all ranks or some. The
+    report says whether the records prove the cause, or whether it is only suspected. Live ranks are
+    only read, never changed.
 
     \b
     Example: distsim doctor dumps/ train.log stacks/

@@ -77,8 +77,8 @@ StepFieldsOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help=(
-            "Set a field of the `transformer:` block (`distsim explain transformer`), such as "
-            "'launch=0 ns'. Repeatable."
+            "Set a field of the model and its layout, as in the `transformer:` block of a scenario "
+            "(`distsim explain transformer`), such as 'launch=0 ns'. Repeatable."
         ),
     ),
 ]

@@ -33,7 +33,10 @@ FileArgument = Annotated[
         "for --view operation and algorithm.",
     ),
 ]
-ViewOption = Annotated[str, typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}.")]
+ViewOption = Annotated[
+    str,
+    typer.Option("--view", metavar="VIEW", help=f"One of {VIEW_LIST}."),
+]
 FormatOption = Annotated[
     str | None,
     typer.Option(
@@ -72,7 +75,7 @@ RanksOption = Annotated[
         "--ranks",
         metavar="N|LIST",
         help="Draw only these ranks, such as 0-7,12. For --view operation or algorithm: "
-        "the number of ranks, or a list. [default: all; 4 for these views]",
+        "the number of ranks, or a list. [default: all; for operation and algorithm, 4 ranks]",
     ),
 ]
 StepsOption = Annotated[

@@ -31,7 +31,7 @@ PathsArgument = Annotated[
 ]
 StepsOption = Annotated[
     str | None,
-    typer.Option("--steps", metavar="A-B", help="Analyse only these steps [all]."),
+    typer.Option("--steps", metavar="A-B", help="Analyse only these steps. [default: all]"),
 ]
 IdealOption = Annotated[
     str,
@@ -57,8 +57,8 @@ FailAboveOption = Annotated[
     typer.Option(
         "--fail-above",
         metavar="SHARE",
-        help="Exit with 1 only if a finding costs more than this share of a step: 0.1 or 10% "
-        "[any finding].",
+        help="Exit with 1 only if a finding costs more than this share of a step: 0.1 or 10%. "
+        "[default: any finding]",
     ),
 ]
 TraceOption = Annotated[

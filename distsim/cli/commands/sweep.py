@@ -83,7 +83,7 @@ def command(arguments: SweepArguments, workers: WorkerArguments) -> None:
 
     Without --grid and --cluster, the grid is the `sweep:` block of the file. Each point is
     simulated once, even if it occurs twice. Points that the output file already contains are not
-    simulated again. Exit status: 0 if a point completes, otherwise 1.
+    simulated again. Exit status: 0 if at least one point completes, otherwise 1.
 
     \b
     Example: distsim sweep scenarios/hybrid.yaml --cluster dgx-a100,dgx-h100

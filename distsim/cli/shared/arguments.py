@@ -63,7 +63,7 @@ ClusterOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="Hardware model (preset or file); overrides the scenario.",
+        help="Hardware model (preset or file); overrides the input file.",
     ),
 ]
 AllRanksOption = Annotated[
@@ -83,8 +83,8 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Refuse programs of more than N calls. If omitted, refuse also programs of more than "
-            "131072 ranks. [default: 5000000]"
+            "Refuse programs of more than N calls. If you set N, the limits of ranks (131072) and "
+            "memory (2.3 GiB) are off. [default: 5000000]"
         ),
     ),
 ]

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 _REPAIR_NOTES = {3: ". Check that the program does not need the removed call"}
 
 
+_NO_REPAIR = "no repair found: no change that distsim tried gives verdict ok"
+
+
 def failing_results(results: list[CheckResult]) -> list[CheckResult]:
     """The results that a repair may improve: files that can be read and fail."""
     return [result for result in results if result.verdict is not None and result.status() != 0]
@@ -38,7 +41,7 @@ def write_repairs(results: list[CheckResult], backend: str | None) -> list[Check
             continue
         answer = fix(result.file, backend=backend, write=True)
         if not answer.written:
-            console.out(f"\n{result.file}: no repair found that checks ok; the file is unchanged")
+            console.out(f"\n{result.file}: {_NO_REPAIR}; the file is unchanged")
             still_failing.append(result)
             continue
         best = answer.raw[0]
@@ -116,15 +119,15 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
             "\nA patch of its calls as a scenario; the comments name the lines of the script:\n",
         )
     return (
-        f"\n{file}: no other order and no other arguments of these calls check ok; "
-        "the calls after the end of the trace are unknown"
+        f"\n{file}: no repair found: no other order and no other arguments of these calls give "
+        "verdict ok, and the calls after the end of the trace are unknown"
     )
 
 
 def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: str = "") -> str:
     """The list of repairs, and the patch of the first one."""
     if not repairs:
-        return f"\n{file}: no repair found that checks ok"
+        return f"\n{file}: {_NO_REPAIR}"
     found = f"{len(repairs)} repairs found; with each of them, the verdict is ok"
     if len(repairs) == 1:
         found = "1 repair found; with it, the verdict is ok"

@@ -73,7 +73,10 @@ def _end_text(judged: CaptureResult) -> str:
     if captured.ended == "stalled":
         if has_mismatched_collective(captured):
             return "then capture stopped: the collectives did not match, so they have no result"
-        return "then no rank could proceed"
+        blocked = [status.rank for status in judged.stands if status.state == "waits"]
+        if not blocked:
+            return "then no rank could proceed"
+        return f"then {ranks_label(blocked)} could not proceed"
     if all(status.state == "ended" for status in judged.stands):
         return "all ranks finished"
     return "all ranks ended, some of them before their last line"

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from distsim.checker.diagnosis.nondeterminism import EARLY_RETURN
 from distsim.common.units import show_bytes, show_ns
 from distsim.output.json.simulation_result import SCHEMA_VERSION, finding_json
 from distsim.output.report_record import (
@@ -22,7 +24,7 @@ from distsim.output.report_record import (
 )
 from distsim.output.report_text import write_text
 from distsim.output.text.finding_list import finding_sections, verdict_conflict_text, verdict_text
-from distsim.output.text_layout import ranks_label, table_lines, truncated, wrapped_lines
+from distsim.output.text_layout import ranks_label, table_lines, wrapped_lines
 
 if TYPE_CHECKING:
     from distsim.checker.verdict import Verdict
@@ -83,16 +85,21 @@ def _verdict_line(verdict: Verdict) -> str:
     text = verdict_text(verdict)
     if not verdict.complete:
         text += " so far (the search is incomplete)"
-    if verdict.explored:
-        text += f"; {verdict.explored} states explored"
     return text
 
 
 _READING_CONDITION = {
     "rendezvous": "if no send is buffered",
-    "early": "if ranks also leave rooted collectives early",
+    "early": "if ranks also return from rooted collectives early",
     "buffered": "if all sends are buffered",
     "mixed": "if only some sends are buffered",
+}
+#: The same if no send decides, but only whether ranks wait in a broadcast, gather, …
+_EARLY_RETURN_CONDITION = {
+    "rendezvous": "if every collective waits for all ranks",
+    "early": "if ranks may return from rooted collectives early",
+    "buffered": "if ranks return as early as possible",
+    "mixed": "if only some ranks return early",
 }
 
 
@@ -103,36 +110,57 @@ def _readings_text(verdict: Verdict) -> str:
         return ""
     if frequencies.get("early") == frequencies.get("rendezvous"):
         frequencies.pop("early", None)
-    conditions = [
-        f"{frequency} {_READING_CONDITION[reading]}" for reading, frequency in frequencies.items()
-    ]
+    words = _READING_CONDITION
+    if any(finding.message == EARLY_RETURN for finding in verdict.findings):
+        words = _EARLY_RETURN_CONDITION
+    conditions = [f"{frequency} {words[reading]}" for reading, frequency in frequencies.items()]
     return f"Deadlocks: {', '.join(conditions)}."
 
 
+#: How an outcome is named after "may also".
+_MAY_ALSO = {
+    "completes": "complete",
+    "hangs": "hang",
+    "raises": "raise",
+    "crashes": "crash",
+    "wrong-data": "compute wrong data",
+    "undefined": "be undefined",
+}
+#: The two ways in which nccl creates communicators.
+_INIT = {"lazy": "without device_id", "eager": "with device_id"}
+_DETAILS_WIDTH = 56
 _BACKEND_COLUMNS = [text_column(key) for key in ("backend", "outcome", "details")]
 
 
 def _backend_table(result: CheckResult) -> Table:
-    rows = [
-        (name, o.outcome, truncated(_outcome_details(o), 56)) for name, o in result.profiles.items()
-    ]
+    rows: list[tuple[str, str, str]] = []
+    for name, outcome in result.profiles.items():
+        first, *further = wrap(_outcome_details(outcome), _DETAILS_WIDTH) or [""]
+        rows.append((name, outcome.outcome, first))
+        rows += [("", "", line) for line in further]
     return table_of(_BACKEND_COLUMNS, rows)._replace(has_header=False)
 
 
 def _outcome_details(outcome: BackendOutcome) -> str:
-    """Other possible outcomes, the buffer size that decides, variants, and ranks."""
+    """Ranks, other possible outcomes, the buffer size that decides, and variants."""
     details = []
-    others = [possible for possible in outcome.possible if possible != outcome.outcome]
+    if outcome.ranks:
+        details.append(ranks_label(sorted(outcome.ranks)))
+    others = [_MAY_ALSO[possible] for possible in outcome.possible if possible != outcome.outcome]
     if others:
-        details.append(f"also possible: {', '.join(others)}")
+        details.append(f"may also {_alternatives(others)}")
     if outcome.flips_at_nbytes is not None:
         details.append(f"depends on the buffer size ({show_bytes(outcome.flips_at_nbytes)})")
     if outcome.variants and len(set(outcome.variants.values())) > 1:
-        variants = [f"{name}: {result}" for name, result in outcome.variants.items()]
-        details.append(", ".join(variants))
-    if outcome.ranks:
-        details.append(ranks_label(sorted(outcome.ranks)))
+        variants = [f"{_INIT[name]}: {result}" for name, result in outcome.variants.items()]
+        details += variants
     return "; ".join(details)
+
+
+def _alternatives(words: Sequence[str]) -> str:
+    """`raise`, `raise or hang`, `raise, hang or complete`."""
+    *first, last = words
+    return f"{', '.join(first)} or {last}" if first else last
 
 
 def check_summary(results: Sequence[CheckResult]) -> str:

@@ -166,13 +166,13 @@ def verdict_conflict_text(
         text = f"A call has an invalid argument, but the program completes on {backend} anyway"
     elif not is_harmless and outcome == "completes":
         text = (
-            "The program breaks the rules of torch.distributed; it completes on "
-            f"{backend} only by luck"
+            "The program breaks the rules of torch.distributed; that it completes on "
+            f"{backend} is luck"
         )
     else:
         return ""
     remedy = _first_remedy(findings)
-    return f"{text}. Repair: {remedy}" if remedy else f"{text}."
+    return f"{text}. What to do: {remedy}" if remedy else f"{text}."
 
 
 def _first_remedy(findings: Sequence[Finding]) -> str:

@@ -201,7 +201,7 @@ def finish_text(r: RankTimes, status: str = "ended") -> str:
     """When a rank finished, or why it never did."""
     if status not in ("ended", "blocked"):
         return status
-    return show_ns(r.finished_ns) if r.finished_ns >= 0 else "never"
+    return show_ns(r.finished_ns) if r.finished_ns >= 0 else "blocked"
 
 
 def time_shares(r: RankTimes) -> dict[str, str]:
@@ -506,7 +506,7 @@ def prediction_range_text(simulation: Simulation) -> str:
             f" The program has more than {MAX_SHARED_LINK_CALLS:,} calls, "
             "so transfers in flight at the same time do not slow each other down."
         )
-    if not cost.nccl:
+    if not cost.nccl or simulation.outcome == "hangs":
         return text
     text += _crowded_node_text(cost)
     from distsim.simulation.training_metrics import makespan_range
@@ -515,6 +515,6 @@ def prediction_range_text(simulation: Simulation) -> str:
     if bounds is None:
         return text
     return (
-        f"{text} Expected range of the run: {show_ns_range(*bounds)} (all costs on the critical "
-        "path at the low or at the high end of their range)."
+        f"{text} Expected range of the run: {show_ns_range(*bounds)} (if all costs on the critical "
+        "path are low, or all are high)."
     )

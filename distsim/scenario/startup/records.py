@@ -133,7 +133,8 @@ class StartupResult:
 
     ``where``: the store's address in words; ``server``: what serves it. ``causes``: empty if all
     ranks get through. ``remarks``: warnings. ``entrances``: the processes, by rank. ``endings``:
-    their outcomes, by rank. ``waits``: which ranks wait for what, in lines.
+    their outcomes, by rank. ``waits``: which ranks wait for what, in lines. ``environment``: the
+    machines, to simulate the same start-up under another backend.
     """
 
     kind: StoreKind
@@ -145,6 +146,7 @@ class StartupResult:
     remarks: tuple[StartupCause, ...] = ()
     entrances: tuple[StartupProcess, ...] = ()
     waits: tuple[str, ...] = ()
+    environment: StartupEnvironment | None = None
 
     @property
     def failed(self) -> bool:

@@ -127,6 +127,7 @@ class _StartupSimulation:
             startup_warnings(self.processes.values()),
             tuple(self.processes.values()),
             diagnosis.waits,
+            self.environment,
         )
 
     def _store_summary(self) -> _StoreSummary:

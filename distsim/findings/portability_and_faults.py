@@ -365,8 +365,7 @@ program:
         "selector selects no rank",
         "warning",
         None,
-        "A `ranks:` selector is true for no rank, so its steps never run; or it lists a rank that the "
-        "world does not have.",
+        "A `ranks:` selector is true for no rank, so its steps never run.",
         "Usually the condition is wrong, for example `stage == 2` in a mesh of two stages.",
         "Correct the selector or `world`, or remove the steps.",
         two_rank_scenario("{barrier: {}, ranks: rank == 7}"),

@@ -99,9 +99,9 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
             "started without mpirun gets world size 1."
         ),
         (
-            "If the world size is too large, ranks wait for missing ranks until the timeout. If rank "
-            "0 has a world size that is too small, start-up ends before all ranks have connected. "
-            "Some ranks may continue, and their first collective never completes."
+            "If the world size is too large, ranks wait for missing ranks until the timeout. If it "
+            "is too small on some ranks, all ranks may pass start-up, but their first collective "
+            "never completes: gloo raises `Timed out waiting` or `Connection closed by peer` there."
         ),
         "Use the same world_size everywhere: nodes times processes per node.",
         _init_example(

@@ -172,14 +172,6 @@ def _uses_index(selector: object, indices: frozenset[str]) -> bool:
     return isinstance(selector, Expression) and bool(selector.names & indices)
 
 
-def _ranks_outside(selector: object, world_size: int) -> list[int]:
-    """The ranks of a listed selector that the world does not have."""
-    if isinstance(selector, Expression):
-        return []
-    listed = np.atleast_1d(np.asarray(selector)).tolist()
-    return [rank for rank in listed if not 0 <= rank < world_size]
-
-
 def _indices_inside(entry: Entry, indices: frozenset[str]) -> frozenset[str]:
     """The names of the loop indices that are known inside an entry."""
     if isinstance(entry, ScenarioRepeat) and entry.index:
@@ -202,7 +194,7 @@ def _nested_entries(entries: Iterable[Entry], indices: frozenset[str]) -> Iterat
 
 
 def _empty_selector_findings(scenario: Scenario, names: SymbolTable) -> list[Finding]:
-    """DS901: a selector that no rank satisfies, or a list with a rank outside the world.
+    """DS901: a selector that no rank satisfies.
 
     Selectors that use a loop index are not judged: they may select a rank in some round.
     """
@@ -211,16 +203,9 @@ def _empty_selector_findings(scenario: Scenario, names: SymbolTable) -> list[Fin
         if entry.ranks is None or _uses_index(entry.ranks, indices):
             continue
         op = type(entry.op).op if isinstance(entry, ScenarioStep) else "block"
-        if not names.selected(entry, names.ranks, {}, lenient=True).any():
-            message = f"`ranks` of this {op} selects no rank"
-        else:
-            outside = _ranks_outside(entry.ranks, names.world_size)
-            if not outside:
-                continue
-            message = (
-                f"`ranks` of this {op} lists rank {outside[0]}, "
-                f"but the world has ranks 0 to {names.world_size - 1}"
-            )
+        if names.selected(entry, names.ranks, {}, lenient=True).any():
+            continue
+        message = f"`ranks` of this {op} selects no rank"
         place = SourceLocation(scenario.file, entry.line, entry.column, op)
         found.append(Finding("DS901", "warning", message, places=(place,)))
     return found

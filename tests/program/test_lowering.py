@@ -360,9 +360,19 @@ program:
         assert said == [number for one in rounds for number in one]
 
 
-def test_a_listed_rank_outside_the_world_is_reported():
-    text = "world: 2\nbackend: gloo\nprogram: [{ranks: [0, 5], steps: [{sleep: 1 ms}]}, {ranks: [0, 1], steps: [barrier]}]"
-    (finding,) = lower(loads(text, "a.yaml", ())).findings
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "program: [{ranks: [0, 7], steps: [barrier]}]",
+        "program: [{barrier: {}, ranks: 7}]",
+        "program: [barrier]\nfaults: [{ranks: [0, 7], kind: raise}]",
+        "program: [barrier]\nmemory: {a: {ranks: [0, 7], parameters: 1 GiB}}",
+    ],
+)
+def test_a_listed_rank_outside_the_world_is_an_error_with_its_place(lines: str) -> None:
+    with pytest.raises(ScenarioErrors) as caught:
+        loads(f"world: 2\nbackend: gloo\n{lines}", "a.yaml", ())
 
-    assert (finding.code, finding.severity) == ("DS901", "warning")
-    assert "lists rank 5, but the world has ranks 0 to 1" in finding.message
+    (problem,) = caught.value.problems
+    assert problem.message == "rank 7 is outside the world of 2 ranks (0 to 1)"
+    assert problem.line == lines.count("\n") + 3

@@ -1,4 +1,4 @@
-"""`distsim clusters`: list the cluster presets, or print one."""
+"""`distsim clusters`: list the cluster presets, or print a preset or a cluster file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from distsim.cli.shared import console
 
 NameArgument = Annotated[
     str | None,
-    typer.Argument(metavar="NAME", help="Preset to print in full, as a `cluster:` block."),
+    typer.Argument(
+        metavar="NAME", help="Preset or cluster file to print in full, as a `cluster:` block."
+    ),
 ]
 
 
 def command(name: NameArgument = None) -> None:
-    """List the cluster presets, or print one.
+    """List the cluster presets, or print one cluster.
 
     \b
     Example: distsim clusters dgx-a100
     """
+    from distsim.api.inputs import load_machines
     from distsim.hardware.cluster import PRESETS, preset
     from distsim.output.text.calibration_tables import cluster_table, cluster_yaml
 
     if name is None:
         console.out(cluster_table([preset(each) for each in PRESETS]))
     else:
-        console.out(cluster_yaml(preset(name)))
+        console.out(cluster_yaml(load_machines(name)))

@@ -317,7 +317,9 @@ class Network(_ClusterPart):
         examples=[16],
     )
     transport: Literal["ib", "roce", "efa", "slingshot", "tcpx", "tcpxo", "tcp"] = Field(
-        default="ib", description="Transport of the NICs.", examples=["ib"]
+        default="ib",
+        description="Transport of the NICs: `tcp` for plain Ethernet, `roce` with RDMA.",
+        examples=["ib"],
     )
     reduces: bool = Field(
         default=False,
@@ -499,6 +501,7 @@ _REMEDY = (
     "list the presets with `distsim clusters`, or write the cluster inline, such as `{preset: "
     "dgx-h100, nics: {count: 4}}`"
 )
+_TRANSPORT_REMEDY = "write `tcp` for plain Ethernet, `roce` for Ethernet with RDMA"
 
 
 def preset(name: str) -> Cluster:
@@ -530,7 +533,7 @@ def cluster_from(value: str | Mapping[str, object] | Cluster) -> Cluster:
     try:
         return Cluster.model_validate(data)
     except ValidationError as fault:
-        raise UsageError(_validation_message(fault), _REMEDY) from None
+        raise UsageError(_validation_message(fault), _validation_remedy(fault)) from None
 
 
 def _preset_data(name: object) -> dict[str, object]:
@@ -562,10 +565,18 @@ def _validation_message(fault: ValidationError) -> str:
             text = f"unknown key{did_you_mean(error['loc'][-1], _known_keys(error['loc'][:-1]))}"
         elif error["type"] == "missing":
             text = "this key is missing"
+        elif error["type"] == "literal_error":
+            text = f"unknown value `{error['input']}` (known: {error['ctx']['expected']})"
         else:
             text = str(error["msg"]).removeprefix("Value error, ")
         lines.append(f"{path}: {text}")
     return "\n".join(lines)
+
+
+def _validation_remedy(fault: ValidationError) -> str:
+    if any(error["loc"] == ("network", "transport") for error in fault.errors(include_url=False)):
+        return _TRANSPORT_REMEDY
+    return _REMEDY
 
 
 def _known_keys(path: tuple[int | str, ...]) -> list[str]:

@@ -90,7 +90,8 @@ def _outcome_text(run: RealRun) -> str:
     text = f"completes in {_makespan_text(run.makespans_ns)}"
     if simulated != "completes":
         return f"{text}; the simulation predicts: {simulated}"
-    return f"{text}; simulated {show_ns(run.simulation.makespan_ns)}"
+    cluster = run.simulation.cost.cluster.name
+    return f"{text}; simulated {show_ns(run.simulation.makespan_ns)} on {cluster}"
 
 
 def _agreement_text(run: RealRun) -> str:
@@ -265,7 +266,7 @@ def _value_check_section(run: RealRun) -> Section:
             "(the backend adds more than two terms in its own order)"
         )
     if count["unknown"]:
-        text += f"; {count['unknown']} without simulated values"
+        text += f"; {count['unknown']} not compared (the simulation does not know their values)"
     differing = run.buffers_in_state("differs")[:_MAX_BUFFERS]
     details = [f"rank {check.rank}, {check.label}: {check.detail}" for check in differing]
     hidden = count["differs"] - _MAX_BUFFERS

@@ -11,7 +11,7 @@ evaluation (for rank 0, or of constants) shows a mistake at once; lowering evalu
 from __future__ import annotations
 
 import keyword
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -227,13 +227,16 @@ class NameScope:
                 self.expression(leaf, (*path, *leaf_path), local_names)
 
     def selector(self, ranks: Selector, path: DataPath, local_names: Collection[str] = ()) -> None:
-        """A condition's names must be known, and it must be true or false for rank 0.
+        """Listed ranks must be in the world; a condition must be true or false for rank 0.
 
-        Lowering checks the other ranks.
+        All names of a condition must be known. Lowering checks it for the other ranks.
         """
-        if not isinstance(ranks, Expression):
-            return
         selector_path = (*path, "ranks")
+        if ranks is None:
+            return
+        if not isinstance(ranks, Expression):
+            self.ranks_in_world(ranks, selector_path)
+            return
         self.expression(ranks, selector_path, local_names)
         if ranks.constant is not None and not isinstance(ranks.constant, bool):
             self.problems.add(
@@ -259,6 +262,19 @@ class NameScope:
                         f"for example {example}"
                     ),
                 )
+
+    def ranks_in_world(self, ranks: Iterable[int], path: DataPath) -> None:
+        """Every rank that the file names must be in the world."""
+        world_size = self.constants.get("world_size")
+        if world_size is None:
+            return
+        outside = [rank for rank in ranks if rank >= world_size]
+        if outside:
+            self.problems.add(
+                path,
+                f"rank {outside[0]} is outside the world of {world_size} ranks "
+                f"(0 to {world_size - 1})",
+            )
 
     # --- messages ---
     def unknown_axis_message(self, axis: str) -> str:

@@ -133,9 +133,9 @@ class _ScenarioReader:
         found["program"] = self._program(found["iterations"])
         ProgramNameChecker(scope).check(found["program"])
         found["memory"] = self._memory(scope)
-        found["faults"] = self._faults(scope, world_size)
+        found["faults"] = self._faults(scope)
         if found["expect"] is not None:
-            self._check_expectations(found["expect"], scope, world_size, found["tensors"])
+            self._check_expectations(found["expect"], scope, found["tensors"])
 
     # --- values of any key ---
     def _scalar(self, key: str, default: Any = None) -> Any:
@@ -338,7 +338,7 @@ class _ScenarioReader:
                 scope.selector(memory.ranks, path)
         return found
 
-    def _faults(self, scope: NameScope, world_size: int | None) -> tuple[FaultDecl, ...]:
+    def _faults(self, scope: NameScope) -> tuple[FaultDecl, ...]:
         value = self.data.get("faults")
         if value is None:
             return ()
@@ -357,7 +357,7 @@ class _ScenarioReader:
             found.append(fault)
             scope.selector(fault.ranks, path)
             if fault.rank is not None:
-                self._check_in_world((*path, "rank"), (fault.rank,), world_size)
+                scope.ranks_in_world((fault.rank,), (*path, "rank"))
         return tuple(found)
 
     # --- expectations ---
@@ -365,7 +365,6 @@ class _ScenarioReader:
         self,
         expect: Expectations,
         scope: NameScope,
-        world_size: int | None,
         tensors: Mapping[str, TensorDecl],
     ) -> None:
         for reference, numbers in expect.values.items():
@@ -379,20 +378,7 @@ class _ScenarioReader:
             if name not in scope.tensors:
                 self.problems.add(path, scope.unknown_tensor_message(reference), at_key=True)
         for key in ("ranks", "core"):
-            self._check_in_world(("expect", key), getattr(expect, key) or (), world_size)
-
-    def _check_in_world(
-        self, path: DataPath, ranks: tuple[int, ...], world_size: int | None
-    ) -> None:
-        if world_size is None:
-            return
-        outside = [rank for rank in ranks if rank >= world_size]
-        if outside:
-            self.problems.add(
-                path,
-                f"rank {outside[0]} is outside the world of {world_size} ranks "
-                f"(0 to {world_size - 1})",
-            )
+            scope.ranks_in_world(getattr(expect, key) or (), ("expect", key))
 
 
 def _expects_bool(numbers: object) -> bool:

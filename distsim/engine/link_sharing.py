@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from math import ceil
 
+import numpy as np
+
 from distsim.engine.event_clock import EventClock
 from distsim.hardware.cost.max_min_fairness import NO_DEMAND, LinkPorts, PortDemand, fair_rates
 
@@ -329,36 +331,32 @@ class FlowScheduler:
     def _connected_flows(self, first: ActiveFlow, now: int) -> list[ActiveFlow]:
         """All flows with moving bytes that ports connect to a flow, directly or through others."""
         found = {first: None}
-        seen_ports: set[int] = set()
-        todo = [first]
-        while todo:
-            for port in todo.pop().demand.ports:
-                if port in seen_ports:
+        ports = list(first.demand.ports)
+        seen_ports = set(ports)
+        # The list grows while the loop runs.
+        for port in ports:
+            for flow in self._flows_at_port[port]:
+                if flow in found or flow.moves_at > now:
                     continue
-                seen_ports.add(port)
-                new = [
-                    other
-                    for other in self._flows_at_port[port]
-                    if other.moves_at <= now and other not in found
-                ]
-                found |= dict.fromkeys(new)
-                todo += new
+                found[flow] = None
+                for other_port in flow.demand.ports:
+                    if other_port not in seen_ports:
+                        seen_ports.add(other_port)
+                        ports.append(other_port)
         return list(found)
 
     def _set_fair_speeds(self, flows: list[ActiveFlow]) -> None:
         """Give each of some connected flows its max-min fair rate."""
+        demands = [flow.demand for flow in flows]
+        rates_alone = limits = np.array([demand.rate for demand in demands])
         if self.overlap_slows or self.ports.crossing:
-            limits = [self._rate_limit(flow) for flow in flows]
-        else:
-            limits = [flow.demand.rate for flow in flows]
-        rates: Iterable[float] = limits
+            limits = np.array([self._rate_limit(flow) for flow in flows])
+        rates = limits
         if len(flows) > 1:
-            demands = [flow.demand for flow in flows]
-            rates = fair_rates(demands, self.ports.capacity, limits).tolist()
+            rates = fair_rates(demands, self.ports.capacity, limits)
         # Hot loop: a large all-to-all has 1 700 connected flows on average, of which three quarters
         # change their speed. A method call for those that keep it would double its time.
-        for flow, rate in zip(flows, rates, strict=True):
-            speed = rate / flow.demand.rate
+        for flow, speed in zip(flows, (rates / rates_alone).tolist(), strict=True):
             if speed != flow.speed:
                 self._set_speed(flow, speed)
 

@@ -82,6 +82,8 @@ class LinkPorts:
                 np.array(cost.pools.capacity),
             ]
         )
+        # As a list, because one element of an array is slow to read.
+        self._capacity_list: list[float] = self.capacity.tolist()
         #: Whether network traffic uses the same link as traffic inside the node.
         self.through_intra = cluster.intra.kind == "pcie"
         self._of_pair: dict[tuple[int, int], PortDemand] = {}
@@ -130,11 +132,10 @@ class LinkPorts:
         ports = [2 * src, 2 * dst + 1] if link == "intra" or self.through_intra else []
         ports += [self.card(src), self.card(dst) + 1] if link == "inter" else []
         ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
-        rate = float(min(self.capacity[port] for port in ports))
+        rate = min([self._capacity_list[port] for port in ports])
         threads = [self.threads + src, self.threads + dst] if self.crossing else []
-        return PortDemand(
-            (*ports, *threads), (*(1.0 for _ in ports), *(0.0 for _ in threads)), rate
-        )
+        weights = (1.0,) * len(ports) + (0.0,) * len(threads)
+        return PortDemand((*ports, *threads), weights, rate)
 
     # --- collectives ---
     def of_collective(
@@ -231,7 +232,7 @@ def _traffic_inside_node(
 
 
 def fair_rates(
-    demands: Sequence[PortDemand], capacity: FloatArray, limits: Sequence[float] | None = None
+    demands: Sequence[PortDemand], capacity: FloatArray, limits: FloatArray | None = None
 ) -> FloatArray:
     """The rate of each transfer at its busiest port, in bytes per ns.
 
@@ -245,22 +246,25 @@ def fair_rates(
     ports = np.array(list(chain.from_iterable(ports_of)), dtype=np.int64)
     weights_of = [d.weights for d in demands]
     weight = np.array(list(chain.from_iterable(weights_of)), dtype=np.float64)
-    used, port_of = np.unique(ports, return_inverse=True)
+    # Number each used port by one of its places in `ports`. Unlike np.unique, this sorts nothing.
+    # The other places of the port have no load.
+    slots = len(ports)
+    slot_of_port = np.empty(len(capacity), dtype=np.int64)
+    slot_of_port[ports] = np.arange(slots)
+    port_of = slot_of_port[ports]
     flow_of = np.repeat(np.arange(len(demands)), counts)
-    limit = np.array([d.rate for d in demands] if limits is None else limits, dtype=np.float64)
-    available, rates = capacity[used].astype(np.float64), limit.copy()
+    limit = np.array([d.rate for d in demands]) if limits is None else limits
+    available, rates = capacity[ports].astype(np.float64), limit.copy()
     while flow_of.size:
-        load = np.bincount(port_of, weight, minlength=len(used))
-        level = np.divide(available, load, out=np.full(len(used), np.inf), where=load > 0)
+        load = np.bincount(port_of, weight, minlength=slots)
+        level = np.divide(available, load, out=np.full(slots, np.inf), where=load > 0)
         rate = np.minimum(limit, _minimum_per_index(level[port_of], flow_of, len(demands)))
-        full = level <= _minimum_per_index(rate[flow_of], port_of, len(used)) * _RELATIVE_TOLERANCE
+        full = level <= _minimum_per_index(rate[flow_of], port_of, slots) * _RELATIVE_TOLERANCE
         settled = limit <= rate
         settled[flow_of[full[port_of]]] = True
         fixed = settled[flow_of]
         rates[flow_of[fixed]] = rate[flow_of[fixed]]
-        taken = np.bincount(
-            port_of[fixed], weight[fixed] * rate[flow_of[fixed]], minlength=len(used)
-        )
+        taken = np.bincount(port_of[fixed], weight[fixed] * rate[flow_of[fixed]], minlength=slots)
         available = np.maximum(available - taken, 0.0)
         flow_of, port_of, weight = flow_of[~fixed], port_of[~fixed], weight[~fixed]
     return rates

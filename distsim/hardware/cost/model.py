@@ -139,7 +139,7 @@ class CostModel:
         """Uplinks that several ranks share because they are behind the same switch."""
         return SwitchUplinks(self._written, self.machine_size, self.world_size)
 
-    @property
+    @cached_property
     def _switched(self) -> bool:
         """Whether the cluster's file describes switches."""
         return self.cluster.network.leaf is not None or self.cluster.intra.per_switch is not None
@@ -205,7 +205,12 @@ class CostModel:
 
     def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         """Cost of a message between two ranks, from the match to the arrival of its last byte."""
-        key = (src, dst, nbytes)
+        if self._switched or src == dst:
+            key = (src, dst, nbytes)
+        else:
+            # Without switches, only the two nodes matter. Nodes are stored as negative numbers
+            # because ranks are keys too.
+            key = (~(src // self.local_size), ~(dst // self.local_size), nbytes)
         cost = self._p2p.get(key)
         if cost is not None:
             return cost

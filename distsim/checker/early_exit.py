@@ -56,9 +56,11 @@ POSTING_STEPS = (STEP_POST, STEP_MESSAGE, STEP_JOIN, STEP_COLLECTIVE)
 #: program: with one for every row, the cost would grow with the square of the program.
 MAX_OPEN_ROWS = 6
 MAX_COMBINATIONS = 128
-MAX_SINGLE = 32
+MAX_SINGLE = 8
 #: The second part of a `WithdrawnRow` that is withdrawn from all partners.
 ALL_PARTNERS = -1
+#: Looked up once, because Python 3.11 takes long to find a member of an enumeration.
+_COLLECTIVE, _WORK = int(PartKind.COLLECTIVE), int(PartKind.WORK)
 #: `RunProgress.posted` of a row that was not posted.
 _NOT_POSTED = -1
 
@@ -131,9 +133,9 @@ class _OpenRequests:
     def _is_open(self, row: int) -> bool:
         """Whether a row is incomplete until a partner arrives, and one arrives."""
         kind = self.linked.kind[row]
-        if kind == PartKind.WORK or not self.request_filter.can_matter(row):
+        if kind == _WORK or not self.request_filter.can_matter(row):
             return False
-        if kind == PartKind.COLLECTIVE:
+        if kind == _COLLECTIVE:
             needs_others = self.conditions.early.get(row) != ()
         else:
             needs_others = int(self.conditions.need[row]) >= 0
@@ -149,7 +151,7 @@ class _OpenRequests:
 
     def _arriving_partners(self, row: int) -> list[int]:
         linked = self.linked
-        if linked.kind[row] == PartKind.COLLECTIVE:
+        if linked.kind[row] == _COLLECTIVE:
             members: list[int] = linked.rows_of[int(linked.instance[row])].tolist()
             partners = [member for member in members if member != row]
         else:
@@ -234,9 +236,11 @@ class _Feasibility:
             return False
         progress = self._run_with(held_back)
         given = set(withdrawn)
-        others = [each for each in self.requests.withdrawals if each not in given]
-        of_exited = [each for each in others if self._owner_has_ended(each[0], progress)]
-        return all(self._is_met(withdrawal, progress) for withdrawal in of_exited)
+        return all(
+            self._is_met(withdrawal, progress)
+            for withdrawal in self.requests.withdrawals
+            if withdrawal not in given and self._owner_has_ended(withdrawal[0], progress)
+        )
 
     def _partners_to_hold_back(self, withdrawn: Sequence[WithdrawnRow]) -> list[int] | None:
         """For each withdrawal the first partner without which the owners still exit.

@@ -94,6 +94,16 @@ class Simulation:
         return self.run.makespan_ns
 
     @cached_property
+    def possible_outcomes(self) -> tuple[str, ...]:
+        """The outcome of this run, then those of other orders of events on the same backend."""
+        if self.verdict is None or self.verdict.depends_on != "schedule":
+            return (self.outcome,)
+        from distsim.engine.backend_outcomes import backend_outcome
+
+        found = backend_outcome(self.program, BACKEND_PROFILES[self.run.profile], self.cost)
+        return tuple(dict.fromkeys((self.outcome, *found.possible)))
+
+    @cached_property
     def values(self) -> BufferValues | None:
         """The contents of tensors, computed on first use.
 

@@ -180,6 +180,16 @@ def test_plan_ranks_layouts_and_writes_the_best_as_a_scenario() -> None:
     assert distsim.load(best).world.size == 8
 
 
+def test_a_simulation_lists_what_other_orders_of_events_lead_to() -> None:
+    """Rank 0 may exit before or after rank 1 has received its message."""
+    text = (
+        "world: 2\nbackend: gloo\ntensors: {x: {shape: [4]}}\nprogram:\n"
+        "  - {isend: {tensor: x, dst: 1}, ranks: 0}\n  - {recv: {tensor: x, src: 0}, ranks: 1}\n"
+    )
+
+    assert set(distsim.simulate(text).to_json()["possible"]) == {"completes", "raises"}
+
+
 def test_sweep_simulates_every_point() -> None:
     answer = distsim.sweep(HYBRID, grid={"backend": ["gloo", "nccl"]}, jobs=1)
 

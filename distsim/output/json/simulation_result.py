@@ -33,7 +33,7 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
         "file": simulation.scenario.file,
         "name": simulation.scenario.name,
         "outcome": simulation.outcome,
-        "possible": [simulation.outcome],
+        "possible": list(simulation.possible_outcomes),
         **_verdict_json(simulation),
         "profile": simulation.run.profile,
         "world_size": simulation.program.world_size,

@@ -161,6 +161,8 @@ class _OpenRequests:
 
     def _members_that_need(self, row: int) -> list[int]:
         """In a collective that releases members one by one, the rows that need this row."""
+        if self.linked.kind[row] != _COLLECTIVE:
+            return []
         early = self.conditions.early
         return [member for member in self._arriving_partners(row) if row in early.get(member, ())]
 

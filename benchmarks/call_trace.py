@@ -2,10 +2,10 @@
 
     python benchmarks/call_trace.py [SCENARIO]
 
-A reader who follows one simulation passes through these. Counts are exact and do not depend on the
-machine's load; module bodies and class bodies are not counted. Python's profiler also reports each
-value that a generator of another package yields. Such resumptions are no calls that a reader has to
-follow, so they are counted separately.
+The counts show how much a reader of one simulation has to follow. They are exact and do not depend
+on the load of the machine. Module bodies and class bodies are not counted. Python's profiler also
+reports each value that a generator of another package yields. These resumptions are not calls that
+a reader has to follow, so they are counted separately.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""What capture costs beside Gloo: CPU of all ranks and the hub, and wall time, of the same
-functions in turns.
+"""CPU and wall time of functions under `distsim capture`, compared with Gloo.
 
     python benchmarks/capture.py [repetitions]
 
-Each function runs in forked ranks, once under the hub and once on Gloo over loopback, several times
-in turns. Prints medians of the ratios hub / Gloo. Imports count for neither; ``torchrun`` compares
-whole commands with them.
+Each function runs in forked ranks, alternately under the hub of capture and on Gloo over loopback.
+The CPU time includes all ranks and the hub. The output shows the medians of the ratio hub / Gloo.
+Imports are not measured; ``capture_speed.py`` compares whole commands with torchrun.
 """
 
 from __future__ import annotations

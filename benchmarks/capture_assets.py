@@ -1,5 +1,5 @@
-"""Random stand-ins for what the programs of `capture_programs.py` would fetch: a tokenizer, texts,
-weights.
+"""Random replacements for the files that the programs of `capture_programs.py` would download: a
+tokenizer, texts and weights.
 """
 
 from __future__ import annotations

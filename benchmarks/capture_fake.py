@@ -1,10 +1,10 @@
-"""Memory and CPU of a model far larger than this machine under `distsim capture --fake`: FSDP2 of
-8e9 parameters on 8 ranks.
+"""Memory and CPU of `distsim capture --fake` for a model that is far larger than this machine: FSDP2
+with 8e9 parameters on 8 ranks.
 
     python benchmarks/capture_fake.py [ranks]
 
-Memory is the largest sum of proportional set sizes (/proc/PID/smaps_rollup) over all processes,
-looked at twice a second: what ranks share counts once.
+Memory is the sum of the proportional set sizes (/proc/PID/smaps_rollup) of all processes, sampled
+twice a second; the largest sum is printed. Pages that ranks share count once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main() -> None:
         time.sleep(0.5)
     spent = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
-        f"{ranks} ranks: {most / 2**20:.2f} GiB at most, {spent.ru_utime + spent.ru_stime:.0f} s of CPU, status {run.returncode}"
+        f"{ranks} ranks: {most / 2**20:.2f} GiB peak, {spent.ru_utime + spent.ru_stime:.0f} s of CPU, status {run.returncode}"
     )
 
 

@@ -1,11 +1,11 @@
-"""Ten mistakes planted in the drivers of `capture_programs.py`: does capture name the rank and the
-line of the script?
+"""Does capture name the rank and the line of ten mistakes, planted in the drivers of
+`capture_programs.py`?
 
     python benchmarks/capture_faults.py [pattern]
 
-Each mistake replaces text of a driver. It counts as named where a finding, or the place of a rank
-that came to no end, has the line that was planted (or the one that suffers from it, where that is
-the only one that is a call), with the rank.
+Each mistake replaces text of a driver. It counts as named if a finding, or the position of a rank
+that did not finish, has the planted line and the rank. If the planted line makes no call, the line
+of the call that fails because of it counts instead.
 """
 
 from __future__ import annotations

@@ -1,13 +1,12 @@
-"""Programs of other people under `distsim capture`, as pip installs them: program, ranks, calls,
-CPU seconds, result.
+"""Published programs under `distsim capture`: program, ranks, calls, CPU seconds, result.
 
     python benchmarks/capture_programs.py [pattern] [--keep FOLDER]
 
-Their packages are to be installed first, by pip; docs/explanation/capture.md has the versions. Nothing is
-fetched: models are small and random, data sets are made first (`capture_assets.py`). Where a
-package has no program to start, a short driver beside this file (`capture_drivers`) calls it as its
-documentation says. CPU seconds are of all ranks, the hub, and the imports, which happen once.
-``--keep`` leaves what the programs wrote, and their reports, in a folder.
+Install their packages with pip first; docs/explanation/capture.md lists the versions. Nothing is
+downloaded: models are small and random, and `capture_assets.py` generates the data sets. If a
+package has no program to start, a short driver in `capture_drivers` calls it as its documentation
+shows. CPU seconds include all ranks, the hub, and the imports, which happen once. ``--keep`` copies
+the files that the programs wrote, and their reports, into a folder.
 """
 
 from __future__ import annotations

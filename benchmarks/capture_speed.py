@@ -1,13 +1,13 @@
-"""What `distsim capture` costs beside the same script under torchrun on Gloo: CPU of all ranks and
-of what started them.
+"""CPU time of scripts under `distsim capture`, compared with torchrun on Gloo.
 
     python benchmarks/capture_speed.py [calls|ddp|hang|many] [--repeat 3]
 
-``calls``: one kind of call in a loop, 2 and 4 ranks, both ways in turn, medians of microseconds of
-CPU a call. ``ddp``: a whole DDP script, imports and all. ``hang``: seconds from the moment at which
-two ranks stand to the end of the report. ``many``: 64 ranks of a DDP toy, 256 ranks of a ring of
-messages, with CPU and the memory that all processes hold (proportional shares, proc(5)
-smaps_rollup).
+CPU time includes all ranks and the process that started them. ``calls`` runs one kind of call in a
+loop on 2 and 4 ranks, alternately both ways, and prints medians of microseconds of CPU per call.
+``ddp`` runs a whole DDP script, including imports. ``hang`` measures the seconds from the moment at
+which two ranks are blocked to the end of the report. ``many`` runs a small DDP program on 64 ranks
+and a ring of messages on 256 ranks, and prints the CPU time and the memory of all processes
+(proportional shares, proc(5) smaps_rollup).
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def ddp(script: Path, repeat: int) -> None:
 def say(what: str, ours: float, gloo: float, bar: float, unit: str) -> None:
     verdict = "good" if ours <= bar * gloo else "MISSED"
     print(
-        f"{verdict:7}{what}: {ours:.3g} beside {gloo:.3g} {unit}; {ours / gloo:.2f} of at most {bar}",
+        f"{verdict:7}{what}: {ours:.3g} {unit}, Gloo {gloo:.3g} {unit}; ratio {ours / gloo:.2f}, limit {bar}",
         flush=True,
     )
 
@@ -207,11 +207,11 @@ def hang(script: Path, repeat: int) -> None:
                 elif "verdict deadlock" in line:
                     reported = time.monotonic()
         if not stands or reported < stands:
-            sys.exit("the ranks came to no standstill that was reported")
+            sys.exit("capture reported no hang")
         found.append(reported - stands)
     middle = statistics.median(found)
     print(
-        f"{'good' if middle <= 0.5 else 'MISSED':7}a hang of 2 ranks: reported {middle:.2f} s after it stands, at most 0.5",
+        f"{'good' if middle <= 0.5 else 'MISSED':7}a hang of 2 ranks: reported {middle:.2f} s after the ranks blocked, limit 0.5 s",
         flush=True,
     )
 

@@ -1,11 +1,11 @@
-"""Does capture say what distsim says? Scenarios through the real worker on the hub, and agreed
-programs as scripts of torch.
+"""Do capture and simulation agree? Runs scenarios through the real worker on the hub of capture, and
+the agreed programs as torch scripts.
 
     python benchmarks/capture_truth.py scenarios [pattern]
     python benchmarks/capture_truth.py cases [pattern] [gloo] [nccl]
 
-prints what differs, with the reason where one is known (`tests/support/hub_truth.py`,
-`tests/support/case_scripts.py`), and how many are alike.
+The output lists each difference, with its reason if one is known (`tests/support/hub_truth.py`,
+`tests/support/case_scripts.py`), and the number of programs that agree.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scenarios(pattern: str) -> int:
                 sep="\n    ",
                 flush=True,
             )
-    print(f"{alike} of {len(chosen)} scenarios alike, {unexplained} differ without a reason")
+    print(f"{alike} of {len(chosen)} scenarios agree, {unexplained} differ without a known reason")
     return unexplained
 
 
@@ -64,7 +64,7 @@ def cases(pattern: str, backends: Sequence[str]) -> int:
                         f"{case['id']} {case['category']} {backend}: {found}: {why or 'UNEXPLAINED'}",
                         flush=True,
                     )
-            print(f"{backend}: {alike} of {len(chosen)} cases alike", flush=True)
+            print(f"{backend}: {alike} of {len(chosen)} cases agree", flush=True)
     return unexplained
 
 
@@ -72,9 +72,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["scenarios", "cases"])
     parser.add_argument(
-        "pattern", nargs="?", default="", help="a regular expression: the rest is left out"
+        "pattern",
+        nargs="?",
+        default="",
+        help="Regular expression that selects programs. [default: all]",
     )
-    parser.add_argument("backends", nargs="*", help="of cases; gloo and nccl by default")
+    parser.add_argument("backends", nargs="*", help="Backends for cases. [default: gloo and nccl]")
     given = parser.parse_args()
     return (
         scenarios(given.pattern)

@@ -1,11 +1,10 @@
-"""How well `distsim doctor` does: real hangs of benchmarks/doctor_hangs.py, what they leave by the
-real tools, with files missing.
+"""How often `distsim doctor` finds the cause of real hangs, also with files missing.
 
     python benchmarks/doctor.py record DIR      # runs them (needs torch and py-spy): dumps, stacks, logs
     python benchmarks/doctor.py score DIR       # reads them, with 0, 25 and 50 % of the ranks' files missing
 
-Right: a rank at fault and a marked line are named. Open: nobody is accused. Wrong: somebody is
-accused who is not at fault.
+The hangs are those of benchmarks/doctor_hangs.py. Right: doctor names a faulty rank and a marked
+line. Open: doctor blames no rank. Wrong: doctor blames a rank that is not at fault.
 """
 
 from __future__ import annotations
@@ -161,7 +160,7 @@ def _dump(rank: int, here: Path) -> None:
 
 
 def score(folder: Path) -> int:
-    """Print a table; 1 where somebody was accused wrongly."""
+    """Print a table; return 1 if doctor blamed a wrong rank."""
     cases = sorted(p.parent for p in folder.glob("*/fault.json"))
     accused = 0
     for share in SHARES:
@@ -179,11 +178,9 @@ def score(folder: Path) -> int:
                     print(
                         f"{'WRONG' if found.wrong else 'open '} {case.name}: {missing}{found.said}"
                     )
+        print(f"{share:.0%} of the ranks' files missing: right {rights} of {draws}, wrong {wrongs}")
         print(
-            f"{share:.0%} of the ranks' files missing: right {rights} of {draws}, wrongly accused {wrongs}"
-        )
-        print(
-            f"  some rank at fault left files in {there}; none in {gone}, where {said} times it is said whose are missing"
+            f"  with files of a faulty rank: {there}; without: {gone}, of which doctor names the missing ranks in {said}"
         )
         accused += wrongs
     return int(accused > 0)

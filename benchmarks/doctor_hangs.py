@@ -1,7 +1,7 @@
 """The 24 hangs of benchmarks/doctor.py: small programs of 2 to 8 Gloo ranks, each with one planted fault.
 
-`# HERE` marks the lines of which one must be named. ``FAULTS``: program -> (ranks, those at fault). Where two ranks are at fault
-together (a circle, a send and its receive), either may be named.
+`# HERE` marks the lines; doctor must name one of them. ``FAULTS``: program -> (ranks, faulty ranks). If two ranks share the
+fault (a wait-for cycle, a send and its receive), doctor may name either.
 """
 
 from __future__ import annotations

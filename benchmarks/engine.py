@@ -1,10 +1,10 @@
-"""Rate of the engine beside the floor (`floor.py`), on the same calls in one process, by CPU time,
-in interleaved rounds.
+"""Speed of the engine, compared with the lower bound (`floor.py`) on the same calls.
 
     python benchmarks/engine.py            # ring.yaml and pipeline.yaml
 
-Prints calls per second of both and their ratio (median of the rounds), and checks that both end at
-the same time.
+Both run in one process, in alternating rounds, and are measured by CPU time. The output shows the
+calls per second of both and their ratio (median of the rounds). It also shows whether both reach
+the same simulated end time.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def compare(path: Path) -> float:
         took, makespan = seconds(lambda: floor.run(calls, 5000, 25.0, reduce_ns))
         bare.append(took)
         if makespan != result.makespan_ns:
-            print(f"  they differ: engine {result.makespan_ns} ns, floor {makespan} ns")
+            print(
+                f"  simulated end times differ: engine {result.makespan_ns} ns, floor {makespan} ns"
+            )
     ratio = statistics.median(b / o for o, b in zip(ours, bare, strict=True))
     count = program.call_count
     print(

@@ -1,10 +1,9 @@
-"""How long a pipeline takes from its file to its calls: read and expanded, then lowered, in
-processor time.
+"""CPU time from the file of a pipeline to its calls: reading and expanding, then lowering.
 
     python benchmarks/expansion.py
 
-An interleaved schedule on 8 ranks with 4 chunks, with more and more micro-batches; what grows with
-the square shows.
+The pipeline has an interleaved schedule, 8 ranks and 4 chunks. The number of micro-batches grows,
+so that steps with quadratic cost become visible.
 """
 
 from __future__ import annotations

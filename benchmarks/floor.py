@@ -1,8 +1,7 @@
-"""The floor: a bare simpy loop over the same calls. A process per rank, a dict of deques, one
-Timeout per message; no checks, no records.
+"""A lower bound for the time of a simulation: a bare simpy loop over the same calls.
 
-`python benchmarks/engine.py` runs distsim's engine and this loop side by side and prints the ratio
-of their rates.
+It has a process per rank, a dict of deques, and one Timeout per message, but no checks and no
+records. `python benchmarks/engine.py` compares the speed of distsim's engine with this loop.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
 """CPU time and peak memory of large programs, folded and not, each as a whole process from YAML.
 
-SimGrid's SMPI is measured on the same program where it can run it.
-
     python benchmarks/folding.py [--rounds N] [--only WORD] [--growth] [--instructions] [--limit SECONDS]
 
-Each program runs once in each round. The output shows medians of CPU time, because wall time means
-little on a shared machine. SMPI replays the same calls in the same rounds, if
-it is installed (`smpi.py`). A process that takes more wall time than the limit is ended, and counts
-no further. ``--growth`` prints by which power of the number of calls and of ranks the time grows,
-``--instructions`` the instructions of each process outside of the kernel (`perf stat`), which
-others on the machine do not change.
+Each program runs once in each round. The output shows medians of CPU time, because wall time is
+unreliable on a shared machine. If SimGrid's SMPI is installed (`smpi.py`), it replays the same
+calls in the same rounds. A process that takes more wall time than the limit is ended and does not
+run again. ``--growth`` prints the exponent with which the time grows with calls and with ranks.
+``--instructions`` counts the user-space instructions of each process (`perf stat`), which the load
+of the machine does not change.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ SLOW = ["--set", "faults=[{kind: slow, rank: 5003, factor: 1.3}]"]
 
 
 class Work(NamedTuple):
-    """A command, with the text of its file where it has none. ``beside``: SMPI can do the like."""
+    """A command, with the text of its scenario unless it names a file. ``beside``: SMPI runs it too."""
 
     name: str
     arguments: list[str]
@@ -185,7 +183,7 @@ def table(works: list[Work], rounds: int, limit: float) -> None:
                     todo.remove((name, command, status))
                 else:
                     found.setdefault(name, []).append(took)
-    print(f"{'work':48} {'CPU s':>7} {'wall s':>7} {'MiB':>5} {'of SMPI':>8}")
+    print(f"{'work':48} {'CPU s':>7} {'wall s':>7} {'MiB':>5} {'/ SMPI':>8}")
     for name, taken in found.items():
         cpu, wall, memory = (statistics.median(column) for column in zip(*taken, strict=True))
         other = found.get(f"  SMPI: {name}", [])
@@ -200,7 +198,7 @@ def table(works: list[Work], rounds: int, limit: float) -> None:
 def instructions(works: list[Work], rounds: int) -> None:
     """Print the medians of the works' instructions, in thousand millions."""
     if shutil.which("perf") is None:
-        sys.exit("there is no perf here")
+        sys.exit("perf is not installed")
     with tempfile.TemporaryDirectory() as folder:
         counted, todo = (
             Path(folder) / "counted",
@@ -268,10 +266,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", default="", help="works whose names hold this")
+    parser.add_argument("--only", default="", help="Run programs whose names contain this.")
     parser.add_argument("--growth", action="store_true")
     parser.add_argument("--instructions", action="store_true")
-    parser.add_argument("--limit", type=float, default=600, help="wall seconds of one process")
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=600,
+        help="Wall seconds after which a process is ended. [default: 600]",
+    )
     given = parser.parse_args()
     if given.growth:
         growth(given.rounds, given.limit)

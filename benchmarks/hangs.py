@@ -1,12 +1,12 @@
-"""What a hang costs: simulating and checking programs that hang, beside the same program whole,
-over the number of ranks.
+"""CPU time of simulating and checking programs that hang, compared with the same program without the
+hang, over the number of ranks.
 
     python benchmarks/hangs.py [--most RANKS] [--kind NAME] [simulate | check | explain]
 
-Prints for each kind of hang and each number of ranks the CPU seconds of the healthy program, of the
-hanging one, and their ratio; after each kind the exponent with which the hanging one grows (1:
-twice the ranks, twice the time). `explain` leaves the engines out: what is timed is the verdict,
-the findings of a program's text, and the diagnosis of its standstill.
+For each kind of hang and each number of ranks, the output shows the CPU seconds of the healthy and
+of the hanging program and their ratio. After each kind, it shows the exponent with which the time
+of the hanging program grows (1: twice the ranks take twice the time). `explain` measures without
+the engines: the verdict, the findings in the text of the program, and the diagnosis of the hang.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ KINDS: dict[str, tuple[str, str]] = {
 
 
 def program(steps: str, world: int) -> Scenario:
-    """A scenario with large messages, which nobody buffers."""
+    """A scenario with messages that are too large for buffering."""
     return loads(
         f"name: hang\nworld: {world}\nbackend: gloo\ntensors: {TENSORS}\nprogram:{steps}\n"
     )
@@ -187,7 +187,10 @@ def measure(name: str, kind: str, most: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument(
-        "works", nargs="*", default=["simulate", "check"], help="of simulate, check, explain"
+        "works",
+        nargs="*",
+        default=["simulate", "check"],
+        help="simulate, check or explain. [default: simulate and check]",
     )
     parser.add_argument("--most", type=int, default=RANKS[-1])
     parser.add_argument("--kind", choices=KINDS, action="append")

@@ -143,7 +143,7 @@ def counted_gib(reading: Reading) -> float:
 def published() -> list[float]:
     """Print the first comparison; returns measured / predicted reserved memory."""
     off, ratios = [], []
-    print(f"{'layout':51} {'read':>6} {'told':>6} {'told/read':>9}  B a logit left")
+    print(f"{'layout, GiB':51} {'meas.':>6} {'pred.':>6} {'ratio':>9}  unexplained B per logit")
     for one in READINGS:
         gib = counted_gib(one)
         left = (one.gib - gib) * 2**30 / (one.tokens * _VOCABULARY / one.shards)
@@ -159,7 +159,7 @@ def measured() -> list[float]:
     measured_to_predicted = []
     off: dict[str, list[float]] = {"held": [], "reserved": []}
     print(
-        f"\n{'layout, GiB':75} {'held':>6} {'told':>6} {'ratio':>5}  {'reserved':>8} {'told':>6} {'ratio':>5}"
+        f"\n{'layout, GiB':75} {'alloc.':>6} {'pred.':>6} {'ratio':>5}  {'reserved':>8} {'pred.':>6} {'ratio':>5}"
     )
     for run in readings():
         one = told(run)

@@ -1,15 +1,15 @@
-"""Does NCCL do what its rules here say? Agreed programs and scenarios, run for real on as many GPUs
-as there are, beside their simulation.
+"""Does NCCL behave as distsim's rules say? Runs agreed programs and scenarios on real GPUs and
+compares each result with the simulation.
 
     python benchmarks/nccl_truth.py cases|scenarios|rules [pattern] [--init lazy|eager] [--out FILE.jsonl] [--slots N] [--seconds S]
         [--ranks N] [--backend gloo]
 
-prints a line for each run that ended otherwise than simulated or that the rules leave open, and the
-sums; ``--out`` keeps a line of JSON for each. Ranks share GPUs where there are too few. A process
-that came to its end runs the next program too, since a CUDA context takes a second to make; after a
-hang it is ended. What differs is run once more, alone and with more patience. ``--backend gloo``
-rehearses. ``rules``: what `docs/explanation/semantics.md` says of nccl by numbers (N5 to N12), each put to the
-test.
+The output has a line for each run whose result differs from the simulation, or that the rules leave
+open, and the totals. ``--out`` writes a line of JSON for each run. Ranks share GPUs if there are
+too few. A process that finishes a program also runs the next one, because creating a CUDA context
+takes a second. After a hang, the process is ended. Runs that differ are repeated once, alone and
+with a longer timeout. ``--backend gloo`` tries the benchmark without GPUs. ``rules`` tests each
+numbered NCCL rule of `docs/explanation/semantics.md` (N5 to N12).
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ def main() -> int:
         )  # so that what there was time for is a fair sample
         found = ask_all(chosen, given, given.slots, PATIENCE[0], began + given.seconds * 0.75)
         again = {one.name for one in chosen} & {one["name"] for one in found if differs(one)}
-        print(f"once more, alone: {len(again)}")
+        print(f"repeated alone: {len(again)}")
         second = ask_all(
             [one for one in chosen if one.name in again],
             given,
@@ -383,7 +383,7 @@ def main() -> int:
 
 
 def summary(found: Sequence[Found]) -> int:
-    """Print the sums; 1 where something differs or broke, or nothing could be run."""
+    """Print the totals; return 1 if a run differs or broke, or if nothing ran."""
     ran = [one for one in found if not one["found"].startswith(("not run", "refused", "broke"))]
     open_ = [one for one in ran if one["predicted"] == "undefined"]
     other = [one for one in ran if differs(one)]
@@ -400,7 +400,7 @@ def summary(found: Sequence[Found]) -> int:
         )
     )
     print(
-        f"{len(ran) - len(open_) - len(other)} of {len(ran) - len(open_)} as simulated; {len(open_)} more left open by the rules"
+        f"{len(ran) - len(open_) - len(other)} of {len(ran) - len(open_)} as simulated; {len(open_)} more undefined by the rules"
     )
     return bool(other) or not ran or any(one["found"].startswith("broke") for one in found)
 

@@ -1,9 +1,10 @@
-"""Rate of the time-ordered engine on programs that only it can take, by CPU time.
+"""Speed of the time-ordered engine on programs that only it can simulate.
 
     python benchmarks/ordered.py
 
-Prints calls per second, lowering left out: any-source receives, a pool of workers that fills, a
-rank that is killed, shared cards. And how long the search over orders takes for a state.
+The programs have any-source receives, a pool of workers that fills, a rank that is killed, or
+shared cards. The output shows calls per CPU second, without lowering, and the time that the search
+over event orders takes for its states.
 """
 
 from __future__ import annotations

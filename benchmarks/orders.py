@@ -1,10 +1,10 @@
-"""Speed of the verdict: states stored per second where receives are open, and a large program
-without any.
+"""Speed of the verdict: states per CPU second for programs with any-source receives, and the time of a
+large program without such receives.
 
     python benchmarks/orders.py
 
-Prints for each program the states stored, whether the search came to its end, and states per CPU
-second.
+For each program, the output shows the number of states stored, whether the search was complete, and
+states per CPU second.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
             search, start = StateSearch(build_channel_layout(program), reading), time.process_time()
             search.run(MOST)
             seconds = time.process_time() - start
-            end = "complete" if search.finished else "bound hit"
+            end = "complete" if search.finished else "stopped at the limit"
             print(
                 f"{what:8} {reading:10} {search.stored:7} states  {end:9}  {search.stored / seconds:9.0f} states/s"
             )

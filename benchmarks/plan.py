@@ -1,8 +1,6 @@
-"""How long a plan takes: 500 layouts of a 70B model on 512 GPUs, checked and timed, on one core.
+"""CPU time of a plan: 500 layouts of a 70B model on 512 GPUs, checked and timed on one core.
 
-    python benchmarks/plan.py [LAYOUTS]
-
-Beside it: the same step simulated call by call, where that ends in some seconds.
+python benchmarks/plan.py [LAYOUTS]
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ def main(wanted: int) -> None:
     every = list(candidate_layouts(asked))
     good = [one for one in every if isinstance(one, ParallelLayout)]
     print(
-        f"{len(every)} layouts, {len(good)} of them can be: {time.process_time() - start:.1f} s of CPU"
+        f"{len(every)} layouts, {len(good)} of them valid: {time.process_time() - start:.1f} s of CPU"
     )
     step = max(len(good) // wanted, 1)
     chosen = good[::step][:wanted]
@@ -35,11 +33,11 @@ def main(wanted: int) -> None:
     took = time.process_time() - start
     fit = [one for one in found if isinstance(one, LayoutResult)]
     print(
-        f"{len(found)} checked, {len(fit)} of them fit and were timed, in {took:.1f} s of CPU: {took / len(found):.3f} s a layout, "
+        f"{len(found)} checked, {len(fit)} of them fit into memory and were timed, in {took:.1f} s of CPU: {took / len(found):.3f} s per layout"
     )
-    print(f"  {took / max(len(fit), 1):.3f} s for each that fits")
+    print(f"  {took / max(len(fit), 1):.3f} s per layout that fits")
     best = min(fit, key=lambda one: one.step_ns)
-    print(f"the fastest: {best.layout.label()}, {best.step_ns / 1e9:.3f} s, MFU {best.mfu:.1%}")
+    print(f"fastest: {best.layout.label()}, {best.step_ns / 1e9:.3f} s, MFU {best.mfu:.1%}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Are layouts ranked as they were measured? Published runs of one model, batch and machine that
-differ in their layout alone.
+"""Does distsim rank layouts in the measured order? Compares published runs of one model, batch and
+machine that differ only in their layout.
 
     python benchmarks/plan_ranking.py
 
-Rows of `training_steps.csv` are put together by all that is no layout; of each two of a group the
-simulated order is compared with the published one. The simulated times are the plan's, of the
-layouts as `training_steps.py` describes them.
+Rows of `training_steps.csv` form a group if they agree in everything except the layout. For each
+pair of a group, the simulated order is compared with the published order. `distsim plan` computes
+the simulated times, for the layouts as `training_steps.py` describes them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What prices cost: a million collectives priced at once, and a thousand transfers that share two
-hundred links shared anew.
+"""CPU time of cost predictions: a million collectives, and sharing two hundred links among a thousand
+transfers.
 
     python benchmarks/prices.py
 
-CPU time, the best of five rounds.
+The output shows CPU time, the best of five rounds.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main() -> None:
         PortDemand(tuple(chance.sample(range(LINKS), 2)), (1.0, 1.0), 50.0) for _ in range(FLOWS)
     ]
     shared = best_s(lambda: fair_rates(flows, np.full(LINKS, 50.0)))
-    sys.stdout.write(f"{CALLS:,} collectives priced in {priced:.2f} s\n")
-    sys.stdout.write(f"{FLOWS:,} transfers on {LINKS} links shared in {1000 * shared:.1f} ms\n")
+    sys.stdout.write(f"{CALLS:,} collectives predicted in {priced:.2f} s\n")
+    sys.stdout.write(f"{FLOWS:,} transfers on {LINKS} links: shared in {1000 * shared:.1f} ms\n")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Simulated against real makespans on this machine, with Gloo: hybrid, a ring, data parallel by
-hand, and every collective.
+"""Simulated times compared with real ones on this machine, with Gloo.
 
-``python benchmarks/real_vs_simulated.py`` measures this machine with `distsim bench` and runs every
-case for real, in turns, so that both see the same machine; then it calibrates a cluster, simulates
-every case on it, and prints error beside run-to-run spread. ``--save F`` keeps the measured
-numbers, ``--load F`` judges kept ones again.
+    python benchmarks/real_vs_simulated.py [--save FILE] [--load FILE]
+
+The cases are a hybrid step, a ring, hand-written data parallelism, and every collective. The
+benchmark measures this machine with `distsim bench` and runs every case for real, alternately, so
+that both see the same load. Then it calibrates a cluster, simulates every case on it, and prints
+the error and the spread between runs. ``--save`` writes the measurements, ``--load`` evaluates
+saved ones.
 """
 
 from __future__ import annotations

@@ -180,8 +180,10 @@ def main() -> None:
     """Run one of the two measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("what", choices=("agreed", "programs"))
-    parser.add_argument("--only", default="", help="ids with commas, or a part of a name")
-    parser.add_argument("--texts", type=Path, help="write each program and its repair here")
+    parser.add_argument("--only", default="", help="Comma-separated ids, or part of a name.")
+    parser.add_argument(
+        "--texts", type=Path, help="Write each program and its repair to this folder."
+    )
     given = parser.parse_args()
     measure = measure_agreed if given.what == "agreed" else measure_programs
     measure(given.only, given.texts)

@@ -1,12 +1,12 @@
-"""Programs as SimGrid's SMPI replays them (Debian package `libsimgrid-dev`, which has `smpirun`),
-to be measured beside distsim.
+"""CPU time of SimGrid's SMPI on the same programs, to compare with distsim.
 
     python benchmarks/smpi.py FILE…        # ring.yaml and others of the same calls: both whole processes, interleaved, medians of CPU time
 
-distsim starts from YAML and gives a verdict; SMPI from one text trace a rank that is written before
-its clock starts. Its flags switch off the correction factors for TCP, so that both price 25 GB/s
-and 5 us between any two ranks. A replay knows no group but the world: collectives of others are
-left out, which spares SMPI their work.
+The Debian package `libsimgrid-dev` contains `smpirun`. distsim starts from YAML and reports a
+verdict. SMPI starts from one text trace per rank, and the time to write the traces is not counted.
+The flags of SMPI switch off its correction factors for TCP, so that both tools assume 25 GB/s and
+5 us between any two ranks. A replay supports only the world group. Collectives of other groups are
+omitted, which makes the comparison easier for SMPI.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The start of a command: `distsim simulate` of a file of one call beside Python that loads the
-same libraries and ends.
+"""CPU time to start a command: `distsim simulate` of a file with one call, compared with a Python
+process that only loads the same libraries.
 
     python benchmarks/startup.py
 
-Prints the median processor seconds of both, in turns, and their ratio, which a busy machine changes
-little. Bytecode is at hand, as after an installation.
+Both run alternately. The output shows their median CPU seconds and the ratio, which hardly depends
+on the load of the machine. Bytecode files exist, as after an installation.
 """
 
 from __future__ import annotations

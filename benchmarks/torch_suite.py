@@ -1,10 +1,10 @@
 """torch's own tests of torch.distributed (`torch.testing._internal.distributed.distributed_test`)
-on the hub, 4 ranks, as back end gloo.
+under capture, with 4 ranks and the backend gloo.
 
     python benchmarks/torch_suite.py [pattern]
 
-Each test runs on four forked ranks. Prints a line for each that fails, and how many pass, are
-skipped by torch, and fail.
+Each test runs on four forked ranks. The output has a line for each test that fails, and the numbers
+of tests that pass, that torch skips, and that fail.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SKIPS = {skip.exit_code for skip in TEST_SKIPS.values()}
 
 
 class Suite(suite.TestDistBackend, suite.DistributedTest._DistTestBase):  # type: ignore[misc,valid-type]
-    """The tests, whose processes somebody else starts."""
+    """The tests; the benchmark starts their processes."""
 
     def _spawn_processes(self) -> None:
         """Nothing: the ranks are there."""

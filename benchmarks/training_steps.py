@@ -1,27 +1,36 @@
-"""Simulated step times beside published ones: how far off is a described model on a preset cluster?
+"""Simulated step times of described models on preset clusters, compared with published step times.
 
     python benchmarks/training_steps.py [--table F.csv] [--every N] [--rows]
 
-Each row of the table (`training_steps.csv`: a published run, its configuration, its source; an
-empty field was not published) becomes a `transformer:` step on the preset of its GPU; nothing is
-fitted to these rows. Of the one family of 473 rows the table has every tenth. Steps without a
-pipeline are simulated call by call. Two things keep that fast: replicas beyond those that fill two
-nodes are left out, and a step with many micro-batches is simulated with one and with two, and the
-difference carried on. Steps of a pipeline are timed whole as `distsim plan` times them, which is
-what a simulation says of a program too large to follow who shares links. Left out: GPUs without a
-preset, 4-bit matrix products, latent attention, and rows that do not say over how many replicas
-they ran (``dp``). What a row does not say is taken as micro-batches of one sequence and a schedule
-without chunks. Three columns say what a published row ran that users choose otherwise:
-``attention`` (``flash-2``, ``flash-1``, or ``plain``: it writes its scores), ``grad_reduce``
-(``beside`` the last backward pass, or ``after`` it, as Megatron-LM of 2021 and its forks) and
-``tensor_overlap`` (``yes``: messages of tensor ranks in pieces beside products); where a table has
-no such columns, or nothing in them, it is what today's software does by default: fused attention,
-gradients beside, no overlap. Of Megatron-Bridge's rows with tp that and ``seq_parallel`` are its
-recipes' (scripts/performance of v0.2.0, src/megatron/bridge/perf_recipes of 067f987df03b), of
-NeMo's of 24.12 its launcher's (conf/training/gpt3/20b.yaml, llama/llama2_70b.yaml); torchtitan
-names its row with async TP. ``memory_bw_GBps`` is that of the row's GPU where it is not the
-preset's: 1555 of the A100 of 40 GB (its data sheet), 2400 of torchtitan's H100 (its page: 96 GB of
-HBM2e, and 500 W, which costs clocks that nobody published).
+Each row of the table (`training_steps.csv`) is a published run with its configuration and source;
+an empty field was not published. The row becomes a `transformer:` step on the preset of its GPU.
+Nothing is fitted to these rows. One family has 473 rows; the table contains every tenth of them.
+
+Steps without a pipeline are simulated call by call, in reduced form: replicas beyond two nodes are
+omitted, and a step with many micro-batches is extrapolated from steps with one and with two.
+`distsim plan` times whole steps with a pipeline; simulating a program that is too large to resolve
+which transfers share links gives the same times.
+
+These rows are skipped: GPUs without a preset, 4-bit matrix products, latent attention, and rows
+without the number of replicas (``dp``). If a row does not give them, micro-batches have one
+sequence and the schedule has no chunks.
+
+Three columns describe choices that differ between runs. If they are missing or empty, the default
+of current software applies: fused attention, gradients overlapped, no tensor overlap.
+
+- ``attention``: ``flash-2``, ``flash-1``, or ``plain`` (the scores are written to memory).
+- ``grad_reduce``: ``beside`` (gradients are reduced during the last backward pass) or ``after``
+  (Megatron-LM of 2021 and its forks).
+- ``tensor_overlap``: ``yes`` if messages between tensor ranks overlap products, in pieces.
+
+For Megatron-Bridge's rows with tp, ``tensor_overlap`` and ``seq_parallel`` come from its recipes
+(scripts/performance of v0.2.0, src/megatron/bridge/perf_recipes of 067f987df03b). For NeMo's rows
+of 24.12, they come from its launcher (conf/training/gpt3/20b.yaml, llama/llama2_70b.yaml).
+torchtitan marks its row with async TP.
+
+``memory_bw_GBps`` is the bandwidth of the row's GPU if it differs from the preset: 1555 for the A100
+with 40 GB (data sheet), 2400 for torchtitan's H100 (its page: 96 GB of HBM2e, and 500 W, which lowers
+the clocks by an unpublished amount).
 """
 
 from __future__ import annotations
@@ -196,8 +205,8 @@ def step_of(row: dict[str, str], micro_batches: int) -> dict[str, Any]:
 
 
 def mesh_of(row: dict[str, str], most: int | None = None) -> dict[str, int]:
-    """Megatron's order of axes: tensor innermost, pipeline outermost. ``most``: replicas beyond so
-    many ranks are left out.
+    """Megatron's order of axes: tensor innermost, pipeline outermost. ``most``: omit
+    replicas beyond this number of ranks.
     """
     tp, pp, cp, dp = (number(row, key) for key in ("tp", "pp", "cp", "dp"))
     ep = number(row, "ep") if row["experts"] else 1
@@ -262,7 +271,7 @@ def outcomes(rows: list[dict[str, str]]) -> Iterator[Outcome]:
             yield Outcome(row, float(row["step_time_s"]), step_s(row))
         except DistsimError as error:
             sys.stdout.write(
-                f"{row['run_id']}: no such layout here: {str(error).splitlines()[0]}\n"
+                f"{row['run_id']}: skipped: layout not supported: {str(error).splitlines()[0]}\n"
             )
 
 
@@ -270,7 +279,7 @@ def chosen(path: str, every: int) -> list[dict[str, str]]:
     with open(path, encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["step_time_s"] and gpu_of(row)]
     for row in (row for row in rows if not row["dp"]):
-        sys.stdout.write(f"{row['run_id']}: it does not say over how many replicas it ran\n")
+        sys.stdout.write(f"{row['run_id']}: skipped: number of replicas (dp) unknown\n")
     rows = [row for row in rows if row["dp"]]
     many = [row for row in rows if MANY in row["source"]]
     return [row for row in rows if MANY not in row["source"]] + many[::every]
@@ -294,7 +303,7 @@ def left_out(sources: dict[str, list[Outcome]]) -> float:
 
 
 def quantiles(groups: Iterable[list[float]], share: float) -> tuple[float, float]:
-    """Between which so large a share of published over simulated times lie; groups weigh alike."""
+    """The range that holds this share of published / simulated times; groups have equal weight."""
     every = sorted((ratio, 1 / len(group)) for group in groups for ratio in group)
     whole, passed, places = sum(weight for _, weight in every), 0.0, []
     for _, weight in every:
@@ -358,9 +367,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--table", default=str(Path(__file__).with_suffix(".csv")))
-    parser.add_argument("--every", type=int, default=1, help=f"of {MANY}'s rows take every so many")
-    parser.add_argument("--rows", action="store_true", help="print every row")
-    parser.add_argument("--write", metavar="F.csv", help="write every row's simulated time")
+    parser.add_argument(
+        "--every", type=int, default=1, help=f"Use every Nth row of {MANY}. [default: 1]"
+    )
+    parser.add_argument("--rows", action="store_true", help="Print every row.")
+    parser.add_argument("--write", metavar="F.csv", help="Write the simulated time of every row.")
     asked = parser.parse_args()
     start = time.perf_counter()
     sources: dict[str, list[Outcome]] = {}

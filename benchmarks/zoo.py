@@ -1,11 +1,11 @@
-"""For every hang of scenarios/zoo: the first finding, the repair in the report and distsim's repair,
-and the size to which it shrinks.
+"""For every hang of scenarios/zoo: the first finding, the repair in the original report, distsim's
+repair, and the size after shrinking.
 
     python benchmarks/zoo.py             # writes docs/explanation/zoo.md; takes a minute
     python benchmarks/zoo.py --only z17  # prints the rows of these
 
-A repair is as good as the one in the report if it completes on all backends on which that one does,
-in similar simulated time.
+A repair counts as equally good if it completes on all backends on which the reported repair
+completes, in similar simulated time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ number of calls that `shrink` keeps. Times are simulated on the backend of the r
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--only", default="", help="names begin with this")
+    parser.add_argument("--only", default="", help="Run hangs whose names begin with this.")
     only = parser.parse_args().only
     rows, good, largest = [], [], 0
     for stem, known in KNOWN["faulty"].items():

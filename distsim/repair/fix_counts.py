@@ -64,7 +64,7 @@ def transpose_splits(
         kept = {key: value for key, value in fields.items() if key != "output_splits"}
         changed = with_steps_replaced(data, path, [make_step(op_of(entry), kept, ranks_of(entry))])
         changed["tensors"] = {**declared, output: {**tensor, "shape": shape}}
-        words = f"{op_of(entry)}: make the output splits the transpose of the input splits"
+        words = f"{op_of(entry)}: remove output_splits, and give the output as many rows as arrive"
         yield words, changed
 
 

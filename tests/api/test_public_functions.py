@@ -184,6 +184,25 @@ def test_sweep_simulates_every_point() -> None:
     answer = distsim.sweep(HYBRID, grid={"backend": ["gloo", "nccl"]}, jobs=1)
 
     assert {row["backend"] for row in answer.rows} == {"gloo", "nccl"}
+    assert answer.ok
+
+
+def test_a_sweep_is_not_ok_if_no_point_completes() -> None:
+    text = (
+        'world: 2\ntensors: {x: {shape: [1]}}\nprogram:\n  - recv: {tensor: x, src: "1 - rank"}\n'
+    )
+
+    answer = distsim.sweep(text, grid={"backend": ["gloo"]}, jobs=1)
+
+    assert [row["outcome"] for row in answer.rows] == ["hangs"]
+    assert not answer.ok
+
+
+def test_a_missing_file_of_measurements_is_a_usage_error(tmp_path: Path) -> None:
+    scenario = "world: 2\ntensors: {x: {shape: [1]}}\nprogram:\n  - all_reduce: {tensor: x}\n"
+
+    with pytest.raises(distsim.UsageError, match=r"cannot read .*none\.json"):
+        distsim.render(scenario, view="bandwidth", measured=tmp_path / "none.json")
 
 
 def test_doctor_finds_the_cause_of_a_recorded_hang() -> None:

@@ -58,6 +58,18 @@ def test_every_code_has_a_page_in_80_columns() -> None:
     assert [pair for pair in lines if len(pair[1]) > 80] == []
 
 
+@pytest.mark.parametrize(("code", "language"), [("DS101", "scenario"), ("DS306", "script")])
+def test_the_page_of_a_code_contains_its_texts_and_the_language_of_its_example(
+    code: str, language: str
+) -> None:
+    info = CODES[code]
+    words = " ".join(explain_code(code).split())
+
+    assert f"What it is {' '.join(info.what.split())} What happens" in words
+    assert f"What happens {' '.join(info.why.split())} What to do" in words
+    assert f"{' '.join(info.remedy.split())} Example ({language})" in words
+
+
 @pytest.mark.parametrize(
     "code", [code for code in CODES if code not in BOUNDED and not CODES[code].of_scripts]
 )

@@ -344,3 +344,66 @@ def test_a_group_that_differs_by_rank_is_refused_as_such():
 
     assert problem.path == "program[0].fsdp.shard"
     assert problem.message.startswith("the group halves has different members on each rank")
+
+
+_DDP_LAYERS = "layers: {params: [[64, 48], [64]], forward: 1 ms, backward: 2 ms, count: 4}"
+_SMALL_POWERSGD = "comm_hook: {powersgd: 2, start: 3}, bucket_cap_mb: 0.015"
+
+
+def _problems_of(entry: str, backend: str = "gloo", iterations: int = 5) -> list[str]:
+    text = f"world: 2\nbackend: {backend}\niterations: {iterations}\nprogram:\n  - {{{entry}}}\n"
+    try:
+        loads(text)
+    except ScenarioErrors as error:
+        return [_with_its_place(text, problem) for problem in error.problems]
+    return []
+
+
+def _with_its_place(text: str, problem) -> str:
+    """The message after the text at its place."""
+    line = text.splitlines()[problem.line - 1]
+    return f"{line[problem.column - 1 :]} | {problem.message}"
+
+
+@pytest.mark.parametrize("no_sync", ["true", "{0: true, else: false}"])
+def test_a_static_graph_whose_first_backward_pass_is_in_no_sync_is_refused(no_sync):
+    [problem] = _problems_of(
+        f"ddp: {{{_DDP_LAYERS}, static_graph: true, accumulate: 2, no_sync: {no_sync}}}"
+    )
+
+    assert problem.startswith("true, accumulate")
+    assert "PyTorch raises in the first backward pass" in problem
+    assert "set `no_sync: false`" in problem
+
+
+@pytest.mark.parametrize("more", ["no_sync: false", "setup: false", "evaluate: true"])
+def test_a_static_graph_whose_first_backward_pass_reduces_is_accepted(more):
+    entry = f"ddp: {{{_DDP_LAYERS}, static_graph: true, accumulate: 2, {more}}}"
+
+    assert _problems_of(entry) == []
+
+
+def test_powersgd_with_several_buckets_on_gloo_is_refused():
+    [problem] = _problems_of(f"ddp: {{{_DDP_LAYERS}, {_SMALL_POWERSGD}}}")
+
+    assert problem.startswith("{powersgd: 2")
+    assert "PowerSGD with 2 buckets hangs or aborts on gloo from iteration 3 on" in problem
+
+
+def test_powersgd_is_accepted_on_nccl_with_one_bucket_and_before_its_start():
+    entry = f"ddp: {{{_DDP_LAYERS}, {_SMALL_POWERSGD}}}"
+    one_bucket = f"ddp: {{{_DDP_LAYERS}, comm_hook: {{powersgd: 2, start: 3}}}}"
+
+    assert _problems_of(entry, backend="nccl") == []
+    assert _problems_of(one_bucket) == []
+    assert _problems_of(entry, iterations=3) == []
+
+
+def test_an_fsdp_model_without_trainable_parameters_is_refused_unless_no_backward_pass_fails():
+    frozen = "layers: {frozen: [[8, 8]], forward: 1 ms, backward: 2 ms}"
+    [problem] = _problems_of(f"fsdp: {{{frozen}}}")
+
+    assert problem.startswith("{frozen")
+    assert "every parameter is frozen, so PyTorch's backward pass raises" in problem
+    assert _problems_of(f"fsdp: {{{frozen}, evaluate: true}}") == []
+    assert _problems_of(f"fsdp: {{{frozen}, input_grad: true}}") == []

@@ -297,7 +297,9 @@ def main() -> None:
     recording = actions.add_parser("record")
     recording.add_argument("folder", type=Path)
     recording.add_argument("--every", type=int, default=1, help="take every Nth scenario")
-    recording.add_argument("--only", nargs="*", default=[], metavar="COMMAND", help="these alone")
+    recording.add_argument(
+        "--only", nargs="*", default=[], metavar="COMMAND", help="only these commands"
+    )
     comparing = actions.add_parser("compare")
     comparing.add_argument("before", type=Path)
     comparing.add_argument("after", type=Path)

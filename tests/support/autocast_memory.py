@@ -1,11 +1,11 @@
-"""What a transformer's layer keeps for its backward pass under torch.autocast, in bytes: every
-storage that torch makes on CPU is counted.
+"""Bytes that a transformer layer keeps for its backward pass under torch.autocast. It counts every
+storage that torch allocates on the CPU.
 
     python -m tests.support.autocast_memory
 
-Prints two numbers: a layer of GPT's form, and a gated one of grouped queries, without the casts of
-their weights. On a CPU RMSNorm is made of several operations that a GPU has fused; a LayerNorm
-without bias, which keeps the same, stands for it.
+Prints two numbers: for a GPT layer, and for a gated layer with grouped queries, without the casts of
+their weights. A LayerNorm without bias, which keeps the same tensors, replaces RMSNorm, because
+RMSNorm is fused on a GPU but consists of several operations on a CPU.
 """
 
 from __future__ import annotations

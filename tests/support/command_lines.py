@@ -1,9 +1,8 @@
-"""Every command line that README, CONTRIBUTING, docs/ and the commands' own help show: where it
-stands, and what it is.
+"""Every command line in README, CONTRIBUTING, docs/ and the help of the commands, with its page.
 
 A frame without a language, or of `text`, `sh` or `console`, holds lines; so does a span of code in
-a sentence that begins with `distsim `. In spans, words in capitals stand for something of the
-reader's.
+a sentence that begins with `distsim `. In spans, words in capitals are
+placeholders.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # ruff: noqa: B015, B018, B905, E402, E741, F841, N806, N812, PT017, PT018, RUF059
-"""What a CUDA device does, asked of the one over CPU memory: `python -m tests.support.cuda_checks`
-prints what fails, and how many hold.
+"""Checks that the emulated CUDA device behaves as a real one: `python -m tests.support.cuda_checks`
+prints the checks that fail and the number of those that pass.
 
-A program of its own, because the device must be there before torch is imported.
+It is a separate program because the device must exist before torch is imported.
 """
 
 from __future__ import annotations

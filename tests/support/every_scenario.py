@@ -1,7 +1,7 @@
 """Every shipped scenario with every command, each in a process with limits.
 
     .venv/bin/python -m tests.support.every_scenario            # all pairs: some minutes
-    .venv/bin/python -m tests.support.every_scenario 60 SEED    # so many of them, at random
+    .venv/bin/python -m tests.support.every_scenario 60 SEED    # a random sample of 60
 
 A command may refuse a scenario. It must not end with exit status 3 or 4, print a traceback or a
 control character, or exceed the time and memory of `tests.support.fuzz`.

@@ -4,9 +4,9 @@
     python -m tests.support.fuzz 500 7        # other cases: another seed
     python -m tests.support.fuzz 1 7 123      # repeat case 123 of that seed
 
-`tests.fuzz` asks readers in Python; this script runs whole commands. It prints the cases that broke
-a promise: exit status 3, no end in time, too much memory, a refusal without a place or a remedy, a
-control character in the output.
+`tests.fuzz` calls the readers in Python; this script runs whole commands. It prints the cases that
+broke a promise: exit status 3, a timeout, too much memory, an error message without a place or a
+remedy, a control character in the output.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Asks gloo itself who gets through a collective whose members name different roots or bring
-tensors of different sizes: four ranks of one machine, a group for each case.
+"""Runs collectives with different roots or tensor sizes on real gloo, to see which ranks complete:
+four ranks on one machine, one group per case.
 
 ``python -m tests.support.gloo_roots SECONDS`` reads cases as JSON, [operation, members, elements
-(of each member, if a list), root of each member], and prints whether each member got through, or
-whether its wait timed out. tests/backends/test_gloo_roots.py and tests/backends/test_gloo_rings.py
+(of each member, if a list), root of each member], and prints whether the call of each member
+completed or timed out. tests/backends/test_gloo_roots.py and tests/backends/test_gloo_rings.py
 hold the rules to it.
 """
 

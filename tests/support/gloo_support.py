@@ -1,9 +1,9 @@
-"""Asks gloo itself what it takes: every operation of the table with every dtype and reduce op, on
-two ranks of one machine; and, with ``shapes`` behind it, which shapes of an input and an output.
+"""Tests which calls real gloo accepts: every operation of the table with every dtype and reduce op,
+on two ranks of one machine. The argument ``shapes`` tests shapes of inputs and outputs instead.
 
 ``python -m tests.support.gloo_support`` prints a line per call as JSON: operation, dtype, reduce
-op, and the error's text or null. A refusal comes on both ranks before anything is sent, so the
-group stays in use. tests/backends/test_backend_support.py holds the project's table to it.
+op, and the error's text or null. Both ranks refuse a call before they send anything, so the
+group remains usable. tests/backends/test_backend_support.py holds the project's table to it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What torch's cross_entropy holds at its peak in the backward pass, in bytes a logit: every
-storage that torch makes on CPU is counted.
+"""Peak memory of torch's cross_entropy in the backward pass, in bytes per logit. It counts every
+storage that torch allocates on the CPU.
 
     python -m tests.support.loss_memory
 
-Prints two numbers: all of the vocabulary on one rank, and an eighth of it (loss_parallel, on a
-process group that sends nothing).
+Prints two numbers: for the whole vocabulary on one rank, and for an eighth of it (loss_parallel, on
+a process group that sends nothing).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Outputs of commands and texts of scenarios on the pages: `python -m tests.support.made_docs [PAGE…]`
-writes them again.
+"""Regenerates command outputs and scenario texts in documentation pages: `python -m
+tests.support.made_docs [PAGE…]`.
 
 A ```console frame begins with ``$ `` and a shell command, in which `distsim` is this checkout. The
 rest of the frame is its standard output at 80 columns. A ```yaml frame that begins with ``#

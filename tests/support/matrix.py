@@ -1,9 +1,9 @@
 """Wheel and sdist, installed in clean environments with the lowest and the newest dependencies that
 pyproject.toml allows.
 
-    python -m tests.support.matrix                    every Python from 3.11 to 3.14 that is here; writes docs/contributing/matrix.md (ten minutes)
-    python -m tests.support.matrix --python 3.12      one of them, without writing
-    python -m tests.support.matrix --allow-missing    a Python that isn't here is reported all the same, but is no failure
+    python -m tests.support.matrix                    every installed Python from 3.11 to 3.14; writes docs/contributing/matrix.md (ten minutes)
+    python -m tests.support.matrix --python 3.12      one version; writes nothing
+    python -m tests.support.matrix --allow-missing    report a missing Python, but do not fail
 
 Needs uv (`pip install uv`). Each environment runs the commands of README.md on a scenario whose
 output is known, in a folder from which the checkout cannot be imported; those made from the wheel
@@ -93,7 +93,7 @@ def find_uv() -> str:
     beside = Path(sys.executable).with_name("uv")
     found = str(beside) if beside.exists() else shutil.which("uv")
     if found is None:
-        raise SystemExit("uv is not here: pip install uv")
+        raise SystemExit("uv is not installed: pip install uv")
     return found
 
 
@@ -289,7 +289,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--python", choices=PYTHONS, action="append", help="one version, without writing the page"
+        "--python", choices=PYTHONS, action="append", help="test one version; write no page"
     )
     parser.add_argument("--allow-missing", action="store_true")
     options = parser.parse_args()

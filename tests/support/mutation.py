@@ -1,28 +1,28 @@
-"""Mutation testing: how many small changes of the code some test notices.
+"""Mutation testing: the share of small changes of the code that at least one test detects.
 
     python -m tests.support.mutation                    all parts (hours); fails if a part is under 90 %
     python -m tests.support.mutation hardware values    these parts
     python -m tests.support.mutation distsim/backends/message_matching.py   these files, with the tests of their part
-    python -m tests.support.mutation values --sample 50   50 mutants a file; --seed N draws others
+    python -m tests.support.mutation values --sample 50   50 mutants per file; --seed N draws others
     python -m tests.support.mutation checker --total 40   40 mutants of the whole part
     python -m tests.support.mutation hardware --tests hardware/test_cost_edges.py   only these tests
     python -m tests.support.mutation values --seconds 5   only the shortest 5 s of tests: a lower bound
 
-A part's tests are collected once, run once to see how long each of them takes, and once more, with
-marks put between the statements of the part's functions, to see which lines it reaches, in the
-processes that it forks as well (ranks under the hub; a command as a process of its own is not
-seen). Then every mutant has a process forked for it, which puts the changed code in the place of
-its function and runs the tests that reach it, shortest first, to the first that fails. Code that
-runs when its module is loaded is loaded anew, with all of the part's tests. A mutant that takes
-much longer than the tests did is noticed as well: the limit counts processor time, so that it
-doesn't depend on load.
+The tests of a part are collected once and run twice. The first run measures how long each test
+takes. The second run records which lines each test reaches, with marks between the statements of
+the part's functions. It also sees forked processes (ranks under the hub), but not commands that
+start as separate processes. Then a process is forked for each mutant. It replaces the function by
+the changed one and runs the tests that reach it, shortest first, until one fails. For a change in
+code that runs at import, the module is imported again and all tests of the part run. A mutant that
+takes much longer than the tests did counts as detected. This limit counts CPU time, so it does not
+depend on load.
 
-Mutants that no test can tell from the code stand in tests/data/equivalent_mutants.json, each with
-the reason.
+tests/data/equivalent_mutants.json lists the mutants that no test can distinguish from the code,
+with reasons.
 
-Why not mutmut or cosmic-ray: mutmut (3.8) changes copies of functions alone, so that no table of a
-module is ever mutated, and knows equivalent mutants only as comments in the code; cosmic-ray (8.7)
-starts the tests' process anew for each mutant, which takes 3 s here.
+Why not mutmut or cosmic-ray: mutmut (3.8) changes only copies of functions, so it never mutates a
+table of a module, and it supports equivalent mutants only as comments in the code. cosmic-ray (8.7)
+starts a new test process for each mutant, which takes 3 s here.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "planning",
             "program",
             "real",
+            "recordings",
             "repair",
             "script_capture",
             "simulation",
@@ -169,7 +170,7 @@ def timed(items: Sequence[pytest.Item]) -> list[float]:
 
     measured = in_a_fork(measure)
     if measured is None:
-        raise SystemExit("the tests end their own process, or take over an hour")
+        raise SystemExit("the tests end their own process, or take more than an hour")
     if broken := [
         item.nodeid for item, (passed, _) in zip(items, measured, strict=True) if not passed
     ]:
@@ -388,7 +389,7 @@ class Part:
             )
             is not False
         ):
-            raise SystemExit("tests fail on modules that are loaded anew")
+            raise SystemExit("tests fail on modules that are imported again")
 
     def judge(self, path: Path, mutants: Sequence[Mutant]) -> Tally:
         tally = Tally()
@@ -493,7 +494,7 @@ def chosen(
 def _test_files(name: str) -> list[Path]:
     """A folder of tests, or one file: ``engine``, ``engine/test_streams.py``."""
     place = ROOT / "tests" / name
-    return sorted(place.glob("test_*.py")) if place.is_dir() else [place]
+    return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
 
 
 def table(tallies: dict[str, Tally]) -> Iterator[str]:
@@ -510,10 +511,10 @@ def main() -> int:
     parser.add_argument(
         "what",
         nargs="*",
-        help=f"parts ({', '.join(PARTS)}) or files; all parts where nothing is named",
+        help=f"parts ({', '.join(PARTS)}) or files [default: all parts]",
     )
     parser.add_argument(
-        "--sample", type=int, default=0, metavar="N", help="at most N mutants a file"
+        "--sample", type=int, default=0, metavar="N", help="at most N mutants per file"
     )
     parser.add_argument(
         "--total",
@@ -522,9 +523,7 @@ def main() -> int:
         metavar="N",
         help="at most N mutants of the part's files together",
     )
-    parser.add_argument(
-        "--seed", type=int, default=1, metavar="N", help="which mutants a sample draws"
-    )
+    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sample")
     parser.add_argument(
         "--seconds",
         type=float,

@@ -1,12 +1,12 @@
-"""What comes of some drawn programs, as it is now. `python -m tests.support.outcome_table` writes
-tests/data/outcomes.json anew.
+"""The current outcomes of some random programs. `python -m tests.support.outcome_table` regenerates
+tests/data/outcomes.json.
 
-Nothing here says that an outcome is right (tests/semantics/test_agreement.py holds all ways to run
-a program to each other and to naive ones, and tests/data/settled to what was observed): it shows
-which of them a change moves, where every way to run a program is moved alike. The seeds are a few
-of some hundred, chosen one after the other by how much of `distsim/semantics` each reaches that no
-one before did: programs with every feature (`tests.support.generator`), and programs of many ranks
-that run one text (`tests.support.spmd`).
+The table does not say that an outcome is right: tests/semantics/test_agreement.py compares all ways
+to run a program with each other, with naive ones, and with observations (tests/data/settled). The
+table shows which outcomes a change affects, even if all ways to run a program change in the same
+way. The seeds were chosen from some hundred, one after the other, so that each reaches code of
+`distsim/semantics` that the earlier ones do not: programs with every feature
+(`tests.support.generator`), and programs in which many ranks run one text (`tests.support.spmd`).
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What torch.distributed.pipelining really calls: its schedules run on forked Gloo processes, every
-call of each rank written down.
+"""Records the calls of torch.distributed.pipelining: its schedules run on forked Gloo processes, and
+every call of each rank is recorded.
 
-``python -m tests.support.pipeline_recorder OUT.json [NAME …]`` runs the cases below, or those
-named, and writes ``{name: {"case": …, "ranks": [[event, …], …]}}``. An event is a list whose first
+``python -m tests.support.pipeline_recorder OUT.json [NAME …]`` runs the cases below, or the
+named ones, and writes ``{name: {"case": …, "ranks": [[event, …], …]}}``. An event is a list whose first
 item is its kind:
 
 - ``["isend" | "irecv" | "send" | "recv", peer, bytes, dtype]``
 - ``["batch", [[kind, peer, bytes, dtype], …]]``
-- ``["wait", [number, …]]``: events waited for, by their number in the list; a batch's waits right after it are left out
+- ``["wait", [number, …]]``: numbers of the awaited events in the list; waits directly after their batch are omitted
 - ``["compute", words, stage, micro_batch]``
 """
 

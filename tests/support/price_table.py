@@ -1,8 +1,8 @@
-"""Prices of collectives and messages on every preset, as they are now. `python -m
-tests.support.price_table` writes tests/data/prices.json anew.
+"""The current predicted times of collectives and messages on every preset. `python -m
+tests.support.price_table` regenerates tests/data/prices.json.
 
-Nothing here says that a price is right (tests/hardware/test_cost_nccl.py and benchmarks/ compare
-them with measurements): it shows which of them a change moves. A row is an operation among some
+The table does not say that a time is right: tests/hardware/test_cost_nccl.py and benchmarks/
+compare times with measurements. The table shows which times a change affects. A row is an operation among some
 ranks, a column a size.
 """
 

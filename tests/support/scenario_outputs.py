@@ -1,8 +1,8 @@
-"""The expected outputs beside the scenarios and those of strategies: what ``distsim simulate FILE``
-prints, and its exit status.
+"""The expected outputs next to the scenarios, also those of strategies: the output of ``distsim
+simulate FILE`` and its exit status.
 
-``python -m tests.support.scenario_outputs`` writes them anew, from the project's folder; look at
-``git diff scenarios`` afterwards. Names of scenarios after it refresh those alone.
+``python -m tests.support.scenario_outputs`` regenerates them in the project's folder; look at
+``git diff scenarios`` afterwards. With names of scenarios, it regenerates only those.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What real torch processes come to in the start-ups of `scenarios/startup`: ``python -m
+"""The results of real torch processes for the start-ups of `scenarios/startup`: ``python -m
 tests.support.startup_truth`` writes `tests/data/startup.json`.
 
-Nothing of distsim runs in them: each process gets the variables and the arguments that the
-scenario's entrance holds, calls init_process_group and one all_reduce. Ports are free ones of the
-loopback address, files lie in a folder of their own.
+No distsim code runs in these processes. Each process gets the variables and arguments of the
+scenario's start-up, and calls init_process_group and one all_reduce. Ports are free ones on the
+loopback address; files are in a separate folder.
 """
 
 from __future__ import annotations

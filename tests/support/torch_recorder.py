@@ -1,14 +1,14 @@
 """Records the calls that real PyTorch makes: DDP, FSDP2 and FSDP2 with tensor parallelism on Gloo
 processes of this machine.
 
-    python -m tests.support.torch_recorder             # records every case anew, into tests/data/recorded_<case>.json
-    python -m tests.support.torch_recorder ddp fsdp    # these alone
-    python -m tests.support.torch_recorder --check     # whether the files still hold
+    python -m tests.support.torch_recorder             # records every case again, into tests/data/recorded_<case>.json
+    python -m tests.support.torch_recorder ddp fsdp    # only these
+    python -m tests.support.torch_recorder --check     # checks that the files are still right
 
-Each rank is a forked process. Its groups are a Python subclass of `dist.ProcessGroup` that notes a
-call and hands it to the real `ProcessGroupGloo`; calls that C++ makes (DDP's reducer) come through
-it as well. Whatever Gloo does not know (the average) is done here, after the sum, so a recording
-says what PyTorch asked for.
+Each rank is a forked process. Its groups are a Python subclass of `dist.ProcessGroup` that records
+a call and passes it to the real `ProcessGroupGloo`; this includes calls from C++ (DDP's reducer).
+Reductions that Gloo does not support (the average) are computed here, after the sum, so a recording
+contains the calls that PyTorch requested.
 """
 
 from __future__ import annotations

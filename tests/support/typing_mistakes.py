@@ -1,7 +1,7 @@
-"""A hundred typing mistakes in scenario files, each by itself, and what distsim says: read one by
-one by a person, kept in `tests/data/typing_mistakes.txt`.
+"""A hundred typing mistakes in scenario files, one per file, with distsim's message for each. A person
+read them one by one; `tests/data/typing_mistakes.txt` contains them.
 
-    .venv/bin/python -m tests.support.typing_mistakes     # writes that file anew, to be read again
+    .venv/bin/python -m tests.support.typing_mistakes     # regenerates that file; read it again
 """
 
 from __future__ import annotations

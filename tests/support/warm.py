@@ -1,9 +1,8 @@
-"""`distsim` as a process of its own that need not import everything first: a server that has
-imported it forks for each command.
+"""Runs `distsim` as a separate process without importing everything first: a server that has imported
+it forks for each command.
 
-What a command does is the same (its own process, streams, folder and environment); only the second
-or so of imports is saved. Tests about imports, signals, encodings or limits start a process in the
-plain way.
+A command behaves the same (own process, streams, folder and environment); only the time for imports
+is saved, about a second. Tests about imports, signals, encodings or limits start a normal process.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Configurations of training steps as people wrap them: what real PyTorch calls, recorded, beside
-what a strategy expands to.
+"""Compares recorded calls of real PyTorch with the expansion of a strategy, for usual configurations of
+training steps.
 
-    python -m tests.support.wrapped                   # records every configuration anew, into tests/data/wrapped_<family>.json
+    python -m tests.support.wrapped                   # records every configuration again, into tests/data/wrapped_<family>.json
     python -m tests.support.wrapped fsdp              # one family
-    python -m tests.support.wrapped fsdp nested       # one configuration of it, printed beside the expansion; writes nothing
-    python -m tests.support.wrapped --check           # whether the files still hold
-    python -m tests.support.wrapped --table           # docs/explanation/same_calls.md from the files
+    python -m tests.support.wrapped fsdp nested       # prints one configuration next to its expansion; writes nothing
+    python -m tests.support.wrapped --check           # checks that the files are still right
+    python -m tests.support.wrapped --table           # writes docs/explanation/same_calls.md from the files
 
-A family is a module `wrapped_<family>` with `CASES`. A recording is compact: the distinct calls
-once, and per rank their numbers.
+A family is a module `wrapped_<family>` with `CASES`. A recording is compact: it contains each
+distinct call once, and the numbers of the calls per rank.
 """
 
 from __future__ import annotations

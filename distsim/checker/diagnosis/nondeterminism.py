@@ -53,7 +53,10 @@ def _sender_reliance_finding(
     )
     rows = aligned_columns([(f"rank {rank}", call_words(call), location_text(place))])
     ranks = tuple(sorted({receiver for receiver, _, _ in receives}))
-    advice = f"name the source (`src: {call.assume_src}`), or give each sender its own tag"
+    receive = f"receive{parenthesised(location_text(place))}"
+    advice = (
+        f"set `src: {call.assume_src}` in the {receive}, or use a different tag for each sender"
+    )
     return Finding("DS401", "error", "\n".join([head, *rows]), ranks, (), (advice,), (place,))
 
 

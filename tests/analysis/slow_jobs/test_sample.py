@@ -35,6 +35,21 @@ def test_the_replay_is_exact_and_the_breakdown_adds_up():
     assert sum(row.share for row in job.breakdown) == pytest.approx(1)
 
 
+def test_the_breakdown_names_every_loss_and_sorts_them_by_cost():
+    ideal, *losses = distsim.slow("sample").raw.breakdown
+    costs = [row.cost_ns for row in losses]
+
+    assert ideal.name == "ideal compute and transfers"
+    assert {row.name for row in losses} == {
+        "late starts",
+        "uneven work",
+        "ranks slower than peers",
+        "unequal stages",
+        "slow communication",
+    }
+    assert costs == sorted(costs, reverse=True)
+
+
 def test_clocks_shifted_by_an_hour_change_nothing_beyond_half_a_millisecond(folder):
     before = distsim.slow(folder)
     for rank, hours in ((1, 1), (3, -1)):

@@ -263,10 +263,9 @@ def find_key(path: str) -> FormatKey | None:
     words = _key_words(path)
     path_by_words = _paths_by_words()
     for candidate in _path_candidates(words):
-        # A path such as `faults[].rank` has an empty word after its first one.
-        for spelling in (tuple(candidate), (*candidate[:1], "", *candidate[1:])):
-            if spelling in path_by_words:
-                return format_keys()[path_by_words[spelling]]
+        found = path_by_words.get(tuple(candidate))
+        if found is not None:
+            return format_keys()[found]
     return None
 
 

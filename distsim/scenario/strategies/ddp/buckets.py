@@ -155,6 +155,11 @@ def rebuilt_buckets(
     return assign_buckets(params[::-1], itemsize, bucket_limits(cap))
 
 
+def bucket_cap_bytes(cap_mb: float | None) -> int | None:
+    """`bucket_cap_mb` in bytes; None if it is not given."""
+    return None if cap_mb is None else int(cap_mb * 2**20)
+
+
 def bucket_limits(cap: int | None) -> list[int | None]:
     """Size limits in bytes: a small first bucket by default, so that communication starts early.
 
@@ -213,7 +218,7 @@ class ReplicaWriter(EntryWriter):
         self, cap_mb: float | None, later: str, find_unused: bool = False
     ) -> BucketLayouts:
         """Both layouts; ``later`` is the name of the one after rebuilding."""
-        cap = None if cap_mb is None else int(cap_mb * 2**20)
+        cap = bucket_cap_bytes(cap_mb)
         first = initial_buckets(self.params, self.itemsize, cap, find_unused)
         if find_unused:
             return {"initial": first, later: first}

@@ -13,7 +13,12 @@ from pydantic import Field, PlainValidator, StrictBool, ValidationInfo, WithJson
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
 from distsim.scenario.strategies.base import ExpansionContext, GroupRef, ModelLayer, Refusal
-from distsim.scenario.strategies.ddp.buckets import DTYPE_BYTES
+from distsim.scenario.strategies.ddp.buckets import (
+    DTYPE_BYTES,
+    bucket_cap_bytes,
+    model_parameters,
+    rebuilt_buckets,
+)
 from distsim.scenario.strategies.ddp.comm_hooks import CommHookField
 from distsim.scenario.strategies.field_types import (
     AxesOrGroup,
@@ -276,6 +281,8 @@ class DdpFields(LayeredModelStrategy):
             *refusals,
             *self._refuse_layers_by_rank(context),
             *self._refuse_untrainable_model(),
+            *self._refuse_static_graph_in_no_sync(context),
+            *self._refuse_powersgd_on_gloo(context),
             *self._refuse_no_sync(context),
             *self._refuse_inputs(context),
         ]
@@ -320,6 +327,50 @@ class DdpFields(LayeredModelStrategy):
             "DistributedDataParallel is not needed"
         )
         return [(("layers",), text)]
+
+    def _refuse_static_graph_in_no_sync(self, context: ExpansionContext) -> list[Refusal]:
+        """A static graph whose first backward pass is inside no_sync().
+
+        Later passes may be: torch 2.13 raises only if the first one does not reduce.
+        """
+        runs_first_backward = self.setup and not self.evaluate
+        if not (self.static_graph and runs_first_backward and self.accumulate > 1):
+            return []
+        if not any(self.reduces_once(rank) for rank in range(context.world_size)):
+            return []
+        text = (
+            "with `accumulate` and no_sync(), PyTorch raises in the first backward pass "
+            "(expect_autograd_hooks_ INTERNAL ASSERT FAILED): set `no_sync: false` or "
+            "`static_graph: false`"
+        )
+        return [(("static_graph",), text)]
+
+    def _refuse_powersgd_on_gloo(self, context: ExpansionContext) -> list[Refusal]:
+        """PowerSGD with several buckets on gloo, from the iteration in which it starts.
+
+        The hook waits for each of its all_reduces inside a callback, which occupies one of gloo's
+        two threads. In runs of torch 2.13, two buckets block both threads, or the ranks issue
+        their all_reduces in different orders and a process aborts.
+        """
+        hook = self.comm_hook
+        if hook is None or not hook.rank or context.backend != "gloo" or self.evaluate:
+            return []
+        iterations = context.iterations
+        if self.inputs is not None:
+            iterations = max(self.inputs.values())
+        if iterations <= hook.start:
+            return []
+        cap = bucket_cap_bytes(self.bucket_cap_mb)
+        params = model_parameters(self.model)
+        count = len(rebuilt_buckets(params, self.itemsize, cap))
+        if count < 2:
+            return []
+        text = (
+            f"PowerSGD with {count} buckets hangs or aborts on gloo from iteration {hook.start} "
+            "on: use `backend: nccl`, or set a `bucket_cap_mb` that holds the whole model in one "
+            "bucket"
+        )
+        return [(("comm_hook",), text)]
 
     def _refuse_no_sync(self, context: ExpansionContext) -> list[Refusal]:
         """Keys of `no_sync` that are neither a rank nor `else`."""

@@ -265,6 +265,7 @@ class FsdpFields(LayeredModelStrategy):
             *self._refuse_unit_meshes(self.layers, ("layers",), context),
             *self._refuse_replicate(context),
             *self._refuse_single_rank(context),
+            *self._refuse_untrainable_model(context),
             *self._refuse_reshard_sizes(context),
             *self._refuse_skips_backward(context),
         ]
@@ -282,6 +283,18 @@ class FsdpFields(LayeredModelStrategy):
         if context.size_of(self.shard_group(context)) != 1:
             return []
         return [(("shard",), "the group has a single rank, so there is nothing to shard")]
+
+    def _refuse_untrainable_model(self, context: ExpansionContext) -> list[Refusal]:
+        """A backward pass through a model without trainable parameters."""
+        if self.evaluate or self.input_grad:
+            return []
+        if _has_trainable_parameter(self.root_unit(context)):
+            return []
+        text = (
+            "every parameter is frozen, so PyTorch's backward pass raises (the loss does not "
+            "require grad): give a layer `params`, or set `evaluate: true`"
+        )
+        return [(("layers",), text)]
 
     def _refuse_unit_meshes(
         self, units: Sequence[FsdpUnitFields], path: _FieldPath, context: ExpansionContext
@@ -411,6 +424,10 @@ def fsdp_units(
             )
         )
     return tuple(units)
+
+
+def _has_trainable_parameter(unit: FsdpUnit) -> bool:
+    return bool(unit.params) or any(map(_has_trainable_parameter, unit.inner))
 
 
 def _axis_names(group: GroupRef | None) -> tuple[str, ...]:

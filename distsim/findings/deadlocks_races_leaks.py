@@ -213,7 +213,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "leak",
         "A rank sends a message that no rank has received when the program ends.",
         (
-            "The message is lost, or a later receive takes it by mistake. Gloo drops it when the "
+            "The message is lost. If the job continues, a later receive may take it by mistake. Gloo drops it when the "
             "sender ends, NCCL may hang, and torch's MPI backend may end the process."
         ),
         "Receive the message, or remove the send.",

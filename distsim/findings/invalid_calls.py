@@ -97,8 +97,8 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
             "A wait names a handle that no earlier call on this rank created. Another rank or a "
             "later step creates it."
         ),
-        "In Python this is a NameError or a wait on None. The rank raises. The ranks that need it "
-        "hang, or raise on Gloo.",
+        "In Python this is a NameError or a wait on None. The rank raises. Ranks that wait "
+        "for this rank hang, or raise on Gloo.",
         ("Start the request and wait for it on the same ranks: give both steps the same `ranks:`."),
         two_rank_scenario(
             "{isend: {tensor: x, dst: 1, as: h}, ranks: 0}",
@@ -174,8 +174,7 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "error",
         "invalid",
         "new_group lists a rank outside the world, or lists a rank twice.",
-        "torch raises: the new group's rank should be within the world size, or the ranks are "
-        "not unique.",
+        "torch raises an error: the rank is outside the world size, or the ranks are not unique.",
         "List each member once, from 0 to world_size - 1.",
         two_rank_scenario("new_group: {name: g, ranks: [0, 2]}"),
     ),

@@ -229,8 +229,8 @@ program:
         None,
         (
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
-            "One example: a rank batches its first send to a peer with its first receive from it, "
-            "but the peer makes the two calls one by one. Another: ranks use groups with common "
+            "One example: rank 0 puts its first send to rank 1 and its first receive from rank 1 "
+            "into one batch, but rank 1 makes these two calls one after the other. Another: ranks use groups with common "
             "members in different orders."
         ),
         "The program may complete here and hang on another version or machine.",

@@ -114,7 +114,7 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         "error",
         "invalid",
         (
-            "The file that file:// names contains data of an earlier run. A run that ends normally "
+            "The file in `file://…` still contains data of an earlier run. A run that ends normally "
             "removes the file, but a killed run does not."
         ),
         "Ranks find the addresses of dead processes and try to connect: `Connection refused` at "

@@ -332,7 +332,7 @@ def test_a_program_built_in_python_gets_the_same_texts() -> None:
             "  - new_group: {name: a, ranks: [0]}\n    ranks: 0\n  - all_reduce: {tensor: x}\n",
             "nccl",
             "",
-            "The program breaks the rules of torch.distributed; that it completes on nccl is luck. What to do: "
+            "The program breaks the rules of torch.distributed; it completes on nccl only by luck. What to do: "
             "call new_group on rank 1 too",
         ),
         (

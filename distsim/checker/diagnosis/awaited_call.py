@@ -308,8 +308,9 @@ def near_miss_lines(near: list[NearMiss], shown: str) -> list[str]:
     """Near misses as sentences; ``shown``: a row above them, which names its call already."""
     lines = []
     for miss in near:
-        call = f"rank {miss.rank} calls {miss.words}{parenthesised(location_text(miss.place))}"
+        place = parenthesised(location_text(miss.place))
+        call = f"rank {miss.rank} calls {miss.words}{place}"
         if miss.words in shown:
-            call = f"this call of rank {miss.rank}"
+            call = f"the call of rank {miss.rank}{place}"
         lines.append(f"near match: {call}; only the {miss.what} differs")
     return lines

@@ -69,9 +69,9 @@ class BlockedRows:
         reason = ""
         if place:
             reason = {
-                "ended": "last step",
+                "ended": "its last line",
                 "raised": "raised here",
-                "killed": "killed before this call",
+                "killed": "killed before this line",
             }.get(end.status, "")
         words = exit_words(self.program, [end])
         return FindingRow(f"rank {rank}", words, location_text(place), reason)

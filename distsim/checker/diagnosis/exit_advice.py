@@ -95,11 +95,12 @@ def closed_connection_note(program: Program, ends: Sequence[RankEnd]) -> list[st
         return []
     if program.options.get("stays_connected") or any(end.status != "ended" for end in ends):
         return []
-    closing, them = "the process ends and closes its connections", "it"
+    closing, them = "closes its connections when it ends", "it"
     if len(ends) > 1:
-        closing, them = "the processes end and close their connections", "them"
+        closing, them = "close their connections when they end", "them"
+    exited = rank_list(end.rank for end in ends)
     return [
-        f"  on {program.backend}, {closing}: ranks that wait for {them} raise "
+        f"  on {program.backend}, {exited} {closing}: ranks that wait for {them} raise "
         '"Connection closed by peer"'
     ]
 

@@ -71,8 +71,8 @@ def buffering_findings(
         return ()
     if frequencies["rendezvous"] == frequencies["early"] == "never":
         message = (
-            "the program completes if all sends are buffered, and if none is; it hangs if only "
-            "some are, which happens if the eager limit lies between its message sizes"
+            "the program completes if all sends are buffered or none is; it may hang if small "
+            "messages are buffered and large ones are not"
         )
         advice = (
             "name the sources of the receives, so that no message can take the place of another"

@@ -143,8 +143,8 @@ RerunOption = Annotated[
     bool | None,
     typer.Option(
         "--rerun/--no-rerun",
-        help="Run a script whose collectives do not match again, to find the line at which ranks "
-        "diverge. [default: if it took less than a minute]",
+        help="If collectives do not match, run the script a second time to find the line at which "
+        "ranks diverge. [default: if it took less than a minute]",
     ),
 ]
 StrictOption = Annotated[

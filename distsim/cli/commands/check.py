@@ -69,7 +69,11 @@ FixOption = Annotated[
     ),
 ]
 DiffOption = Annotated[
-    bool, typer.Option("--diff", help="Print repairs as patches; change no scenario file.")
+    bool,
+    typer.Option(
+        "--diff",
+        help="List up to three repairs and print the first as a patch; change no scenario file.",
+    ),
 ]
 PatchOption = Annotated[
     Path | None,

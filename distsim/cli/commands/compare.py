@@ -37,7 +37,7 @@ SecondRunArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="B",
-        help="Trace or scenario. If only A or B is a trace, the other uses its backend.",
+        help="Trace or scenario. If only one is a trace, the scenario runs on the trace's backend.",
     ),
 ]
 ToleranceOption = Annotated[

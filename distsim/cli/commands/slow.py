@@ -48,8 +48,9 @@ ReferenceOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="Compare communication with its predicted times on this hardware model (preset or "
-        "file), each rank on its own node [its usual times in the recording].",
+        help="Compare communication with the times predicted for this hardware model (preset or "
+        "file), with each rank on its own node. [default: compare with the usual times in the "
+        "recording]",
     ),
 ]
 FailAboveOption = Annotated[
@@ -73,8 +74,8 @@ PictureOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="Draw the extra time per rank and step, the breakdown, and one step (.svg), or write "
-        "a page with the report as well (.html).",
+        help="F.svg: draw the extra time per rank and step, the breakdown, and one step. F.html: "
+        "the same pictures and the report.",
     ),
 ]
 JobsOption = Annotated[

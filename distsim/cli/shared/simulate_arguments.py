@@ -45,7 +45,7 @@ CompareWithOption = Annotated[
     typer.Option(
         "--compare-with",
         metavar="FILE",
-        help="Compare with the scenario FILE. The table calls FILE 'A'.",
+        help="Compare with the scenario FILE (column A of the comparison).",
     ),
 ]
 WhatIfOption = Annotated[
@@ -69,7 +69,7 @@ StragglersOption = Annotated[
     typer.Option(
         "--stragglers",
         metavar="SHARExFACTOR",
-        help="With --seeds: slow random ranks down; 1%x1.3 slows 1 % of the ranks "
+        help="With --seeds: make random ranks slower. 1%x1.3 makes 1 % of the ranks slower "
         "by a factor of 1.3.",
     ),
 ]

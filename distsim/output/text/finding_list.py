@@ -166,8 +166,8 @@ def verdict_conflict_text(
         text = f"A call has an invalid argument, but the program completes on {backend} anyway"
     elif not is_harmless and outcome == "completes":
         text = (
-            "The program breaks the rules of torch.distributed; that it completes on "
-            f"{backend} is luck"
+            "The program breaks the rules of torch.distributed; it completes on "
+            f"{backend} only by luck"
         )
     else:
         return ""

@@ -12,7 +12,7 @@ import ast
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from re import _constants as code  # type: ignore[attr-defined]
@@ -217,19 +217,25 @@ def slow_text(pattern: Pattern) -> str | None:
     try:
         for text in hard_texts(pattern):
             subject = text.encode("latin-1", "replace") if isinstance(pattern.text, bytes) else text
-            signal.setitimer(signal.ITIMER_VIRTUAL, 4 * LIMIT_S)
-            started = time.process_time()
-            try:
-                apply(subject)
-            except TooSlow:
-                return text[:200]
-            finally:
-                signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-            if time.process_time() - started > LIMIT_S:
+            # On a busy machine a single measurement may be too long: the shortest of three counts.
+            if all(_cpu_time(apply, subject) > LIMIT_S for _ in range(3)):
                 return text[:200]
     finally:
         signal.signal(signal.SIGVTALRM, previous)
     return None
+
+
+def _cpu_time(apply: Callable[[Any], object], subject: str | bytes) -> float:
+    """The CPU time of one call in s, ended after a second."""
+    started = time.process_time()
+    signal.setitimer(signal.ITIMER_VIRTUAL, 1)
+    try:
+        apply(subject)
+    except TooSlow:
+        pass
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return time.process_time() - started
 
 
 def test_no_pattern_takes_more_than_linear_time() -> None:

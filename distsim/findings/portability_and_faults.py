@@ -148,8 +148,8 @@ program:
         "warning",
         None,
         "A barrier of symmetric memory uses the same cells of the signal pad as put_signal and "
-        "wait_signal on its channel. Here the barrier takes an explicit signal, or an explicit "
-        "wait takes a signal of the barrier.",
+        "wait_signal on its channel. Here the barrier takes a signal of a put_signal, or a "
+        "wait_signal takes one of the barrier.",
         (
             "The barrier accepts any signal in the cell. A rank returns from the barrier before the "
             "other rank arrives, so the barrier orders nothing. The later wait_signal then gets the "
@@ -230,8 +230,8 @@ program:
         (
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
             "One example: rank 0 puts its first send to rank 1 and its first receive from rank 1 "
-            "into one batch, but rank 1 makes these two calls one after the other. Another: ranks use groups with common "
-            "members in different orders."
+            "into one batch, but rank 1 makes these two calls one after the other. Another: of two "
+            "groups with common members, one rank uses group a first, another rank group b."
         ),
         "The program may complete here and hang on another version or machine.",
         (
@@ -442,8 +442,8 @@ program:
         "request dropped before it completes",
         "warning",
         None,
-        "The program drops the request of an isend, irecv or batch, or overwrites its handle, "
-        "before it waits for it.",
+        "The program does not wait for an isend, irecv or batch. It drops the request, or "
+        "overwrites its handle.",
         (
             "Gloo cancels a message whose request is dropped, unless the peer has already made the "
             "matching call. So the outcome depends on which rank arrives first. torch's MPI backend "
@@ -470,8 +470,8 @@ program:
             "call that collective less often than the other members."
         ),
         (
-            "A collective waits for every member. It does not matter at which lines they call it. "
-            "The note appears only if a member calls it less often."
+            "A collective waits for every member. If a member calls it less often, at whatever "
+            "line, the others wait forever."
         ),
         "Move the call out of the selector, or create a group of the ranks that take part.",
         two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),

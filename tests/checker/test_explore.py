@@ -96,7 +96,9 @@ def test_a_deadlock_that_needs_one_buffered_and_one_unbuffered_send_is_found() -
     }
     assert found.schedule is not None
     assert any(isinstance(choice, BufferChoice) for choice in found.schedule.choices)
-    assert "if only some are" in next(f.message for f in found.findings if f.code == "DS603")
+    assert "small messages are buffered and large ones are not" in next(
+        f.message for f in found.findings if f.code == "DS603"
+    )
 
 
 def test_messages_separated_by_a_barrier_leave_no_choice() -> None:

@@ -45,9 +45,12 @@ def test_a_recording_that_cannot_be_written_does_not_stop_the_training(tmp_path)
     file = tmp_path / "file"
     file.write_text("")
     distsim.recorder.start(file, steps=1, first=0, windows=2)
+    (recorder,) = distsim.recorder._active
 
     with pytest.warns(UserWarning, match="recorder stopped"):
         train(8)
+    assert recorder._handle is None
+    assert file.read_text() == ""
 
 
 def test_an_incomplete_window_is_dropped(tmp_path):

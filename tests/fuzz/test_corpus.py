@@ -19,6 +19,7 @@ needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="runs cases in f
 
 @pytest.mark.parametrize("path", INPUTS, ids=lambda path: f"{path.parent.name}-{path.name}")
 def test_a_past_failure_stays_mended(path: Path) -> None:
+    """A target raises for everything but a result or a refusal with a reason."""
     TARGETS[path.parent.name].fuzz(path.read_bytes())
 
 

@@ -38,7 +38,7 @@ from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import simulate
 from distsim.simulation.training_metrics import training_metrics
 from distsim.trace.model import COLUMN_TYPES, Trace
-from tests.support.views_made import made, work
+from tests.support.views_made import TWO_STAGE_TRAINING, made, work
 
 SVG = "{http://www.w3.org/2000/svg}"
 COMPUTE_NS, MOVE_NS = 993_000, 7_000
@@ -335,23 +335,9 @@ def test_a_rank_has_one_kind_of_activity_at_every_instant():
     )
 
 
-LAUNCHES = """
-world: {nodes: 1, ranks_per_node: 2}
-backend: nccl
-cluster: dgx-a100
-mesh: {pp: 2}
-program:
-  - transformer:
-      model: {layers: 2, hidden: 1024, heads: 16, ffn: 4096, vocabulary: 32000}
-      sequence: 1024
-      micro_batches: 2
-      schedule: 1f1b
-"""
-
-
 def test_shares_in_the_timelines_legend_are_those_of_the_text_report():
     """Launches by the host overlap the work of the device; they take nothing from its share."""
-    simulation = simulate(loads(LAUNCHES, "a.yaml", ()))
+    simulation = simulate(loads(TWO_STAGE_TRAINING, "a.yaml", ()))
     metrics = training_metrics(simulation)
     assert metrics is not None
     svg = timeline_svg(simulation.run.trace)

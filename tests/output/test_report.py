@@ -36,6 +36,7 @@ from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import Simulation, simulate
 from distsim.simulation.training_metrics import training_metrics
 from tests.support.harness import Cli
+from tests.support.views_made import TWO_STAGE_TRAINING
 
 ROOT = Path(__file__).resolve().parents[2]
 WEB = ROOT / "distsim" / "output" / "page" / "web"
@@ -272,23 +273,8 @@ def test_a_run_too_large_for_a_browser_is_refused_before_its_calls_are_processed
         report_run_from_simulation(simulated(PAIR))
 
 
-TRAINING = """
-name: training
-world: {nodes: 1, ranks_per_node: 2}
-backend: nccl
-cluster: dgx-a100
-mesh: {pp: 2}
-program:
-  - transformer:
-      model: {layers: 2, hidden: 1024, heads: 16, ffn: 4096, vocabulary: 32000}
-      sequence: 1024
-      micro_batches: 2
-      schedule: 1f1b
-"""
-
-
 def test_the_head_shows_the_figures_of_the_text_report_and_the_breakdown_adds_up():
-    simulation = simulated(TRAINING)
+    simulation = simulated(TWO_STAGE_TRAINING)
     metrics = training_metrics(simulation)
     assert metrics is not None
     head, _ = unpacked(report_html([report_run_from_simulation(simulation)]))

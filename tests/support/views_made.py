@@ -14,6 +14,20 @@ from distsim.program.model import Program
 
 Plain = Mapping[str, Any]
 Made = tuple[Program, SimulatedRun]
+#: A training step of two pipeline stages on GPUs, whose hosts launch kernels ahead of the device.
+TWO_STAGE_TRAINING = """
+name: training
+world: {nodes: 1, ranks_per_node: 2}
+backend: nccl
+cluster: dgx-a100
+mesh: {pp: 2}
+program:
+  - transformer:
+      model: {layers: 2, hidden: 1024, heads: 16, ffn: 4096, vocabulary: 32000}
+      sequence: 1024
+      micro_batches: 2
+      schedule: 1f1b
+"""
 
 
 def made(world_size: int, calls: Mapping[int, Sequence[Plain]], **more: Any) -> Made:

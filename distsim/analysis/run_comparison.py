@@ -138,7 +138,7 @@ class RunComparison:
         return stopped_ranks(self.a if self.stopped == "A" else self.b)
 
     @property
-    def told(self) -> tuple[RunDivergence, ...]:
+    def independent_divergences(self) -> tuple[RunDivergence, ...]:
         """The divergences that do not follow from the fact that one run stopped.
 
         Calls of that run that never end, or were never made, are consequences.

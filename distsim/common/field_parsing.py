@@ -53,7 +53,7 @@ class ParsedFieldType:
 
     Combines Pydantic's PlainValidator, PlainSerializer and WithJsonSchema, but does not build the
     core schema of the annotated type. Nothing needs that schema, and building it takes half of the
-    time to define a model. ``func`` is the parser; ``told`` means that the parser also takes
+    time to define a model. ``func`` is the parser; ``takes_info`` means that the parser also takes
     Pydantic's ValidationInfo.
     """
 
@@ -62,15 +62,15 @@ class ParsedFieldType:
         parse: Callable[..., object],
         schema: FieldSchema,
         write: Callable[[Any], object],
-        told: bool = False,
+        takes_info: bool = False,
     ) -> None:
-        self.func, self.schema, self.write, self.told = parse, schema, write, told
+        self.func, self.schema, self.write, self.takes_info = parse, schema, write, takes_info
 
     def __get_pydantic_core_schema__(
         self, source: object, handler: GetCoreSchemaHandler
     ) -> CoreSchema:
         written = core_schema.plain_serializer_function_ser_schema(self.write)
-        if self.told:
+        if self.takes_info:
             return core_schema.with_info_plain_validator_function(self.func, serialization=written)
         return core_schema.no_info_plain_validator_function(self.func, serialization=written)
 

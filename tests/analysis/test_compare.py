@@ -209,7 +209,9 @@ def test_comparing_a_run_that_stopped_reports_where_first_and_folds_the_rest() -
     )
     assert "are not listed: they follow from the stop of A" in " ".join(told.split())
     assert "partial: it hung, after" in told
-    assert {p.a for p in found.told} <= set(np.flatnonzero(columns["finished_ns"] >= 0).tolist())
+    assert {p.a for p in found.independent_divergences} <= set(
+        np.flatnonzero(columns["finished_ns"] >= 0).tolist()
+    )
     given = compare_json(compare_runs(good, bad), NAMES)["stopped"]
     assert isinstance(given, dict)
     assert (given["run"], given["stops"][0]["rank"], given["stops"][0]["iteration"]) == ("B", 0, 15)

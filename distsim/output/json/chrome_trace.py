@@ -338,14 +338,14 @@ def _metadata_event(what: str, pid: int, tid: int, **args: object) -> JsonObject
     return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": args}
 
 
-def _end_event(told: str, at_ns: int) -> _ChromeEvent:
+def _end_event(name: str, at_ns: int) -> _ChromeEvent:
     """Where the recording ends, across all ranks."""
     return _encoded_event(
         (at_ns, 0, HOST_TID, 0, "i"),
         {
             "ph": "i",
             "s": "g",
-            "name": told,
+            "name": name,
             "cat": "end",
             "pid": 0,
             "tid": HOST_TID,

@@ -74,18 +74,18 @@ def _escaped_text(text: str) -> str:
     return escape(escape_control_characters(text, one_line=True))
 
 
-def _header_html(told: ReportRun, side: str) -> str:
+def _header_html(report_run: ReportRun, side: str) -> str:
     """Outcome and verdict. They are visible before any script runs."""
-    verdict = f"; {verdict_text(told.verdict)}" if told.verdict is not None else ""
-    good = told.outcome == "completes" and (
-        told.verdict is None or told.verdict.verdict in ("ok", "leak")
+    verdict = f"; {verdict_text(report_run.verdict)}" if report_run.verdict is not None else ""
+    good = report_run.outcome == "completes" and (
+        report_run.verdict is None or report_run.verdict.verdict in ("ok", "leak")
     )
     mark, state = ("✓", "good") if good else ("✕", "bad")
     tag = f'<span class="side">{side}</span> ' if side else ""
     return (
         f'<header class="verdict {state}"><div class="mark" aria-hidden="true">{mark}</div><div>'
-        f'<h1 dir="auto">{tag}<bdi>{_escaped_text(_short_name(told.name))}</bdi></h1>'
-        f'<p class="outcome"><strong>{_escaped_text(headline(told))}</strong>'
+        f'<h1 dir="auto">{tag}<bdi>{_escaped_text(_short_name(report_run.name))}</bdi></h1>'
+        f'<p class="outcome"><strong>{_escaped_text(headline(report_run))}</strong>'
         f"{_escaped_text(verdict)}</p></div></header>\n"
     )
 

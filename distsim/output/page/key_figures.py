@@ -43,23 +43,23 @@ class TimeShare(NamedTuple):
     share: float
 
 
-def key_figures(told: ReportRun, timeline: Timeline) -> list[KeyFigure]:
+def key_figures(report_run: ReportRun, timeline: Timeline) -> list[KeyFigure]:
     """Whatever is known of: step time and its range, tokens/s, MFU, bubble, exposed communication,
     memory.
     """
     if not timeline.makespan_ns or not timeline.ranks:
         return []
     found = [_step_time(timeline)]
-    simulation = told.simulation
-    if simulation is None or not told.is_simulated:
-        return [*found, *_time_figures(told, timeline)]
+    simulation = report_run.simulation
+    if simulation is None or not report_run.is_simulated:
+        return [*found, *_time_figures(report_run, timeline)]
     bounds = makespan_range(simulation.cost, simulation.program, timeline)
     if bounds is not None:
         meaning = "of the run: all costs on the critical path at the low or high end"
         found.append(KeyFigure("range", show_ns_range(*bounds), meaning))
     metrics = training_metrics(simulation)
     if metrics is None:
-        found += _time_figures(told, timeline)
+        found += _time_figures(report_run, timeline)
     else:
         found += [
             KeyFigure("tokens/s", f"{metrics.tokens_s_gpu:,.0f}", "per GPU"),
@@ -76,9 +76,9 @@ def _step_time(timeline: Timeline) -> KeyFigure:
     return KeyFigure("time", show_ns(timeline.makespan_ns), "of the run")
 
 
-def _time_figures(told: ReportRun, timeline: Timeline) -> list[KeyFigure]:
+def _time_figures(report_run: ReportRun, timeline: Timeline) -> list[KeyFigure]:
     """Shares that every run has, as means over all ranks."""
-    shares = {one.name: one.share for one in _categories(told, timeline)}
+    shares = {one.name: one.share for one in _categories(report_run, timeline)}
     return [
         KeyFigure("compute", _percent(shares["compute"]), "of the time, mean over ranks"),
         KeyFigure("exposed comm", _percent(shares["exposed communication"]), "communication only"),
@@ -104,11 +104,11 @@ def _memory_figures(simulation: Simulation) -> list[KeyFigure]:
     return [KeyFigure("memory", show_bytes(most), meaning)]
 
 
-def step_breakdown(told: ReportRun, timeline: Timeline) -> list[TimeShare]:
+def step_breakdown(report_run: ReportRun, timeline: Timeline) -> list[TimeShare]:
     """Where the time of the run goes; the shares add up to 1."""
-    categories = _categories(told, timeline)
-    simulation = told.simulation
-    if simulation is None or not told.is_simulated or not timeline.makespan_ns:
+    categories = _categories(report_run, timeline)
+    simulation = report_run.simulation
+    if simulation is None or not report_run.is_simulated or not timeline.makespan_ns:
         return _listed(categories)
     named = time_shares(simulation.run, simulation.timeline)
     kinds = [
@@ -130,14 +130,14 @@ def step_breakdown(told: ReportRun, timeline: Timeline) -> list[TimeShare]:
     return _listed([*kinds, *rest_of_time[:1], host, *rest_of_time[1:]])
 
 
-def _categories(told: ReportRun, timeline: Timeline) -> list[TimeShare]:
+def _categories(report_run: ReportRun, timeline: Timeline) -> list[TimeShare]:
     """The four categories of time, as means over all ranks."""
     sums = [0, 0, 0, 0]
-    for rank in told.shown_ranks:
-        times, many = timeline.ranks[rank], len(told.ranks_like(rank))
+    for rank in report_run.shown_ranks:
+        times, many = timeline.ranks[rank], len(report_run.ranks_like(rank))
         for number, ns in enumerate(times[1:5]):
             sums[number] += many * ns
-    whole = max(timeline.makespan_ns * told.trace.world_size, 1)
+    whole = max(timeline.makespan_ns * report_run.trace.world_size, 1)
     names = ("compute", "exposed communication", "waiting", "idle")
     fills = ("compute", "exposed", "waiting", "idle")
     return [

@@ -33,8 +33,8 @@ _MAX_DIVERGENCES = 500
 def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> str:
     """All data of the page."""
     columns: dict[str, Numbers] = {}
-    heads = [_run_data(told, f"{number}.", columns) for number, told in enumerate(runs)]
-    files = [place.file for told in runs for place in told.trace.tables["place"]]
+    heads = [_run_data(report_run, f"{number}.", columns) for number, report_run in enumerate(runs)]
+    files = [place.file for report_run in runs for place in report_run.trace.tables["place"]]
     head: dict[str, object] = {
         "format": FORMAT_VERSION,
         "runs": heads,
@@ -55,22 +55,22 @@ def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> st
     return encoded_payload(head, columns)
 
 
-def _run_data(told: ReportRun, prefix: str, columns: dict[str, Numbers]) -> dict[str, object]:
+def _run_data(report_run: ReportRun, prefix: str, columns: dict[str, Numbers]) -> dict[str, object]:
     """A run's facts; its columns go into ``columns``."""
-    trace, simulation = told.trace, told.simulation
-    own = told.is_simulated
-    if simulation is not None and own and told.representatives is None:
+    trace, simulation = report_run.trace, report_run.simulation
+    own = report_run.is_simulated
+    if simulation is not None and own and report_run.representatives is None:
         time = simulation.timeline
     else:
         time = build_timeline(trace)
     tables = _string_tables(trace)
-    head = summary_data(told, time) | {"tables": tables, "animations": animations(trace)}
+    head = summary_data(report_run, time) | {"tables": tables, "animations": animations(trace)}
     more: dict[str, Numbers] = {}
     if simulation is not None and own:
-        named = CallArguments(told.representatives or simulation.program, trace)
+        named = CallArguments(report_run.representatives or simulation.program, trace)
         more |= {"tensor": named.tensor, "root": named.root}
         tables["tensor"] = list(named.tensors)
-        folded = told.representatives is not None
+        folded = report_run.representatives is not None
         held = None if folded else record_value_history(simulation.program, trace)
         if held is not None:
             head["holdings"] = held.tables

@@ -27,58 +27,60 @@ from distsim.trace.model import Trace
 MAX_FINDINGS = 200
 
 
-def headline(told: ReportRun) -> str:
+def headline(report_run: ReportRun) -> str:
     """`hangs at once`, `completes in 19.08 ms`."""
-    ns = told.trace.makespan_ns
+    ns = report_run.trace.makespan_ns
     if not ns:
-        return f"{told.outcome} at once"
-    preposition = "in" if told.outcome == "completes" else "after"
-    return f"{told.outcome} {preposition} {show_ns(ns)}"
+        return f"{report_run.outcome} at once"
+    preposition = "in" if report_run.outcome == "completes" else "after"
+    return f"{report_run.outcome} {preposition} {show_ns(ns)}"
 
 
-def summary_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
+def summary_data(report_run: ReportRun, timeline: Timeline) -> dict[str, object]:
     """All data of a run except columns, costs and values."""
-    header = told.trace.header
-    partial = partial_run_text(told.trace)
+    header = report_run.trace.header
+    partial = partial_run_text(report_run.trace)
     return {
-        "name": told.name,
-        "file": told.file,
-        "note": told.note,
-        "outcome": told.outcome,
-        "headline": headline(told),
+        "name": report_run.name,
+        "file": report_run.file,
+        "note": report_run.note,
+        "outcome": report_run.outcome,
+        "headline": headline(report_run),
         "source": str(header.get("source") or ""),
         "backend": str(header.get("backend") or ""),
         "cluster": str(header.get("cluster") or ""),
-        "world": told.trace.world_size,
+        "world": report_run.trace.world_size,
         "makespan": timeline.makespan_ns,
         "iteration_ns": timeline.iteration_ns,
         "nodes": int(header.get("nodes") or 1),
-        "local": _ranks_per_node(told.trace),
+        "local": _ranks_per_node(report_run.trace),
         "mesh": dict(header.get("mesh") or {}),
         "groups": [[name, list(ranks)] for name, ranks in header.get("groups", ())],
-        "ended": [partial, *stopped_rank_lines(told.trace)] if partial else [],
+        "ended": [partial, *stopped_rank_lines(report_run.trace)] if partial else [],
         "ends": [list(end) for end in header.get("ends") or ()],
-        "findings": [finding_json(finding) for finding in told.findings[:MAX_FINDINGS]],
-        "more_findings": max(0, len(told.findings) - MAX_FINDINGS),
-        "classes": _classes_data(told),
-        "figures": [list(figure) for figure in key_figures(told, timeline)],
-        "breakdown": [list(share) for share in step_breakdown(told, timeline)],
-        "ranks": [list(timeline.ranks[rank]) for rank in told.shown_ranks],
+        "findings": [finding_json(finding) for finding in report_run.findings[:MAX_FINDINGS]],
+        "more_findings": max(0, len(report_run.findings) - MAX_FINDINGS),
+        "classes": _classes_data(report_run),
+        "figures": [list(figure) for figure in key_figures(report_run, timeline)],
+        "breakdown": [list(share) for share in step_breakdown(report_run, timeline)],
+        "ranks": [list(timeline.ranks[rank]) for rank in report_run.shown_ranks],
         "collectives": [times._asdict() for times in timeline.collectives],
-        "traffic": None if told.representatives is not None else traffic_data(told.trace),
-        "steps": equal_steps_data(told.trace, told.shown_ranks),
-        **_simulation_data(told, timeline),
-        **_waits_data(told),
+        "traffic": None
+        if report_run.representatives is not None
+        else traffic_data(report_run.trace),
+        "steps": equal_steps_data(report_run.trace, report_run.shown_ranks),
+        **_simulation_data(report_run, timeline),
+        **_waits_data(report_run),
     }
 
 
-def _classes_data(told: ReportRun) -> list[list[int]] | None:
+def _classes_data(report_run: ReportRun) -> list[list[int]] | None:
     """For each shown rank, all ranks that it stands for, itself first; None if all are shown."""
-    if told.representatives is None:
+    if report_run.representatives is None:
         return None
     return [
-        [rank, *(other for other in told.ranks_like(rank) if other != rank)]
-        for rank in told.shown_ranks
+        [rank, *(other for other in report_run.ranks_like(rank) if other != rank)]
+        for rank in report_run.shown_ranks
     ]
 
 
@@ -88,9 +90,9 @@ def _ranks_per_node(trace: Trace) -> int:
     return int(trace.header.get("local_size") or 0) or -(-max(trace.world_size, 1) // nodes)
 
 
-def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
+def _simulation_data(report_run: ReportRun, timeline: Timeline) -> dict[str, object]:
     """Data that only a simulation has: verdict, cost model, memory."""
-    verdict, simulation = told.verdict, told.simulation
+    verdict, simulation = report_run.verdict, report_run.simulation
     found: dict[str, object] = {
         "verdict": None,
         "about": "",
@@ -107,17 +109,17 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
             "core": list(verdict.core),
             "ranks": list(verdict.ranks),
         }
-    if told.profiles is not None:
+    if report_run.profiles is not None:
         found["profiles"] = [
             [name, one.outcome, list(one.possible), list(one.ranks)]
-            for name, one in told.profiles.items()
+            for name, one in report_run.profiles.items()
         ]
     if simulation is None:
         return found
     cost = simulation.cost
     device = cost.cluster.device
     # A recorded trace has no predicted times, and therefore no range of a prediction.
-    span = makespan_range(cost, simulation.program, timeline) if told.is_simulated else None
+    span = makespan_range(cost, simulation.program, timeline) if report_run.is_simulated else None
     stated = peak_memory(simulation.scenario, simulation.program)
     return found | {
         "about": simulation.scenario.about or "",
@@ -129,16 +131,16 @@ def _simulation_data(told: ReportRun, timeline: Timeline) -> dict[str, object]:
         },
         "device": {"name": device.name, "nbytes": device.memory_nbytes},
         "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in stated],
-        "filled": memory_data(stated, told),
+        "filled": memory_data(stated, report_run),
     }
 
 
-def _waits_data(told: ReportRun) -> dict[str, object]:
+def _waits_data(report_run: ReportRun) -> dict[str, object]:
     """The blocked ranks of this run, or else of the execution that the verdict found."""
-    own = told.final_state
+    own = report_run.final_state
     if own is not None and own.blocked:
         return {"waits": _blocked_ranks_data(own), "waits_of": "this run"}
-    of_verdict = told.verdict.final_state if told.verdict is not None else None
+    of_verdict = report_run.verdict.final_state if report_run.verdict is not None else None
     if of_verdict is not None and of_verdict.blocked:
         return {
             "waits": _blocked_ranks_data(of_verdict),
@@ -193,11 +195,11 @@ def equal_steps_data(trace: Trace, ranks: Sequence[int]) -> list[list[int]]:
     return [[s.first, s.times, s.start_ns, s.end_ns] for s in group_equal_steps(trace, ranks)]
 
 
-def memory_data(stated: Iterable[PeakMemory], told: ReportRun) -> dict[str, object] | None:
+def memory_data(stated: Iterable[PeakMemory], report_run: ReportRun) -> dict[str, object] | None:
     """The memory of each kind of rank over one step, or over the run; None if there are no forward
     and backward passes.
     """
-    trace, ranks = told.trace, told.shown_ranks
+    trace, ranks = report_run.trace, report_run.shown_ranks
     step, words = representative_step(trace, ranks)
     profiles = memory_profiles(stated, trace, ranks, step)
     with_curve = [profile for profile in profiles if profile.share is not None]
@@ -207,7 +209,7 @@ def memory_data(stated: Iterable[PeakMemory], told: ReportRun) -> dict[str, obje
     start, end = step or (0, max(trace.makespan_ns, 1))
     curves = []
     for one in kinds[:_MAX_CURVES]:
-        like = sorted(other for rank in one.ranks for other in told.ranks_like(rank))
+        like = sorted(other for rank in one.ranks for other in report_run.ranks_like(rank))
         curves.append([like, dict(one.parts), *_thinned_activation_curve(one)])
     return {
         "note": words,
@@ -215,7 +217,7 @@ def memory_data(stated: Iterable[PeakMemory], told: ReportRun) -> dict[str, obje
         "to": end,
         "curves": curves,
         "more": sum(
-            len(told.ranks_like(rank)) for one in kinds[_MAX_CURVES:] for rank in one.ranks
+            len(report_run.ranks_like(rank)) for one in kinds[_MAX_CURVES:] for rank in one.ranks
         ),
     }
 

@@ -187,7 +187,7 @@ def _divergence_count(kind: str, count: int) -> str:
 
 
 def _divergence_section(comparison: RunComparison) -> Section:
-    independent = comparison.told
+    independent = comparison.independent_divergences
     hidden_text = _hidden_text(comparison, len(comparison.divergences) - len(independent))
     if not independent:
         return Section([Paragraph(hidden_text)])

@@ -66,17 +66,17 @@ def sequence_text(diagram: SequenceDiagram) -> str:
         for i, column in enumerate(diagram.columns)
     ]
     items = {item.id: item for item in diagram.items}
-    told = [(band.row, 0, band.columns[0], _band_note(band, diagram)) for band in diagram.bands]
-    told += [
+    notes = [(band.row, 0, band.columns[0], _band_note(band, diagram)) for band in diagram.bands]
+    notes += [
         (i.row, 1, i.column, f"Note over L{i.column}: {_joined_lines(i.lines)}")
         for i in diagram.items
         if not i.in_arrow
     ]
-    told += [
+    notes += [
         (items[a.tail].row, 2, items[a.tail].column, _message_line(a, items[a.tail], items))
         for a in diagram.arrows
     ]
-    lines += [f"  {text}" for *_, text in sorted(told, key=lambda t: t[:3])]
+    lines += [f"  {text}" for *_, text in sorted(notes, key=lambda t: t[:3])]
     return "\n".join(lines) + "\n"
 
 

@@ -149,7 +149,7 @@ def quantity_field(kind: str, least: int = 0) -> object:
     write = units.size_text if kind == "a size" else units.duration_text
     return (
         ParsedFieldType(
-            parse, quantity_schema(kind), lambda n: None if n is None else write(n), told=True
+            parse, quantity_schema(kind), lambda n: None if n is None else write(n), takes_info=True
         ),
     )
 

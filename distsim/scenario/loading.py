@@ -20,6 +20,8 @@ from distsim.scenario.packaged import packaged_names, packaged_scenario
 
 _STDIN = "<stdin>"
 _STDIN_DESCRIPTOR = 0
+_MISSING_SCENARIO_HINT = "check the spelling, or create a scenario with `distsim new FILE`"
+_MISSING_CLUSTER_HINT = "check the spelling; `distsim clusters` lists the presets"
 #: The start of a Python program: its first line that is no comment, or the line that names its
 #: interpreter.
 _PYTHON_START = re.compile(
@@ -71,7 +73,7 @@ def load_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     from distsim.scenario.format.models.cluster_quantities import evaluate_cluster_quantities
 
     file = os.fspath(path)
-    document = YamlDocument(file, _read_scenario_text(file))
+    document = YamlDocument(file, _read_scenario_text(file, _MISSING_CLUSTER_HINT))
     with reading_limits(file):
         problems = _construct_root(document)
     if not isinstance(document.root, dict):
@@ -123,8 +125,8 @@ def _stdin_text() -> str:
     return _decode(_read_source(_STDIN_DESCRIPTOR, _STDIN), _STDIN)
 
 
-def _read_scenario_text(file: str) -> str:
-    text = _decode(_read_source(file, file), file)
+def _read_scenario_text(file: str, missing_hint: str = _MISSING_SCENARIO_HINT) -> str:
+    text = _decode(_read_source(file, file, missing_hint), file)
     if file.endswith(".py") or _PYTHON_START.match(text):
         raise _file_error(
             file,
@@ -134,23 +136,23 @@ def _read_scenario_text(file: str) -> str:
     return text
 
 
-def _missing_file_hint(file: str) -> str:
-    """A similar name, or how to get a scenario file."""
+def _missing_file_hint(file: str, general_hint: str) -> str:
+    """A similar name, or how to get such a file."""
     similar = _similar_file_hint(file) if file else ""
     if similar:
         return similar
     if file.startswith("scenarios/"):
         return "run it in a clone, or write the lessons' files: `distsim learn -o scenarios`"
-    return "check the spelling, or create a scenario with `distsim new FILE`"
+    return general_hint
 
 
-def _read_source(source: str | int, file: str) -> bytes:
+def _read_source(source: str | int, file: str, missing_hint: str = _MISSING_SCENARIO_HINT) -> bytes:
     """The bytes of a file, or of an open descriptor."""
     try:
         return read_bytes(source)
     except FileNotFoundError:
         problem = "no such file" if file else "the name of the file is empty"
-        raise _file_error(file, problem, _missing_file_hint(file)) from None
+        raise _file_error(file, problem, _missing_file_hint(file, missing_hint)) from None
     except IsADirectoryError:
         raise _file_error(
             file,

@@ -20,6 +20,7 @@ LLAMA = ROOT / "scenarios" / "strategies" / "llama3_8b.yaml"
     [
         (("capture", "--nproc", "0", "--", "python", SCRIPT), "--nproc 0: expected at least"),
         (("simulate", ""), "the name of the file is empty"),
+        (("clusters", "absent.yaml"), "`distsim clusters` lists the presets"),
         (("simulate", "scenarios/none/none.yaml"), "distsim learn -o scenarios"),
         (("simulate", LLAMA, "--set", "world.nodes=8"), "world={nodes: 2, ranks_per_node: 8}"),
         (("render", "--view", "operation"), "the view operation needs the name"),

@@ -284,7 +284,7 @@ def _explained(
             ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
             message.append(f"    {_line_text(call, main_file)} runs {ran}")
             break
-    remedy = f"{_remedy(point, text, line)}: {text}"
+    remedy = f"{_remedy(point, text, line)}: `{text}`"
     column = _indentation(point.line) + 1
     place = SourceLocation(point.line.file, point.line.line, column, _BRANCH, own)
     return replace(
@@ -297,7 +297,7 @@ def _explained(
 
 def _remedy(point: DivergencePoint, text: str, line: str) -> str:
     if text.startswith(_LOOP_KEYWORDS):
-        return f"run the loop at {line} equally often on all ranks"
+        return f"run the loop at {line} the same number of times on all ranks"
     calls = (*point.own_calls, *point.other_calls)
     is_in_both = bool(point.own_calls and point.other_calls)
     if is_in_both and all(_indentation(call) > _indentation(point.line) for call in calls):

@@ -40,6 +40,7 @@ COMMANDS = (
     "learn",
     "demo",
     "new",
+    "mcp",
 )
 #: The sections of `distsim --help`: title -> commands.
 COMMAND_GROUPS = {
@@ -49,6 +50,7 @@ COMMAND_GROUPS = {
     "Diagnose": ("capture", "doctor", "slow", "shrink"),
     "Write scenarios": ("new", "expand", "schema"),
     "Learn and look up": ("demo", "learn", "explain", "clusters"),
+    "Connect": ("mcp",),
 }
 
 

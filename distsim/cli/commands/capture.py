@@ -143,7 +143,7 @@ RerunOption = Annotated[
     bool | None,
     typer.Option(
         "--rerun/--no-rerun",
-        help="If collectives do not match, run the script a second time to find the line at which "
+        help="If calls do not match, run the script a second time to find the line at which "
         "ranks diverge. [default: if it took less than a minute]",
     ),
 ]
@@ -398,15 +398,23 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
         divergent_finding,
         with_divergence,
     )
+    from distsim.script_capture.result.message_divergence import (
+        is_about_messages,
+        posted_messages,
+        with_message_divergence,
+    )
 
     simulation = result.simulation
-    if divergent_finding(simulation.findings) is None:
+    found = simulation.findings
+    if divergent_finding(found) is None and not is_about_messages(found):
         return result
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    collectives = collective_lines(result.captured.evaluated_ranks)
-    findings = with_divergence(simulation.findings, traces, collectives)
+    ranks = result.captured.evaluated_ranks
+    findings = with_divergence(found, traces, collective_lines(ranks))
+    if findings == found:
+        findings = with_message_divergence(found, traces, posted_messages(ranks))
     return replace(result, simulation=replace(simulation, findings=findings))
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import distsim
 from distsim.cli.application import application
 from distsim.recordings.read_recording import SAMPLE
+from tests.support.chakra_traces import write_linked_job
 
 
 def run(*words: str):
@@ -87,6 +88,12 @@ def test_doctor_points_to_slow_on_a_folder_of_profiles():
     from distsim.recordings.read_recording import SAMPLE
 
     assert "`distsim slow` on these files" in " ".join(distsim.doctor(SAMPLE).to_text().split())
+
+
+def test_doctor_points_to_slow_on_a_folder_of_chakra_traces(tmp_path):
+    folder = write_linked_job(tmp_path, (1.0, 1.0))
+
+    assert "`distsim slow` on these files" in " ".join(distsim.doctor(folder).to_text().split())
 
 
 def sample_copy(folder):

@@ -7,25 +7,20 @@ and CUDA calls are kept, with the arguments that readers use.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.file_io import open_bytes
+from distsim.recordings.readers.file_content import read_content
 from distsim.recordings.readers.profile_json import ParsedProfile, parse_profile
 
-#: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
-LARGEST_FILE = 2 << 30
 SUFFIXES = (".json", ".json.gz")
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})$")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _MAX_RANKS = 1 << 17
-_GZIP_MAGIC = b"\x1f\x8b"
 #: Longer times are damage. Some profiles count from 1970, and int64 must hold nanoseconds.
 _LATEST_US = 4e15
 _LATEST_BASE_NS = 1 << 62
@@ -114,19 +109,8 @@ def read_profile(path: Path) -> RankProfile:
 
 
 def _parse(path: Path, keep: Callable[[Any], ProfileEvent | None]) -> ParsedProfile:
-    try:
-        with open_bytes(path) as raw:
-            # The content decides, because names lose or gain `.gz` when files are copied.
-            is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-            file = gzip.open(raw) if is_gzip else raw  # noqa: SIM115
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the file") from None
-    if len(content) > LARGEST_FILE:
-        raise UsageError(
-            f"{path} is larger than 2 GiB",
-            "record fewer steps, without `with_stack` and `record_shapes`",
-        )
+    remedy = "record fewer steps, without `with_stack` and `record_shapes`"
+    content = read_content(path, remedy)
     try:
         return parse_profile(content, keep)
     except UsageError:

@@ -68,6 +68,7 @@ for x in (gpu, cpu):
     F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True).square().sum().backward()
 for x, y in zip(gpu, cpu):
     torch.testing.assert_close(x.grad.cpu(), y.grad)
+print("starts")
 done = torch.ones(1, device="cuda")
 dist.all_reduce(done)
 big = [torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8, 8)]
@@ -88,6 +89,7 @@ def test_a_cpu_tensor_on_an_nccl_group_raises_as_in_torch(tmp_path: Path) -> Non
 
     result = checked_json("capture", done.stdout)
     assert (done.returncode, result["outcome"]) == (1, "raises"), done.stderr
+    assert done.stderr.count("starts") == 2  # so that a program can read the report
     assert result["captured"]["devices"].startswith("one emulated GPU per rank")
     texts = {rank["what"] for rank in result["captured"]["ranks"]}
     assert texts == {"RuntimeError: No backend type associated with device type cpu"}

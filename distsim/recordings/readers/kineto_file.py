@@ -30,6 +30,7 @@ _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _COMMUNICATION_ARGS = (
     "Collective name",
     "In msg nelems",
+    "dtype",
     "Process Group Name",
     "Process Group Ranks",
     "Src Rank",
@@ -104,7 +105,7 @@ def read_profile(path: Path) -> RankProfile:
         _groups_of(info),
         base if isinstance(base, int) and abs(base) < _LATEST_BASE_NS else 0,
         kept,
-        _steps_of(kept),
+        steps_of(kept),
     )
 
 
@@ -196,7 +197,7 @@ def _groups_of(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
+def steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
     """The steps between two calls of `profiler.step()`; each lasts until the next one begins."""
     found: dict[int, tuple[float, float]] = {}
     for event in events:

@@ -198,18 +198,7 @@ def explained_by_point(
             ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
             message.append(f"    {line_text(call, main_file)} runs {ran}")
             break
-<<<<<<< HEAD
     remedy = f"{_remedy(point, text, line)}: `{text}`"
-    column = _indentation(point.line) + 1
-    place = SourceLocation(point.line.file, point.line.line, column, _BRANCH, own)
-    return replace(
-        finding,
-        message="\n".join(message),
-        help=(remedy,),
-        places=(place, *finding.places),
-    )
-=======
-    remedy = f"{_remedy(point, text, line)}: {text}"
     explained = replace(finding, message="\n".join(message), help=(remedy,))
     return with_branch(explained, point.line, own)
 
@@ -218,7 +207,6 @@ def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH
     """The finding with this line as its first place."""
     place = SourceLocation(line.file, line.line, indentation(line) + 1, op, rank)
     return replace(finding, places=(place, *finding.places))
->>>>>>> main
 
 
 def _remedy(point: DivergencePoint, text: str, line: str) -> str:

@@ -147,7 +147,10 @@ def test_a_factor_on_the_compute_of_ranks_is_that_of_a_run_with_it():
     trace = slow_rank_trace("4 ms")
     replayed = distsim.replay(trace, as_recorded=True, what_if=["compute@1-2=2", "compute@3=0.5"])
 
-    assert replayed.raw.makespan_ns == slow_rank_trace("(rank == 1 or rank == 2) * 4 ms + 4 ms").makespan_ns
+    assert (
+        replayed.raw.makespan_ns
+        == slow_rank_trace("(rank == 1 or rank == 2) * 4 ms + 4 ms").makespan_ns
+    )
 
 
 def test_what_ifs_need_a_replay_as_recorded():

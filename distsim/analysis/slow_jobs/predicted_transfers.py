@@ -1,10 +1,11 @@
 """The predicted time of each communication on a cluster, as a reference for recorded ones.
 
-Recordings of other tools do not contain the nodes. As a reference for recorded times, each rank is
-placed on a node of its own, so a prediction is rather too long than too short, and a slow transfer
-is really slow. For a what-if, the ranks fill the nodes of the cluster in order. Operations whose
-names distsim does not know, and those without a size, have no prediction. Transfers that overlap do
-not share their links here.
+Recordings of other tools do not contain the nodes. A reference for recorded times places each rank
+on a node of its own. So the prediction is rather too long than too short, and a slow transfer is
+really slow. For a what-if, the ranks fill the nodes of the cluster in order.
+
+Operations that distsim does not know, and those without a size, have no prediction. Transfers that
+overlap do not share their links here.
 """
 
 from __future__ import annotations

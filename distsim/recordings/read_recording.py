@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from distsim.common.errors import UsageError
 from distsim.common.reading_limits import activate, current_factor, reading_limits
+from distsim.common.worker_process import end_with_parent, starting_workers
 from distsim.recordings.readers.distsim_trace import is_distsim_trace, read_distsim_trace
 from distsim.recordings.readers.kineto_cuda_job import cuda_recording
 from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name
@@ -221,11 +222,20 @@ def _read_each(paths: Sequence[Path], jobs: int) -> list[RankReading | UsageErro
         with (
             suppress(BrokenProcessPool),
             ProcessPoolExecutor(
-                min(jobs, len(paths)), initializer=activate, initargs=(current_factor(),)
+                min(jobs, len(paths)),
+                initializer=_start_worker,
+                initargs=(current_factor(), os.getpid()),
             ) as pool,
         ):
-            return list(pool.map(_read_or_explain, paths))
+            with starting_workers():
+                results = pool.map(_read_or_explain, paths)
+            return list(results)
     return [_read_or_explain(path) for path in paths]
+
+
+def _start_worker(factor: float | None, parent: int) -> None:
+    activate(factor)
+    end_with_parent(parent)
 
 
 def _total_bytes(paths: Sequence[Path]) -> int:

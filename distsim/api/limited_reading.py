@@ -1,4 +1,4 @@
-"""Protection of a program that reads files of strangers with the public functions."""
+"""Protection of a program that reads untrusted files with the public functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distsim.common.reading_limits import factor_of_user, trial_reads
 def limited_reading() -> AbstractContextManager[None]:
     """Limit processor time and memory for reading each file in a block.
 
-    Read files of strangers in it: ``with distsim.limited_reading(): distsim.doctor("dumps/")``. A
+    Read untrusted files in it: ``with distsim.limited_reading(): distsim.doctor("dumps/")``. A
     forked process reads each file first; if it exceeds a limit (see SECURITY.md), UsageError is
     raised. UsageError is also raised in a process with several threads, which must not fork.
     """

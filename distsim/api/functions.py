@@ -24,6 +24,7 @@ from distsim.api.inputs import (
     read_cluster,
     scenario_text,
 )
+from distsim.api.limited_reading import limited_reading
 from distsim.api.printed_json import printed_json
 from distsim.api.results import (
     CaptureAnswer,
@@ -655,5 +656,5 @@ def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _Recor
 #: The functions that `distsim` itself offers.
 FUNCTIONS: tuple[Callable[..., object], ...] = (
     load, simulate, check, expand, plan, sweep, capture, doctor, slow, run_real, replay, compare,
-    shrink, fix, render, report,
+    shrink, fix, render, report, limited_reading,
 )  # fmt: skip

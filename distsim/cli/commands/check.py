@@ -306,7 +306,9 @@ def _stream_json(results: Iterable[CheckResult], arguments: CheckArguments, coun
     console.out(f"{head}[")
     for number, result in enumerate(results, 1):
         if arguments.report is not None:
-            write_check_report(arguments.report, result, _simulate_for_report(arguments))
+            write_check_report(
+                arguments.report, result, _simulate_for_report(result.file, arguments)
+            )
         element = console.to_json(check_file_json(result)).replace("\n", "\n    ")
         console.out(f"    {element}{',' if number < count else ''}")
         status = max(status, result.status())

@@ -75,6 +75,15 @@ big = [torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for
 if "--fake" in __import__("sys").argv:
     F.scaled_dot_product_attention(*big, is_causal=True, enable_gqa=True)
     dist.all_reduce(done)
+else:
+    graph, total = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph):
+        total += 1
+        dist.all_reduce(total)
+    assert total.item() == 0
+    for _ in range(3):
+        graph.replay()
+    assert total.item() == 14
 dist.all_reduce(torch.ones(1))
 """
 

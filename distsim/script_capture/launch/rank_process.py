@@ -15,6 +15,7 @@ from functools import wraps
 from typing import Final, NamedTuple
 
 from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation, stream_log
+from distsim.script_capture.cuda.graphs import set_graph_hooks
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
@@ -25,6 +26,7 @@ from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.exit_reason import exit_of_exception
+from distsim.script_capture.rank.graph_calls import ClientGraphHooks
 from distsim.script_capture.rank.line_trace import LineTrace
 
 #: prctl(2): set the signal that a process gets when its parent ends.
@@ -118,6 +120,7 @@ def run_rank_process(
         CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
     client.streams = stream_log()
+    set_graph_hooks(ClientGraphHooks(client))
     _limit_torch_threads()
     _flush_before_exit(client)
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Final, NamedTuple
 
 from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation, stream_log
@@ -34,6 +34,8 @@ _PR_SET_PDEATHSIG: Final = 1
 #: The variables with the rank and the number of ranks of a process that capture started.
 RANK_VARIABLE: Final = "DISTSIM_RANK"
 RANKS_VARIABLE: Final = "DISTSIM_RANKS"
+#: Frames between the script and `HubClient.report_streams`, if C++ calls it.
+_DIRECT_DEPTH: Final = 3
 #: Functions that end a process, or replace it by another program, without running Python's exit.
 _ENDING_FUNCTIONS: Final = (
     (os, ("_exit", "abort", "kill", "execv", "execve")),
@@ -120,6 +122,8 @@ def run_rank_process(
         CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
     client.streams = stream_log()
+    if client.streams is not None:
+        client.streams.call_on_host_wait(partial(client.report_streams, _DIRECT_DEPTH))
     set_graph_hooks(ClientGraphHooks(client))
     _limit_torch_threads()
     _flush_before_exit(client)

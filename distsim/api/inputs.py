@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 _SCENARIO_SUFFIXES = (".yaml", ".yml")
 _TRACE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial")
 #: Files of other tools, besides the folders and the .json files of PyTorch's profiler.
-_RECORDING_SUFFIXES = (".json.gz", ".csv", ".parquet", ".et", ".et.gz")
+_RECORDING_SUFFIXES = (".json.gz", ".csv", ".parquet", ".et", ".et.gz", ".sqlite")
 #: Formats with a file per rank.
-_PER_RANK = frozenset({".json", ".et"})
+_PER_RANK = frozenset({".json", ".et", ".sqlite"})
 #: The recorded job that comes with distsim.
 _SAMPLE = "sample"
 _PROFILE_START_BYTES = 4096

@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from distsim.common.errors import UsageError
 from distsim.common.reading_limits import activate, current_factor, reading_limits
+from distsim.common.worker_process import end_with_parent, starting_workers
 from distsim.recordings.readers.chakra_file import is_chakra_name
 from distsim.recordings.readers.chakra_job import chakra_recording
 from distsim.recordings.readers.chakra_rank import read_chakra_rank
@@ -27,6 +28,9 @@ from distsim.recordings.readers.kineto_cuda_job import cuda_recording
 from distsim.recordings.readers.kineto_file import is_profile_name
 from distsim.recordings.readers.kineto_gloo_job import gloo_recording
 from distsim.recordings.readers.kineto_rank import read_rank
+from distsim.recordings.readers.nsight_file import is_nsight_name
+from distsim.recordings.readers.nsight_rank import FORMAT as NSIGHT_FORMAT
+from distsim.recordings.readers.nsight_rank import read_nsight
 from distsim.recordings.readers.operation_table import is_operation_table, read_operation_table
 from distsim.recordings.readers.unmarked_steps import is_same_division, origin_note
 from distsim.recordings.recording import Recording
@@ -39,13 +43,12 @@ Progress = Callable[[int, int], None]
 Reading = TypeVar("Reading")
 _FORMATS = (
     "PyTorch profiler traces (.json, .json.gz), distsim traces (.jsonl), operation tables "
-    "(.csv, .parquet) or Chakra traces (.et)"
+    "(.csv, .parquet), Chakra traces (.et) or exports of Nsight Systems (.sqlite)"
 )
 #: Formats that are recognised by name and not read, with the reason.
 _UNSUPPORTED = {
-    ".nsys-rep": "Nsight Systems reports are not supported",
-    ".sqlite": "exports of Nsight Systems are not supported; profile with torch.profiler",
-    ".qdrep": "Nsight Systems reports are not supported",
+    ".nsys-rep": "export Nsight Systems reports with `nsys export --type sqlite`",
+    ".qdrep": "export Nsight Systems reports with `nsys export --type sqlite`",
     ".pb": "TensorBoard profiles are not supported",
     ".otf2": "OTF2 archives are not supported",
 }
@@ -61,6 +64,7 @@ class JobFiles(NamedTuple):
     traces: list[Path]
     profiles: list[Path]
     chakra: list[Path]
+    nsight: list[Path]
     notes: list[str]
 
 
@@ -91,6 +95,8 @@ def read_recording(
             recording = read_distsim_trace(trace)
     elif files.chakra:
         recording = _read_chakra(files, jobs, progress)
+    elif files.nsight:
+        recording = _read_nsight(files, jobs, progress)
     else:
         recording = _read_profiles(files, jobs, progress)
     return replace(recording, notes=(*recording.notes, *files.notes))
@@ -119,6 +125,7 @@ def _different_formats(files: JobFiles) -> UsageError:
         "a distsim trace": files.traces,
         "a PyTorch profile": files.profiles,
         "a Chakra trace": files.chakra,
+        "an export of Nsight Systems": files.nsight,
     }
     present = sorted((len(paths), name) for name, paths in formats.items() if paths)
     (_, rarest), (_, usual) = present[0], present[-1]
@@ -129,7 +136,7 @@ def _different_formats(files: JobFiles) -> UsageError:
 
 
 def _find_files(paths: Sequence[Path]) -> JobFiles:
-    files = JobFiles([], [], [], [], [])
+    files = JobFiles([], [], [], [], [], [])
     seen: set[Path] = set()
     for path in paths:
         if not path.exists():
@@ -172,6 +179,8 @@ def _enter(files: JobFiles, path: Path) -> bool:
         files.profiles.append(path)
     elif is_chakra_name(path):
         files.chakra.append(path)
+    elif is_nsight_name(path):
+        files.nsight.append(path)
     else:
         return False
     return True
@@ -179,6 +188,8 @@ def _enter(files: JobFiles, path: Path) -> bool:
 
 def _skipped(path: Path) -> list[str]:
     reason = _UNSUPPORTED.get(path.suffix.lower())
+    if path.with_suffix(".sqlite").exists():
+        return []  # the export of this report
     return [f"{path}: {reason}"] if reason else []
 
 
@@ -190,6 +201,22 @@ def _read_chakra(files: JobFiles, jobs: int, progress: Progress | None) -> Recor
     _check_ranks([(one.rank, one.file) for one in ranks])
     with reading_limits(f"{len(ranks)} Chakra traces", _total_bytes(files.chakra)):
         return chakra_recording(ranks)
+
+
+def _read_nsight(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
+    read = _read_ranks(files.nsight, files.notes, jobs, progress, read_nsight)
+    readings = [rank for of_file in read for rank in of_file.ranks]
+    _check_ranks([(one.profile.rank, one.profile.file) for one in readings])
+    if not is_same_division([reading.found_steps for reading in readings]):
+        paths = sorted({Path(reading.profile.file) for reading in readings})
+        again = [read_nsight(path, as_one_step=True) for path in paths]
+        readings = [rank for of_file in again for rank in of_file.ranks]
+    files.notes.extend(note for of_file in read for note in of_file.notes)
+    note = origin_note(readings[0].found_steps)
+    if note:
+        files.notes.append(note)
+    with reading_limits(f"{len(files.nsight)} exports", _total_bytes(files.nsight)):
+        return cuda_recording(readings, NSIGHT_FORMAT)
 
 
 def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
@@ -260,11 +287,20 @@ def _read_each(
         with (
             suppress(BrokenProcessPool),
             ProcessPoolExecutor(
-                min(jobs, len(paths)), initializer=activate, initargs=(current_factor(),)
+                min(jobs, len(paths)),
+                initializer=_start_worker,
+                initargs=(current_factor(), os.getpid()),
             ) as pool,
         ):
-            return list(pool.map(read_or_explain, paths))
+            with starting_workers():
+                results = pool.map(read_or_explain, paths)
+            return list(results)
     return [read_or_explain(path) for path in paths]
+
+
+def _start_worker(factor: float | None, parent: int) -> None:
+    activate(factor)
+    end_with_parent(parent)
 
 
 def _total_bytes(paths: Sequence[Path]) -> int:

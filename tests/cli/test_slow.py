@@ -12,6 +12,7 @@ import distsim
 from distsim.cli.application import application
 from distsim.recordings.read_recording import SAMPLE
 from tests.support.chakra_traces import write_linked_job
+from tests.support.nsight_exports import write_job
 
 
 def run(*words: str):
@@ -90,8 +91,9 @@ def test_doctor_points_to_slow_on_a_folder_of_profiles():
     assert "`distsim slow` on these files" in " ".join(distsim.doctor(SAMPLE).to_text().split())
 
 
-def test_doctor_points_to_slow_on_a_folder_of_chakra_traces(tmp_path):
-    folder = write_linked_job(tmp_path, (1.0, 1.0))
+@pytest.mark.parametrize("write", [write_linked_job, write_job])
+def test_doctor_points_to_slow_on_a_folder_of_other_recordings(tmp_path, write):
+    folder = write(tmp_path, (1.0, 1.0))
 
     assert "`distsim slow` on these files" in " ".join(distsim.doctor(folder).to_text().split())
 

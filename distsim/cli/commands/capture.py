@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.api.inputs import load_machines
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
     ReportOption,
@@ -197,6 +198,8 @@ def command(arguments: CaptureArguments) -> None:
     check_scenario_suffix(arguments.scenario)
     check_report_path(arguments.report)
     writers = [trace_writer(path) for path in arguments.trace or ()]
+    # Before the script runs: a mistake in the file must not cost its results.
+    cluster = None if arguments.cluster is None else load_machines(arguments.cluster)
     _require_torch()
     folder = os.getcwd()
     with _script_output(arguments.format):
@@ -205,7 +208,7 @@ def command(arguments: CaptureArguments) -> None:
         os.chdir(folder)
         raise typer.Exit(_report_no_ranks(captured))
 
-    result = evaluate_capture(captured, backend=options.backend, cluster=arguments.cluster)
+    result = evaluate_capture(captured, backend=options.backend, cluster=cluster)
     if arguments.rerun or (arguments.rerun is None and duration_s < _MAX_RERUN_S):
         result = _with_divergence(result, duration_s)
     os.chdir(folder)

@@ -18,7 +18,7 @@ from distsim.hang_doctor.model.phrases import ranges_text, ranks_text, verb_form
 #: Kinds of causes that are settled once proved, even if no rank is blamed.
 _KINDS_WITHOUT_BLAME = ("mismatch", "tag_mismatch", "communication", "diverged")
 #: How the kinds of files begin that `distsim slow` reads and that say nothing about hangs.
-RECORDING_KINDS = ("Chakra execution trace",)
+RECORDING_KINDS = ("Chakra execution trace", "Nsight Systems export")
 
 
 def what_to_collect(

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.script_capture.cuda.emulation import from_cpu
 from distsim.script_capture.errors import UnsupportedError
+from distsim.script_capture.rank.process_group import TensorTransfer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -122,11 +123,30 @@ class EmulatedSymmetricMemory:
 
     def put_signal(self, dst_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Signal a rank of the group."""
-        self._group.signal("put_signal", dst_rank, FIRST_SIGNAL_TAG + channel, self.device)
+        transfer = TensorTransfer(completes_locally=True)
+        self._signal("put_signal", dst_rank, channel, (self._cell(),), (), transfer=transfer)
 
     def wait_signal(self, src_rank: int, channel: int = 0, timeout_ms: int = 0) -> None:
         """Wait for the signal of a rank of the group."""
-        self._group.signal("wait_signal", src_rank, FIRST_SIGNAL_TAG + channel, self.device)
+        self._signal("wait_signal", src_rank, channel, (), (self._cell(),))
+
+    def _signal(
+        self,
+        op: str,
+        group_rank: int,
+        channel: int,
+        inputs: tuple[Tensor, ...],
+        outputs: tuple[Tensor, ...],
+        **more: Any,
+    ) -> None:
+        peer = self._group.members[group_rank]
+        tag = FIRST_SIGNAL_TAG + channel
+        self._group.call(op, inputs, outputs, peer=peer, tag=tag, **more).wait()
+
+    def _cell(self) -> Tensor:
+        torch: Any = import_module("torch")
+        cell: Tensor = torch.zeros(4, dtype=torch.uint8, device=self.device)
+        return cell
 
     def __getattr__(self, name: str) -> Any:
         if name in _KERNEL_ATTRIBUTES:

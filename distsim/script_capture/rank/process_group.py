@@ -396,18 +396,6 @@ class ProcessGroupMethods:
         """Received under every backend; the evaluation says which of them refuses it."""
         return self.call("irecv", (), tensors, tag=tag)
 
-    def signal(self, op: str, group_rank: int, tag: int, device: Any) -> None:
-        """`put_signal` or `wait_signal` of symmetric memory, on the channel that the tag means."""
-        import torch
-
-        cell = torch.zeros(4, dtype=torch.uint8, device=device)
-        peer = self._global_rank(group_rank)
-        if op == "put_signal":
-            transfer = TensorTransfer(completes_locally=True)
-            self.call(op, (cell,), (), peer=peer, tag=tag, transfer=transfer).wait()
-        else:
-            self.call(op, (), (cell,), peer=peer, tag=tag).wait()
-
     def _global_rank(self, group_rank: int) -> int:
         """Raises ValueError, from which `exit_reason` derives the finding for an invalid rank."""
         if not 0 <= group_rank < len(self.members):

@@ -24,6 +24,7 @@ from distsim.api.inputs import (
     read_cluster,
     scenario_text,
 )
+from distsim.api.printed_json import printed_json
 from distsim.api.results import (
     CaptureAnswer,
     CheckAnswer,
@@ -290,7 +291,6 @@ def capture(
     The ranks are forked from a fresh Python process, because this one may have threads or a CUDA
     context, which a fork does not survive. Raises UsageError if the command reports no result.
     """
-    import json
     import subprocess
     import sys
 
@@ -302,12 +302,11 @@ def capture(
     done = subprocess.run(
         [*words, *options, "--", *command], capture_output=True, text=True, check=False
     )
-    start = done.stdout.find("\n{\n") + 1 if not done.stdout.startswith("{") else 0
-    try:
-        return CaptureAnswer(json.loads(done.stdout[start:]))
-    except ValueError:
+    data = printed_json(done.stdout)
+    if data is None:
         reason = done.stderr.strip() or "the ranks of the script made no call"
-        raise UsageError(reason, "run `distsim capture` in a terminal to see its output") from None
+        raise UsageError(reason, "run `distsim capture` in a terminal to see its output")
+    return CaptureAnswer(data)
 
 
 def doctor(

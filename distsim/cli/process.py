@@ -23,7 +23,7 @@ from distsim.cli.supervision import INTERRUPTED, continue_in_child
 from distsim.common.errors import DistsimError
 
 #: Words of a command line that starts processes of its own.
-_COMMANDS_WITH_PROCESSES = {"--real", "bench", "capture"}
+_COMMANDS_WITH_PROCESSES = {"--real", "bench", "capture", "mcp"}
 #: Memory that a command may always take, whatever is free.
 _MIN_MEMORY = 512 << 20
 #: The share of the free memory that is left to other processes.

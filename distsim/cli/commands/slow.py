@@ -25,8 +25,8 @@ PathsArgument = Annotated[
     typer.Argument(
         metavar="PATH…",
         help="Recordings of one job, or folders with them: PyTorch profiler traces "
-        "(.json, .json.gz; one per rank), distsim traces (.jsonl), operation tables "
-        "(.csv, .parquet).",
+        "(.json, .json.gz; one per rank), Chakra traces (.et; one per rank), exports of Nsight "
+        "Systems (.sqlite), distsim traces (.jsonl), operation tables (.csv, .parquet).",
     ),
 ]
 StepsOption = Annotated[

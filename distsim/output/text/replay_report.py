@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from distsim.analysis.critical_path import CriticalPathSegment
 from distsim.analysis.timeline import RankTimes
 from distsim.common.units import show_ns
+from distsim.output.json.simulation_result import rank_times_json
 from distsim.output.report_record import (
     Column,
     Paragraph,
@@ -152,7 +153,7 @@ def replay_json(found: AnyReplay, file: str) -> dict[str, object]:
         "trace_makespan_ns": source.makespan_ns,
         "makespan_ns": found.makespan_ns,
         "iteration_ns": found.timeline.iteration_ns,
-        "ranks": [r._asdict() for r in found.timeline.ranks],
+        "ranks": [rank_times_json(rank) for rank in found.timeline.ranks],
         "critical_path": [
             {**s._asdict(), "place": f"{s.place.file}:{s.place.line}"}
             for s in found.timeline.critical_path

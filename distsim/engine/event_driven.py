@@ -299,7 +299,7 @@ class _EventDrivenEngine:
                     return
                 pc[rank] += 1
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
-                if rules.ranks_to_crash:
+                if rules.ranks_to_end:
                     rules.abort(state, self)
                 if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                     self._follow_up()

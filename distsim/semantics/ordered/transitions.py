@@ -20,6 +20,7 @@ from collections.abc import Callable
 from distsim.backends.gloo import monitored_barrier_error
 from distsim.backends.message_matching import MessageMatcher
 from distsim.backends.profile import BackendProfile
+from distsim.findings.final_state import RankEndStatus
 from distsim.program.model import Program
 from distsim.semantics.form.instructions import (
     AwaitRendezvous,
@@ -71,6 +72,11 @@ OWN_TIMEOUT_MESSAGE = "Application timeout caused pair closure"
 _DROPPED_WORK_MESSAGE = (
     "Attempted destruction of AsyncWork before work has completed, terminating the program."
 )
+#: What a rank reports that a mismatch ends, by its status.
+_MISMATCH_MESSAGES: dict[RankEndStatus, str] = {
+    "crashed": "aborted: what came did not fit the buffer",
+    "raised": "EOFError: Ran out of input",
+}
 _SEND = int(PartKind.SEND)
 #: What `TransitionRules.open_row` returns if no row is open.
 NO_OPEN_ROW = -1
@@ -86,7 +92,7 @@ class TransitionRules(ExitRules):
         self, program: Program | LinkedProgram, profile: BackendProfile | None = None
     ) -> None:
         super().__init__(program, profile)
-        self.ranks_to_crash = []
+        self.ranks_to_end = []
 
     # --- states ---
     def initial(self) -> RunState:
@@ -297,7 +303,7 @@ class TransitionRules(ExitRules):
                 self.try_start(state, rank, follower, out)
         else:
             self.end_row(state, row, out)
-        if self.ranks_to_crash:
+        if self.ranks_to_end:
             self.abort(state, out)
         if state.joining and self.rank_of[row] in state.joining:
             self.cancel_broken_collectives(state, out)
@@ -339,7 +345,7 @@ class TransitionRules(ExitRules):
                 self._drop(state, rank, instruction, out)
             elif self.lock and op == OP_WAIT:
                 self.start_waiting_collective(state, rank, out)
-        if self.ranks_to_crash:
+        if self.ranks_to_end:
             self.abort(state, out)
 
     def _raise(
@@ -452,9 +458,8 @@ class TransitionRules(ExitRules):
             self.drop_message(state, row, out)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
-        """G14: end the processes that a mismatch kills."""
-        while self.ranks_to_crash:
-            rank = self.ranks_to_crash.pop(0)
-            position = self.position(state, rank)
-            end = ExitRank(position, "crashed", "aborted: what came did not fit the buffer")
+        """End the ranks that a mismatch kills (G14), or that raise because of it."""
+        while self.ranks_to_end:
+            rank, status = self.ranks_to_end.pop(0)
+            end = ExitRank(self.position(state, rank), status, _MISMATCH_MESSAGES[status])
             self.end_program(state, rank, end, out)

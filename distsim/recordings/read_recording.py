@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from distsim.common.errors import UsageError
 from distsim.common.reading_limits import activate, current_factor, reading_limits
+from distsim.common.worker_process import end_with_parent, starting_workers
 from distsim.recordings.readers.chakra_file import is_chakra_name
 from distsim.recordings.readers.chakra_job import chakra_recording
 from distsim.recordings.readers.chakra_rank import read_chakra_rank
@@ -286,11 +287,20 @@ def _read_each(
         with (
             suppress(BrokenProcessPool),
             ProcessPoolExecutor(
-                min(jobs, len(paths)), initializer=activate, initargs=(current_factor(),)
+                min(jobs, len(paths)),
+                initializer=_start_worker,
+                initargs=(current_factor(), os.getpid()),
             ) as pool,
         ):
-            return list(pool.map(read_or_explain, paths))
+            with starting_workers():
+                results = pool.map(read_or_explain, paths)
+            return list(results)
     return [read_or_explain(path) for path in paths]
+
+
+def _start_worker(factor: float | None, parent: int) -> None:
+    activate(factor)
+    end_with_parent(parent)
 
 
 def _total_bytes(paths: Sequence[Path]) -> int:

@@ -163,6 +163,7 @@ SLOW: dict[str, object] = {
     "slowdown": "number?",
     "findings": [_SLOW_FINDING],
     "breakdown": [{"part": "text", "cost_ns": "int", "share": "number?"}],
+    "what_if?": {"changes": ["text"], "step_ns": "int", "unpredicted": "int"},
     "ranks": [_SLOW_RANK],
     "steps": [{"step": "int", "recorded_ns": "int"}],
     "recording": {

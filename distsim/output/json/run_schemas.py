@@ -167,6 +167,7 @@ REPLAY: dict[str, object] = {
     "outcome": "text",
     "partial?": _STOPPED_RUN,
     "as_recorded": "flag",
+    "predicted_communication": "text?",
     "profile": "text?",
     "world_size": "int",
     "calls": "int",

@@ -87,6 +87,8 @@ def _header_section(found: AnyReplay, file: str) -> Section:
 
 def _conditions_text(found: AnyReplay) -> str:
     if isinstance(found, RecordedReplay):
+        if found.cluster:
+            return f"compute as recorded, communication predicted for cluster {found.cluster}"
         return "communication as recorded"
     return f"backend {found.run.profile}, cluster {found.cost.name}"
 
@@ -130,7 +132,7 @@ def _communication_text(found: AnyReplay) -> str:
         return f"Hardware model {found.cost.name}: {found.cost.error_band}."
     if found.largest_change_ns:
         changed = show_ns(found.largest_change_ns)
-        return f"{found.events} events replayed as recorded; the scale moves them by {changed}."
+        return f"{found.events} events replayed; the changes move them by up to {changed}."
     return f"{found.events} events replayed; all times match the recording exactly."
 
 
@@ -147,6 +149,7 @@ def replay_json(found: AnyReplay, file: str) -> dict[str, object]:
         "outcome": found.outcome,
         "partial": partial_run_json(source),
         "as_recorded": isinstance(found, RecordedReplay),
+        "predicted_communication": (isinstance(found, RecordedReplay) and found.cluster) or None,
         "profile": profile,
         "world_size": source.world_size,
         "calls": len(source),

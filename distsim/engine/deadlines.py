@@ -30,9 +30,10 @@ from typing import NamedTuple
 
 from distsim.backends import BackendProfile
 from distsim.backends.gloo import monitored_barrier_error
-from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER, group_timeouts_ns
+from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.program.group_timeouts import group_timeouts_ns
 from distsim.program.model import Program
 from distsim.semantics.form.instructions import (
     AwaitRendezvous,

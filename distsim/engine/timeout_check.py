@@ -13,6 +13,7 @@ from distsim.common.arrays import BoolArray, IntArray
 from distsim.engine.run_record import RunColumns
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall
+from distsim.program.group_timeouts import group_timeouts_ns
 from distsim.program.model import Program
 from distsim.semantics.local.rank_clocks import RunProgress
 
@@ -22,23 +23,6 @@ LAUNCH_QUEUE_DEPTH = 1024
 #: The call whose timeout ends a hang (observed: `coll.one_missing.monitored_barrier`; group rank 0
 #: raises and names the missing ranks).
 MONITORED_BARRIER = "monitored_barrier"
-
-
-def group_timeouts_ns(program: Program, profile: BackendProfile) -> list[int]:
-    """The timeout of each group, by id.
-
-    New groups do not inherit the world's (G12): without one they have the backend's default.
-    """
-    world = program.options.get("timeout_ns") or _timeout_of_init(program)
-    own = [world if group.id == 0 else group.timeout_ns for group in program.groups]
-    return [timeout or profile.timeout_ns for timeout in own]
-
-
-def _timeout_of_init(program: Program) -> int | None:
-    """The timeout that the first init_process_group with one names."""
-    calls = (call for code in program.codes for call in code.calls)
-    timeouts = (call.fields.get("timeout_ns") for call in calls if call.op == "init_process_group")
-    return next((int(timeout) for timeout in timeouts if timeout), None)
 
 
 def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:

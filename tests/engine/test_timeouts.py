@@ -11,9 +11,10 @@ import pytest
 
 from distsim.backends import BACKEND_PROFILES, default_cluster
 from distsim.engine import SimulatedRun, run_program
-from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, group_timeouts_ns
+from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH
 from distsim.hardware.cost import CostModel
 from distsim.program.from_calls import build_program
+from distsim.program.group_timeouts import group_timeouts_ns
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import simulate
 from tests.support.gloo_observed import REDUCE, SECOND, coll, group, irecv, pause, recv, send, wait

@@ -13,7 +13,6 @@ from distsim.common.arrays import BoolArray, IntArray
 from distsim.engine.run_record import RunColumns
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall
-from distsim.program.group_timeouts import group_timeouts_ns
 from distsim.program.model import Program
 from distsim.semantics.local.rank_clocks import RunProgress
 
@@ -44,7 +43,7 @@ def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:
 
 
 def _shortest_timeout_ns(program: Program, profile: BackendProfile) -> int:
-    return min([*group_timeouts_ns(program, profile), *_timeouts_of_calls(program)])
+    return min([*program.group_timeouts_ns(profile.timeout_ns), *_timeouts_of_calls(program)])
 
 
 def exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColumns) -> bool:

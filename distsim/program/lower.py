@@ -20,7 +20,6 @@ from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.class_walker import RankClassWalker
 from distsim.program.code import IntVector, SharedCode
 from distsim.program.faults import link_faults, rank_faults
-from distsim.program.group_timeouts import findings_with_waits
 from distsim.program.model import Program, TensorSpec
 from distsim.program.rank_class import RankClassSplit
 from distsim.program.symbol_table import SymbolTable
@@ -81,7 +80,10 @@ def lower(scenario: Scenario) -> Program:
         from_file=True,
     )
     program.faults = rank_faults(scenario, program, names)
-    program.findings = findings_with_waits(program)
+    if any(finding.code == "DS101" for finding in program.findings):
+        from distsim.program.partner_waits import findings_with_waits
+
+        program.findings = findings_with_waits(program)
     if _needs_startup_simulation(scenario, program):
         # Imported only if needed: most scenarios imply their start-up.
         from distsim.program.startup import scenario_startup, startup_findings

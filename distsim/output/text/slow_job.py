@@ -138,7 +138,8 @@ def _slow_rank_texts(job: SlowJob, finding: SlowFinding) -> Iterator[str]:
             where = place.operation
         yield (
             f"rank {rank.rank}, {finding.phase}: {where} takes {show_ns(int(place.excess_ns))} "
-            f"longer than on {peers} ({show_ns(int(place.peer_ns))}), {steps}."
+            f"longer than on {peers}, where it takes {show_ns(int(place.peer_ns))}. This happens "
+            f"{steps}."
         )
     if finding.slow_steps:
         yield f"Slow steps: {rank_list(finding.slow_steps, 12)}."

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
@@ -17,6 +17,7 @@ from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    declared_tensor,
     fields_of,
     make_step,
     op_of,
@@ -163,9 +164,11 @@ def _with_output_rows(
     data: ScenarioData, output: object, received: dict[int, list[int]]
 ) -> ScenarioData | None:
     declared = data.get("tensors") or {}
-    tensor: Any = declared.get(output) if isinstance(output, str) else None
-    shape = tensor.get("shape") if isinstance(tensor, dict) else None
-    if not isinstance(shape, list) or not shape or len(received) != data.get("world"):
+    tensor = declared_tensor(data, output)
+    shape = None if tensor is None else tensor.get("shape")
+    if tensor is None or not isinstance(shape, list) or not shape:
+        return None
+    if len(received) != data.get("world"):
         return None
     rows = {rank: sum(splits) for rank, splits in received.items()}
     return {**data, "tensors": {**declared, output: {**tensor, "shape": [rows, *shape[1:]]}}}

@@ -154,7 +154,10 @@ def find_repairs(
     for step in range(_MAX_REPAIR_STEPS):
         changed = search.extend_all(candidates, is_last=step == _MAX_REPAIR_STEPS - 1)
         if search.repaired:
-            repairs = [_finished_repair(each, text, file, backend) for each in search.repaired]
+            # A repair that loses data is shown only if every repair found does.
+            least = min(each.loss.lost for each in search.repaired)
+            chosen = [each for each in search.repaired if each.loss.lost == least]
+            repairs = [_finished_repair(each, text, file, backend) for each in chosen]
             return tuple(sorted(repairs, key=_preference)[:_MAX_SHOWN])
         candidates = _best_candidates(changed)
     return ()
@@ -319,18 +322,18 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.flow.message_arguments,
         fix.flow.edited_ranks,
         fix.flow.edited_before_exit,
-        _edit_count(fix.patch),
+        *_patch_size(fix.patch),
         fix.kind,
         fix.makespan_ns,
     )
 
 
-def _edit_count(patch: str) -> int:
-    """The lines that are added, removed, changed or moved; each counts once."""
+def _patch_size(patch: str) -> tuple[int, int]:
+    """How much longer the text becomes, and the lines that are added, removed, changed or moved."""
     lines = patch.splitlines()
     added = sum(line.startswith("+") for line in lines)
     removed = sum(line.startswith("-") for line in lines)
-    return max(added, removed)
+    return max(0, added - removed), max(added, removed)
 
 
 def _proposed_texts(

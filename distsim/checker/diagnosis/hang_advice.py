@@ -353,10 +353,15 @@ _NEAR_MISS_ADVICE = {
 }
 
 
-def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
-    """What to do about a message that no rank receives (``sends``) or sends."""
+def advise_message(
+    part: AwaitedCall, near: Sequence[NearMiss], sends: bool, started: str = ""
+) -> tuple[str, ...]:
+    """What to do about a message that no rank receives (``sends``) or sends.
+
+    ``started``: where the message was started, if its rank is blocked in a wait for it.
+    """
     if near:
-        return _advise_near_miss(part, near, sends)
+        return _advise_near_miss(part, near, sends, started)
     counterpart = "receive" if sends else "send"
     number = f"this would be number {part.number + 1}"
     if OPERATIONS[part.call.op].signals:
@@ -375,13 +380,16 @@ def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> 
     return (f"add the {counterpart} on rank {part.rank}, or remove {this}{counted}",)
 
 
-def _advise_near_miss(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
+def _advise_near_miss(
+    part: AwaitedCall, near: Sequence[NearMiss], sends: bool, started: str
+) -> tuple[str, ...]:
     """The argument to change; for a wrong peer, the rank that waits for the calling rank."""
     counterpart = next((miss for miss in near if miss.rank != part.rank), None)
     if near[0].what == "peer" and counterpart is not None:
         argument = "dst" if sends else "src"
         waiting = part.call.rank
-        return (f"set rank {waiting}'s `{argument}` to {counterpart.rank}",)
+        in_call = f" in its {part.call.op} ({started})" if started else ""
+        return (f"set rank {waiting}'s `{argument}` to {counterpart.rank}{in_call}",)
     return _NEAR_MISS_ADVICE[near[0].what]
 
 

@@ -157,8 +157,8 @@ def test_a_surplus_message_is_counted() -> None:
 
     assert found.code == "DS304"
     assert found.help == (
-        "add the receive on rank 1, or remove this call: it makes 1 such receive, this would be "
-        "number 2",
+        "add the receive on rank 1, or remove this call. Rank 1 makes 1 matching receive; this call "
+        "needs one more",
     )
 
 

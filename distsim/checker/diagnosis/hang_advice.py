@@ -363,21 +363,25 @@ def advise_message(
     if near:
         return _advise_near_miss(part, near, sends, started)
     counterpart = "receive" if sends else "send"
-    number = f"this would be number {part.number + 1}"
     if OPERATIONS[part.call.op].signals:
         missing = "wait_signal" if sends else "put_signal"
-        counted = f": it makes {part.has}, {number}" if part.has else ""
+        counted = _calls_made(part, missing)
         return (f"add the {missing} on rank {part.rank}, or remove this {part.call.op}{counted}",)
     if part.call.peer is None:
         return (
             f"add a send to rank {part.call.rank} with this tag and group, or remove the receive",
         )
-    counted = ""
-    if part.has:
-        such = f"{part.has} such {counterpart}{'s' if part.has > 1 else ''}"
-        counted = f": it makes {such}, {number}"
+    counted = _calls_made(part, counterpart)
     this = f"this {part.call.op} from the batch" if part.batched else "this call"
     return (f"add the {counterpart} on rank {part.rank}, or remove {this}{counted}",)
+
+
+def _calls_made(part: AwaitedCall, counterpart: str) -> str:
+    """How many matching calls the peer makes; empty if it makes none."""
+    if not part.has:
+        return ""
+    calls = f"{counterpart}{'s' if part.has > 1 else ''}"
+    return f". Rank {part.rank} makes {part.has} matching {calls}; this call needs one more"
 
 
 def _advise_near_miss(

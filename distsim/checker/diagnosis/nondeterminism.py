@@ -84,8 +84,8 @@ def buffering_findings(
             "  nccl buffers up to 8 MiB for each pair, but not before the ranks have connected"
         )
         advice = (
-            "fix the deadlock and do not rely on buffering: with a larger tensor or another "
-            "backend, the program hangs"
+            "fix the deadlock, and do not rely on buffering: the program hangs if a tensor is "
+            "larger or the backend buffers less"
         )
     else:
         message = EARLY_RETURN

@@ -18,8 +18,16 @@ class SchemaKind(StrEnum):
     scenario = "scenario"
     simulate = "simulate"
     check = "check"
+    plan = "plan"
+    sweep = "sweep"
     run = "run"
+    replay = "replay"
     compare = "compare"
+    doctor = "doctor"
+    slow = "slow"
+    capture = "capture"
+    bench = "bench"
+    calibrate = "calibrate"
 
 
 SchemaKindOption = Annotated[
@@ -27,7 +35,9 @@ SchemaKindOption = Annotated[
     choice_option(
         SchemaKind,
         "--of",
-        help="Subject of the schema: the scenario file, or the JSON output of a command.",
+        help="Subject of the schema: `scenario`, or a command whose JSON output it describes "
+        "(every command with --format json).",
+        metavar="NAME",
     ),
 ]
 InstallOption = Annotated[

@@ -25,8 +25,8 @@ PathsArgument = Annotated[
     typer.Argument(
         metavar="PATH…",
         help="Recordings of one job, or folders with them: PyTorch profiler traces "
-        "(.json, .json.gz; one per rank), distsim traces (.jsonl), operation tables "
-        "(.csv, .parquet).",
+        "(.json, .json.gz; one per rank), Chakra traces (.et; one per rank), exports of Nsight "
+        "Systems (.sqlite), distsim traces (.jsonl), operation tables (.csv, .parquet).",
     ),
 ]
 StepsOption = Annotated[
@@ -51,6 +51,16 @@ ReferenceOption = Annotated[
         help="Compare communication with the times predicted for this hardware model (preset or "
         "file), with each rank on its own node. [default: compare with the usual times in the "
         "recording]",
+    ),
+]
+WhatIfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        metavar="CHANGE",
+        help="Predict a step with a change: like-peers=2 (rank 2 works like its peers), "
+        "compute@6-7=0.8 (ranks 6 and 7), or cluster=NAME (communication on this hardware). "
+        "Repeatable.",
     ),
 ]
 FailAboveOption = Annotated[
@@ -94,6 +104,7 @@ class SlowArguments:
     steps: StepsOption = None
     ideal: IdealOption = "peers"
     cluster: ReferenceOption = None
+    what_if: WhatIfOption = None
     format: FormatOption = OutputFormat.text
     fail_above: FailAboveOption = None
     trace: TraceOption = None
@@ -125,6 +136,7 @@ def command(arguments: SlowArguments) -> None:
             steps=arguments.steps,
             ideal=arguments.ideal,
             cluster=arguments.cluster,
+            what_if=arguments.what_if or (),
             jobs=arguments.jobs,
             progress=advance,
         )

@@ -35,6 +35,7 @@ def slow_report(job: SlowJob) -> Report:
         *findings,
         # The parts are wrong if the ranks do not fit together.
         *([] if job.not_comparable else [_breakdown_section(job)]),
+        Section([Paragraph(text) for text in _what_if_texts(job)]),
         Section([Paragraph(text) for text in _provenance(job)]),
     ]
     return Report(sections)
@@ -179,6 +180,17 @@ def _breakdown_section(job: SlowJob) -> Section:
     ]
     columns = [text_column("part"), Column("time"), Column("share")]
     return Section([Table(columns, rows, has_header=False)], "Step breakdown")
+
+
+def _what_if_texts(job: SlowJob) -> Iterator[str]:
+    what_if = job.what_if
+    if what_if is None:
+        return
+    before, after = show_ns(int(job.step_ns)), show_ns(int(what_if.step_ns))
+    yield f"With {', '.join(what_if.changes)}, a step would take {after} instead of {before}."
+    if what_if.unpredicted:
+        count = _count(what_if.unpredicted, "communication")
+        yield f"{count} of unknown kind or size: the recorded time is kept."
 
 
 # --- what was read ---

@@ -32,6 +32,18 @@ _NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)|nccl(?:Dev)?[A-Z]\w*Kernel"
 #: A call that lasts longer, and returns this soon after a device operation, waited for it.
 _WAITING_NS = 100e3
 _RETURN_NS = 100e3
+#: By the names that c10 gives to the types of tensors.
+_ELEMENT_BYTES = {
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Half": 2,
+    "BFloat16": 2,
+    "Short": 2,
+    "Double": 8,
+    "Long": 8,
+}
+_USUAL_ELEMENT_BYTES = 4
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer.step#"
 
@@ -92,6 +104,9 @@ class _DeviceReader:
         events = profile.events
         self.backward = _merged([e for e in events if e.name.startswith(_BACKWARD)])
         self.optimizer = _merged([e for e in events if e.name.startswith(_OPTIMIZER)])
+        # Without host operations, nothing shows which kernels belong to the backward pass.
+        has_phases = any(e.category == "cpu_op" for e in events) or bool(self.backward[0])
+        self.first_phase = "forward" if has_phases else "compute"
         in_communication = _merged([e for e in events if e.name == "record_param_comms"])
         waits = [e.start for e in calls if e.name.endswith("StreamWaitEvent")]
         self.stream_waits = sorted(t for t in waits if not _covers(in_communication, t))
@@ -135,7 +150,7 @@ class _DeviceReader:
     def _phase(self, time: float) -> str:
         if _covers(self.backward, time):
             return "backward"
-        return "optimizer" if _covers(self.optimizer, time) else "forward"
+        return "optimizer" if _covers(self.optimizer, time) else self.first_phase
 
     def _runs(
         self, stream: str, events: list[ProfileEvent], number: int, counts: dict[Hashable, int]
@@ -178,7 +193,8 @@ class _DeviceReader:
             partners = (group, *ends)
         counts[partners] += 1
         elements = args.get("In msg nelems")
-        size = elements if isinstance(elements, int) else 0
+        element_bytes = _ELEMENT_BYTES.get(str(args.get("dtype")), _USUAL_ELEMENT_BYTES)
+        size = elements * element_bytes if isinstance(elements, int) else 0
         key = (partners, number, counts[partners])
         launch = self._launch(event)
         return DeviceRun(stream, operation, event.start, event.end, launch, key, size, False)

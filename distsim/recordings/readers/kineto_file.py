@@ -7,25 +7,20 @@ and CUDA calls are kept, with the arguments that readers use.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.file_io import open_bytes
+from distsim.recordings.readers.file_content import read_content
 from distsim.recordings.readers.profile_json import ParsedProfile, parse_profile
 
-#: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
-LARGEST_FILE = 2 << 30
 SUFFIXES = (".json", ".json.gz")
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})$")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _MAX_RANKS = 1 << 17
-_GZIP_MAGIC = b"\x1f\x8b"
 #: Longer times are damage. Some profiles count from 1970, and int64 must hold nanoseconds.
 _LATEST_US = 4e15
 _LATEST_BASE_NS = 1 << 62
@@ -35,6 +30,7 @@ _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _COMMUNICATION_ARGS = (
     "Collective name",
     "In msg nelems",
+    "dtype",
     "Process Group Name",
     "Process Group Ranks",
     "Src Rank",
@@ -109,24 +105,13 @@ def read_profile(path: Path) -> RankProfile:
         _groups_of(info),
         base if isinstance(base, int) and abs(base) < _LATEST_BASE_NS else 0,
         kept,
-        _steps_of(kept),
+        steps_of(kept),
     )
 
 
 def _parse(path: Path, keep: Callable[[Any], ProfileEvent | None]) -> ParsedProfile:
-    try:
-        with open_bytes(path) as raw:
-            # The content decides, because names lose or gain `.gz` when files are copied.
-            is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-            file = gzip.open(raw) if is_gzip else raw  # noqa: SIM115
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the file") from None
-    if len(content) > LARGEST_FILE:
-        raise UsageError(
-            f"{path} is larger than 2 GiB",
-            "record fewer steps, without `with_stack` and `record_shapes`",
-        )
+    remedy = "record fewer steps, without `with_stack` and `record_shapes`"
+    content = read_content(path, remedy)
     try:
         return parse_profile(content, keep)
     except UsageError:
@@ -212,7 +197,7 @@ def _groups_of(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
+def steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
     """The steps between two calls of `profiler.step()`; each lasts until the next one begins."""
     found: dict[int, tuple[float, float]] = {}
     for event in events:

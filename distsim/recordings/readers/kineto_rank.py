@@ -34,7 +34,11 @@ class RankReading(NamedTuple):
 
 def read_rank(path: Path, *, as_one_step: bool = False) -> RankReading:
     """Read one file. Raises UsageError. ``as_one_step``: ignore all signs of steps."""
-    profile = read_profile(path)
+    return reduced_rank(read_profile(path), as_one_step=as_one_step)
+
+
+def reduced_rank(profile: RankProfile, *, as_one_step: bool = False) -> RankReading:
+    """The steps of a profile, without its events."""
     found = find_steps(profile, as_one_step=as_one_step)
     profile = profile._replace(steps=found.steps)
     has_device = any(event.is_device for event in profile.events)

@@ -59,23 +59,40 @@ def _repeat_words(number: int, before: int) -> str:
     return f"repeat {number} times instead of {before} (`times: {number}`)"
 
 
-def other_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
-    """A loop runs a little more or less often, or once for each other rank.
+def more_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop runs a little more often, or once for each other rank.
 
     Ranks may need equally many messages without having equal loops: a loop over the workers on one
     rank, and one message on each worker.
     """
-    world = program.world_size
+    for path, times in _loops_with_equal_times(data, program):
+        for number in (times + 1, program.world_size - 1, program.world_size, times + 2):
+            if number > times:
+                yield _with_times(data, path, number, times)
+
+
+def fewer_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop runs a little less often, or once for each other rank."""
+    for path, times in _loops_with_equal_times(data, program):
+        for number in (times - 1, program.world_size - 1, program.world_size, times - 2):
+            if 0 < number < times:
+                yield _with_times(data, path, number, times)
+
+
+def _loops_with_equal_times(data: ScenarioData, program: Program) -> Iterator[tuple[DataPath, int]]:
+    """The loops that run equally often on all ranks, and how often."""
     for path in step_paths(data):
         values = set(value_by_rank(program, times_of(value_at(data, path))))
-        if len(values) != 1:
-            continue
-        (times,) = values
-        for number in dict.fromkeys((times + 1, times - 1, world - 1, world, times + 2, times - 2)):
-            if number > 0 and number != times:
-                changed = copy.deepcopy(data)
-                value_at(changed, path)["repeat"]["times"] = number
-                yield _repeat_words(number, times), changed
+        if len(values) == 1:
+            yield path, values.pop()
+
+
+def _with_times(
+    data: ScenarioData, path: DataPath, number: int, before: int
+) -> tuple[str, ScenarioData]:
+    changed = copy.deepcopy(data)
+    value_at(changed, path)["repeat"]["times"] = number
+    return _repeat_words(number, before), changed
 
 
 def _iterations_words(number: int, values: list[int]) -> str:
@@ -176,7 +193,8 @@ def _with_output_rows(
 
 __all__ = [
     "equal_iterations",
-    "other_iterations",
+    "fewer_iterations",
+    "more_iterations",
     "roots_as_numbers",
     "splits_as_numbers",
 ]

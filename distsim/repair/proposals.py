@@ -50,7 +50,8 @@ from distsim.repair.fix_missing import (
 )
 from distsim.repair.fix_numbers import (
     equal_iterations,
-    other_iterations,
+    fewer_iterations,
+    more_iterations,
     roots_as_numbers,
     splits_as_numbers,
 )
@@ -190,7 +191,8 @@ def _kinds_of_changes(
         yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
     yield _of_kind(CHANGES_ARGUMENTS, change_peers(data, calls.named))
     if hints.program is not None:
-        yield _of_kind(CHANGES_ARGUMENTS, other_iterations(data, hints.program))
+        yield _of_kind(CHANGES_ARGUMENTS, more_iterations(data, hints.program))
+        yield _of_kind(REMOVES_CALLS, fewer_iterations(data, hints.program))
         yield _of_kind(CHANGES_ARGUMENTS, raise_timeout(data, hints.program))
     for additions in (
         make_same_call(data, calls.named_steps),

@@ -154,13 +154,17 @@ def find_repairs(
     for step in range(_MAX_REPAIR_STEPS):
         changed = search.extend_all(candidates, is_last=step == _MAX_REPAIR_STEPS - 1)
         if search.repaired:
-            # A repair that loses data is shown only if every repair found does.
-            least = min(each.loss.lost for each in search.repaired)
-            chosen = [each for each in search.repaired if each.loss.lost == least]
+            chosen = _without_needless_removals(search.repaired)
             repairs = [_finished_repair(each, text, file, backend) for each in chosen]
             return tuple(sorted(repairs, key=_preference)[:_MAX_SHOWN])
         candidates = _best_candidates(changed)
     return ()
+
+
+def _without_needless_removals(repaired: list[_RepairCandidate]) -> list[_RepairCandidate]:
+    """The repairs without those that remove calls and lose data which another repair keeps."""
+    least = min(each.loss.lost for each in repaired)
+    return [each for each in repaired if each.kind < REMOVES_CALLS or each.loss.lost == least]
 
 
 def _best_candidates(candidates: list[_RepairCandidate]) -> list[_RepairCandidate]:
@@ -329,11 +333,17 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
 
 
 def _patch_size(patch: str) -> tuple[int, int]:
-    """How much longer the text becomes, and the lines that are added, removed, changed or moved."""
+    """How many more calls the text has, and the lines added, removed, changed or moved."""
     lines = patch.splitlines()
-    added = sum(line.startswith("+") for line in lines)
-    removed = sum(line.startswith("-") for line in lines)
-    return max(0, added - removed), max(added, removed)
+    added = [line for line in lines if line.startswith("+")]
+    removed = [line for line in lines if line.startswith("-")]
+    more_calls = sum(map(_is_call_line, added)) - sum(map(_is_call_line, removed))
+    return max(0, more_calls), max(len(added), len(removed))
+
+
+def _is_call_line(line: str) -> bool:
+    """Whether a line of a patch begins a step, such as `+  - barrier`."""
+    return line[1:].lstrip().startswith("- ") and line.lstrip("+- ")[:1].isalpha()
 
 
 def _proposed_texts(

@@ -154,17 +154,27 @@ def find_repairs(
     for step in range(_MAX_REPAIR_STEPS):
         changed = search.extend_all(candidates, is_last=step == _MAX_REPAIR_STEPS - 1)
         if search.repaired:
-            chosen = _without_needless_removals(search.repaired)
+            chosen = _without_needless_losses(search.repaired)
             repairs = [_finished_repair(each, text, file, backend) for each in chosen]
             return tuple(sorted(repairs, key=_preference)[:_MAX_SHOWN])
         candidates = _best_candidates(changed)
     return ()
 
 
-def _without_needless_removals(repaired: list[_RepairCandidate]) -> list[_RepairCandidate]:
-    """The repairs without those that remove calls and lose data which another repair keeps."""
+def _without_needless_losses(repaired: list[_RepairCandidate]) -> list[_RepairCandidate]:
+    """The repairs without those that lose data which another repair keeps.
+
+    Equal loops may drop iterations of some ranks: training does so on purpose (drop_last).
+    """
     least = min(each.loss.lost for each in repaired)
-    return [each for each in repaired if each.kind < REMOVES_CALLS or each.loss.lost == least]
+
+    def is_shown(repair: _RepairCandidate) -> bool:
+        drops_iterations = (
+            repair.kind < REMOVES_CALLS and repair.loss.lost <= repair.loss.fewer_calls
+        )
+        return repair.loss.lost == least or drops_iterations
+
+    return list(filter(is_shown, repaired))
 
 
 def _best_candidates(candidates: list[_RepairCandidate]) -> list[_RepairCandidate]:

@@ -20,6 +20,10 @@ from typing import Final
 from distsim.recordings.read_recording import SAMPLE
 from tests.script_capture import test_kills as captures
 
+# A shell starts what runs in its background with Ctrl-C ignored, which commands would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 _SIGNALS: Final = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _SWEEP: Final = """\
 world: 4
@@ -59,7 +63,7 @@ def _kill_at(process: subprocess.Popen[bytes], draw: Random, latest_s: float, to
     """Signal the command, wait for its end, and name the processes that are left."""
     time.sleep(draw.uniform(0.1, latest_s))
     process.send_signal(draw.choice(_SIGNALS))
-    process.wait(timeout=120)
+    process.wait(timeout=600)
     captures.until(lambda: not captures.marked(token), 30)
     left = captures.marked(token)
     for pid in left:

@@ -107,16 +107,18 @@ def test_remote_calls_are_refused_by_name_with_the_line():
     assert "does not support torch.distributed.rpc" in stand.what
 
 
-def reaches_into_memory() -> None:
+def hands_addresses_to_a_kernel() -> None:
     from torch.distributed import _symmetric_memory
 
     dist.init_process_group("gloo")
-    _symmetric_memory.empty(4, device="cpu")
+    tensor = _symmetric_memory.empty(4, device="cpu")
+    handle = _symmetric_memory.rendezvous(tensor, dist.group.WORLD)
+    handle.signal_pad_ptrs.append(0)
 
 
-def calls_an_operator_of_symmetric_memory() -> None:
+def calls_a_kernel_of_nvshmem() -> None:
     dist.init_process_group("gloo")
-    torch.ops.symm_mem.two_shot_all_reduce_(torch.ones(4), "sum", dist.group.WORLD.group_name)
+    torch.ops.symm_mem.nvshmem_put(torch.ones(4), 1)
 
 
 def makes_a_group_by_hand() -> None:
@@ -124,10 +126,13 @@ def makes_a_group_by_hand() -> None:
 
 
 UNSEEN = {
-    reaches_into_memory: ("_symmetric_memory.empty(4", "does not support symmetric memory"),
-    calls_an_operator_of_symmetric_memory: (
-        "torch.ops.symm_mem.two_shot",
-        "does not support symmetric memory",
+    hands_addresses_to_a_kernel: (
+        "handle.signal_pad_ptrs",
+        "does not support SymmetricMemory.signal_pad_ptrs",
+    ),
+    calls_a_kernel_of_nvshmem: (
+        "torch.ops.symm_mem.nvshmem_put",
+        "does not support this operator of symmetric memory",
     ),
     makes_a_group_by_hand: (
         "dist.ProcessGroupGloo(",

@@ -93,7 +93,11 @@ def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
 def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     """Two ranks exchange two messages in different order."""
     send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
-    label = _message_label if send.group.id == receive.group.id else _group_message_label
+    label = _message_label
+    if send.group.id != receive.group.id:
+        label = _group_message_label
+    elif send.tag != receive.tag:
+        label = _tag_label
     alternative = "" if send.op == "isend" else ", or use isend"
     return (
         f"send and receive the messages in the same order{alternative}: "
@@ -339,8 +343,8 @@ def _advise_uneven_collectives(
 _NEAR_MISS_ADVICE = {
     "channel": ("signal and wait on the same channel: each channel has its own cell in the pad",),
     "tag": (
-        "use the same tag on both ends. nccl has no tags: there the two calls match, and the "
-        "receive gets data that it should not get",
+        "use the same tag in both calls. nccl ignores tags: there, the two calls match, and the "
+        "receive may get a message that it does not expect",
     ),
     "group": (
         "use the same group on both ends: a message sent on one group cannot be received on "
@@ -405,11 +409,13 @@ def _short_rank_list(ranks: Sequence[int]) -> str:
 def _message_label(call: ResolvedCall) -> str:
     """What distinguishes a message from others of its pair: its tag, or else its tensor."""
     buffers = call.inputs or call.outputs
-    if call.tag:
-        return tag_text(call.tag) or "tag 0"
-    if buffers and buffers[0].name:
+    if not call.tag and buffers and buffers[0].name:
         return buffers[0].label
-    return "tag 0"
+    return _tag_label(call)
+
+
+def _tag_label(call: ResolvedCall) -> str:
+    return tag_text(call.tag) or "tag 0"
 
 
 def _group_message_label(call: ResolvedCall) -> str:

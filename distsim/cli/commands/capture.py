@@ -30,7 +30,7 @@ from distsim.cli.shared.backend_names import BackendName
 from distsim.cli.shared.findings_output import FindingsFormat, FindingsFormatOption
 from distsim.cli.shared.html_report import check_report_path, write_simulation_report
 from distsim.cli.shared.scenario_output import check_scenario_suffix
-from distsim.cli.shared.trace_output import trace_writer
+from distsim.cli.shared.trace_output import check_output_folder, trace_writer
 
 if TYPE_CHECKING:
     from distsim.script_capture.launch.command_hook import WrappedCommand
@@ -198,7 +198,10 @@ def command(arguments: CaptureArguments) -> None:
     check_scenario_suffix(arguments.scenario)
     check_report_path(arguments.report)
     writers = [trace_writer(path) for path in arguments.trace or ()]
-    # Before the script runs: a mistake in the file must not cost its results.
+    # Before the script runs: a mistake must not cost its results.
+    for path in (*(arguments.trace or ()), arguments.report, arguments.scenario):
+        if path is not None:
+            check_output_folder(path)
     cluster = None if arguments.cluster is None else load_machines(arguments.cluster)
     _require_torch()
     folder = os.getcwd()
@@ -284,7 +287,6 @@ def _program_of(wrapped: WrappedCommand) -> LaunchCommand:
 def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> CaptureRunOptions:
     """How the script is run. Raises UsageError for impossible numbers of ranks."""
     from distsim.common.errors import UsageError
-    from distsim.common.units import parse_duration_ns
     from distsim.script_capture.launch.parent_process import CaptureRunOptions
     from distsim.script_capture.launch.rank_process import ChildOptions
 
@@ -306,7 +308,7 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
         raise UsageError("--nnodes needs --nproc", "give both: --nnodes 2 --nproc 4")
     timeout_s = None
     if arguments.timeout is not None:
-        timeout_s = parse_duration_ns(arguments.timeout) / 1e9
+        timeout_s = _parse_timeout_s(arguments.timeout)
     assert command.target is not None
     counts_compute = arguments.compute
     if counts_compute is None:
@@ -327,6 +329,16 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
             checks_values=arguments.check_values,
         ),
     )
+
+
+def _parse_timeout_s(text: str) -> float:
+    from distsim.common.errors import UsageError
+    from distsim.common.units import parse_timeout_ns
+
+    try:
+        return parse_timeout_ns(text) / 1e9
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", "for example --timeout '5 min'") from None
 
 
 def _default_ranks_per_node(command: LaunchCommand) -> int:

@@ -75,7 +75,12 @@ FailAboveOption = Annotated[
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        "--trace", metavar="F.json", help="Write the recorded and the ideal job for Perfetto."
+        "--trace",
+        metavar="F.json",
+        help=(
+            "Write two timelines for Perfetto: the job as recorded, and the job without slow ranks "
+            "and slow communication."
+        ),
     ),
 ]
 PictureOption = Annotated[

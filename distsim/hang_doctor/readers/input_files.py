@@ -297,7 +297,8 @@ def _read_dumps_of_ranks(evidence: Evidence, parsed: Any, shown: str) -> _Result
             ranks.add(int(number[1]))
     if not ranks:
         raise FileRefused(
-            "unrecognised JSON (expected a Flight Recorder, py-spy, NCCL RAS or Kineto file)"
+            "JSON of an unknown kind. Nothing to do, unless it should be a Flight Recorder, "
+            "py-spy, NCCL RAS or Kineto file: then record it again"
         )
     return _Result("Flight Recorder", ranks)
 

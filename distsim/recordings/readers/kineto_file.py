@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
 from distsim.recordings.readers.file_content import read_content
 from distsim.recordings.readers.profile_json import ParsedProfile, parse_profile
+from distsim.recordings.recording import CHECKPOINT, DATA_LOADING, GARBAGE_COLLECTION
 
 SUFFIXES = (".json", ".json.gz")
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})$")
@@ -41,6 +44,18 @@ _CALL_ARGS = ("Concrete Inputs", "Input Dims", *_COMMUNICATION_ARGS)
 _CALL_PREFIXES = ("c10d::", "record_param_comms")
 _NO_ARGS: Mapping[str, Any] = {}
 _KEPT = _HOST_CATEGORIES | _CUDA_CALLS | _DEVICE_CATEGORIES | {"cuda_sync"}
+#: Python functions, recorded with ``with_stack=True``, that explain why a rank is slow. `Python GC`
+#: needs ``record_python_gc_info`` (torch 2.13).
+_PYTHON_FUNCTION = "python_function"
+_ACTIVITIES = {
+    GARBAGE_COLLECTION: re.compile(r"Python GC$|<built-in function collect>$"),
+    CHECKPOINT: re.compile(
+        r"torch/serialization\.py\(\d+\): save$"
+        r"|torch/distributed/checkpoint/state_dict_saver\.py\(\d+\): (?:async_)?save$"
+    ),
+}
+_ACTIVITY_ENDS = ("GC", "collect>", "save")
+_LOADER = "enumerate(DataLoader)"
 
 
 class ProfileEvent(NamedTuple):
@@ -131,12 +146,13 @@ class _EventReducer:
         if not isinstance(event, dict) or event.get("ph") != "X":
             return None
         category = str(event.get("cat", "")).lower()
-        if category not in _KEPT or not isinstance(event.get("ts"), int | float):
+        activity = _activity(str(event.get("name", ""))) if category == _PYTHON_FUNCTION else ""
+        if (category not in _KEPT and not activity) or not isinstance(event.get("ts"), int | float):
             return None
         start = _time_ns(event, "ts", self.path)
         has_length = isinstance(event.get("dur"), int | float)
         length = _time_ns(event, "dur", self.path) if has_length else 0.0
-        name = self._shared(str(event.get("name", "")))
+        name = self._shared(activity or str(event.get("name", "")))
         return ProfileEvent(
             name,
             self._shared(category),
@@ -148,6 +164,43 @@ class _EventReducer:
 
     def _shared(self, text: str) -> str:
         return self.texts.setdefault(text, text)
+
+
+def _activity(function: str) -> str:
+    """The activity that a Python function is known for, or an empty text."""
+    if not function.endswith(_ACTIVITY_ENDS):
+        return ""  # most of them
+    return next((kind for kind, names in _ACTIVITIES.items() if names.search(function)), "")
+
+
+def activity_times(events: Iterable[ProfileEvent]) -> list[tuple[str, float, float]]:
+    """Activity, start and end of all known activities, in the order of the events."""
+    found = []
+    for event in events:
+        if event.category == _PYTHON_FUNCTION:
+            found.append((event.name, event.start, event.end))
+        elif event.is_host and event.name.startswith(_LOADER):
+            found.append((DATA_LOADING, event.start, event.end))
+    return found
+
+
+def activities_in(
+    times: Sequence[tuple[str, float, float]], step: tuple[float, float]
+) -> dict[str, float]:
+    """How long each activity lasts in a step; nested and overlapping ones count once.
+
+    ``times``: by start. Activities that begin before the step are not counted.
+    """
+    totals: dict[str, float] = {}
+    reached: dict[str, float] = {}
+    first, last = (bisect_left(times, border, key=itemgetter(1)) for border in step)
+    for kind, start, end in times[first:last]:
+        begin = max(start, reached.get(kind, start))
+        until = min(end, step[1])
+        if until > begin:
+            totals[kind] = totals.get(kind, 0.0) + until - begin
+            reached[kind] = until
+    return totals
 
 
 def _kept_args(name: str, args: object) -> Mapping[str, Any]:

@@ -12,10 +12,8 @@ from functools import wraps
 from importlib import import_module
 from typing import Any, Final, NoReturn
 
-from distsim.script_capture.errors import SYMMETRIC_MEMORY_UNSUPPORTED, UnsupportedError
+from distsim.script_capture.errors import UnsupportedError
 
-#: Static methods of torch's `_SymmetricMemory`, without which no rank gets memory of another.
-_SYMMETRIC_MEMORY_FUNCTIONS: Final = ("empty_strided_p2p", "rendezvous", "get_mempool_allocator")
 _BACKEND_CLASSES: Final = (
     "ProcessGroupGloo",
     "ProcessGroupNCCL",
@@ -37,10 +35,6 @@ def _refusal(text: str) -> Callable[..., NoReturn]:
 def refuse_unsupported_transports() -> None:
     """Patch torch so that these transports raise UnsupportedError."""
     core = import_module("torch._C._distributed_c10d")
-    for name in _SYMMETRIC_MEMORY_FUNCTIONS:
-        if hasattr(getattr(core, "_SymmetricMemory", None), name):
-            refuse = staticmethod(_refusal(SYMMETRIC_MEMORY_UNSUPPORTED))
-            setattr(core._SymmetricMemory, name, refuse)
     for name in _BACKEND_CLASSES:
         # torch itself creates backends in C++, or through `install`. A script that calls the class
         # wants a real network.

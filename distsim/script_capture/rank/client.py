@@ -358,10 +358,11 @@ class HubClient:
         kernels = [[*kernel, count] for kernel, count in interval.kernels]
         self.queue(["event", number, site, "compute", _NO_GROUP, {"kernels": kernels}])
 
-    def report_streams(self) -> None:
+    def report_streams(self, depth: int = 4) -> None:
         """Report what streams did since the last time, and which one is current, if it is news.
 
-        What was computed before is reported first.
+        What was computed before is reported first. The call site is searched from ``depth`` frames
+        up.
         """
         if self.streams is None or self.rank < 0:
             return
@@ -373,7 +374,7 @@ class HubClient:
                 return
             self.report_computed()
             self._reported_streams[thread] = current
-            site = self.site(4) if steps else _NO_SITE
+            site = self.site(depth) if steps else _NO_SITE
             self.queue(["streams", next(self._numbers), site, steps, current])
 
     # --- call sites ---

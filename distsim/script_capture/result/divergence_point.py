@@ -198,7 +198,7 @@ def explained_by_point(
             ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
             message.append(f"    {line_text(call, main_file)} runs {ran}")
             break
-    remedy = f"{_remedy(point, text, line)}: {text}"
+    remedy = f"{_remedy(point, text, line)}: `{text}`"
     explained = replace(finding, message="\n".join(message), help=(remedy,))
     return with_branch(explained, point.line, own)
 
@@ -211,7 +211,7 @@ def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH
 
 def _remedy(point: DivergencePoint, text: str, line: str) -> str:
     if text.startswith(_LOOP_KEYWORDS):
-        return f"run the loop at {line} equally often on all ranks"
+        return f"run the loop at {line} the same number of times on all ranks"
     calls = (*point.own_calls, *point.other_calls)
     is_in_both = bool(point.own_calls and point.other_calls)
     if is_in_both and all(indentation(call) > indentation(point.line) for call in calls):

@@ -26,6 +26,7 @@ from distsim.script_capture.protocol.message_types import (
     CallOrigin,
 )
 from distsim.script_capture.result.build_program import build_program, world_backend
+from distsim.script_capture.result.random_state_checks import random_state_findings
 from distsim.script_capture.result.rank_status import (
     STORE_KEY,
     CapturedRankStatus,
@@ -97,7 +98,7 @@ def evaluate_capture(
     statuses = rank_statuses(captured, simulation.program.world_size)
 
     findings = with_backward_explanation(in_torch_terms(simulation.findings), statuses)
-    wrong_values = value_findings(captured.ranks)
+    wrong_values = [*value_findings(captured.ranks), *random_state_findings(captured.ranks)]
     findings = (*wrong_values, *findings)
     if has_mismatched_collective(captured):
         # The script stopped before it could wait for its requests.

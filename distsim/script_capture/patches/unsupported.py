@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
@@ -14,6 +15,9 @@ from typing import Any, Final, NoReturn
 
 from distsim.script_capture.errors import UnsupportedError
 
+_TORCHCOMMS_TEXT: Final = (
+    "distsim capture does not support torchcomms: use torch.distributed's process groups"
+)
 _BACKEND_CLASSES: Final = (
     "ProcessGroupGloo",
     "ProcessGroupNCCL",
@@ -52,6 +56,26 @@ def refuse_unsupported_transports() -> None:
         "distsim capture does not support torch.distributed._dist2 (new_group):"
         " use init_process_group"
     )
+    _refuse_torchcomms()
+
+
+class _TorchcommsFinder:
+    """An entry of `sys.meta_path` that refuses to find torchcomms."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        """Raises UnsupportedError for torchcomms; finds nothing else."""
+        if name == "torchcomms":
+            raise UnsupportedError(_TORCHCOMMS_TEXT)
+
+
+def _refuse_torchcomms() -> None:
+    """Its communicators are C++ objects that no process group sees."""
+    finder: Any = _TorchcommsFinder
+    sys.meta_path.insert(0, finder)
+    module = sys.modules.get("torchcomms")
+    if module is not None:  # imported before the ranks were forked
+        setattr(module, "new_comm", _refusal(_TORCHCOMMS_TEXT))  # noqa: B010
 
 
 def refuse_subprocess_ranks() -> None:

@@ -186,6 +186,7 @@ def expand_folders(paths: list[str]) -> list[str]:
     """
     from distsim.api.inputs import holds_profiles
     from distsim.common.errors import UsageError
+    from distsim.common.file_io import files_below
 
     # A dictionary as an ordered set.
     files: dict[str, None] = {}
@@ -193,8 +194,7 @@ def expand_folders(paths: list[str]) -> list[str]:
         if not Path(path).is_dir():
             files[path] = None
             continue
-        yaml_paths = (p for p in Path(path).rglob("*") if p.suffix in (".yaml", ".yml"))
-        scenarios = sorted(p for p in yaml_paths if p.is_file())
+        scenarios = [file for file in files_below(path) if file.suffix in (".yaml", ".yml")]
         if not scenarios and holds_profiles(path):
             files[path] = None
             continue

@@ -94,8 +94,8 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "warning",
         None,
         (
-            "The program fails in some orders of events and completes in others. The result depends "
-            "on which message a receive from any source takes, or on which sends are buffered."
+            "The program fails in some orders of events and completes in others, depending on which "
+            "message a receive from any source takes, or on which sends are buffered."
         ),
         ("The program may work a hundred times, and then hang when one rank is slower than usual."),
         "Name the source of the receive, or use different tags for different kinds of messages. "

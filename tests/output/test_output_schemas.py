@@ -130,3 +130,6 @@ def test_the_notation_means_what_its_description_says() -> None:
 def test_the_command_prints_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     done = CliRunner().invoke(application(["schema"]), ["schema", "--of", "doctor"])
     assert json.loads(done.stdout) == output_schema("doctor")
+
+    mistaken = CliRunner().invoke(application(["schema"]), ["schema", "doctor"])
+    assert "use `distsim schema --of doctor`" in str(mistaken.exception)

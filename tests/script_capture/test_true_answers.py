@@ -75,6 +75,15 @@ big = [torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for
 if "--fake" in __import__("sys").argv:
     F.scaled_dot_product_attention(*big, is_causal=True, enable_gqa=True)
     dist.all_reduce(done)
+else:
+    graph, total = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph):
+        total += 1
+        dist.all_reduce(total)
+    assert total.item() == 0
+    for _ in range(3):
+        graph.replay()
+    assert total.item() == 14
 dist.all_reduce(torch.ones(1))
 """
 
@@ -83,13 +92,15 @@ def test_a_cpu_tensor_on_an_nccl_group_raises_as_in_torch(tmp_path: Path) -> Non
     script = tmp_path / "train.py"
     script.write_text(GPU_SCRIPT, encoding="utf-8")
 
-    done = run_python(
-        "-m", "distsim", "capture", "--nproc", "2", "--format", "json", "--", "python", str(script)
-    )
+    scenario = tmp_path / "captured.yaml"
+    words = ("--nproc", "2", "--format", "json", "-o", str(scenario))
+    done = run_python("-m", "distsim", "capture", *words, "--", "python", str(script))
 
     result = checked_json("capture", done.stdout)
     assert (done.returncode, result["outcome"]) == (1, "raises"), done.stderr
     assert done.stderr.count("starts") == 2  # so that a program can read the report
+    item = next(n for n, line in enumerate(GPU_SCRIPT.splitlines(), 1) if "item() == 14" in line)
+    assert f"- synchronize: current  # train.py:{item}\n" in scenario.read_text(encoding="utf-8")
     assert result["captured"]["devices"].startswith("one emulated GPU per rank")
     texts = {rank["what"] for rank in result["captured"]["ranks"]}
     assert texts == {"RuntimeError: No backend type associated with device type cpu"}

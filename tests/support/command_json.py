@@ -24,5 +24,8 @@ def checked_json(command: str, output: str) -> Any:
     """What a command printed, as data; fails if it does not match the schema of the command."""
     data = json.loads(output)
     error = best_match(_validator(command).iter_errors(data))
-    assert error is None, f"distsim {command}: {error.json_path}: {error.message[:1000]}"
+    assert error is None, (
+        f"distsim {command}: {error.json_path}: {error.message[:1000]}; "
+        "the schemas are in distsim/output/json/run_schemas.py and analysis_schemas.py"
+    )
     return data

@@ -15,12 +15,12 @@ from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import (
     call_words,
     location_text,
-    object_collective,
     parenthesised,
     rank_list,
 )
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
+from distsim.operations.object_collectives import object_collective
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 

@@ -74,9 +74,12 @@ def command(
             raise UsageError("--install supports only the schema of scenario files", "omit --of")
         return _install_schema(Path(folder))
     if folder != ".":
+        is_command = folder in list(SchemaKind)
         raise UsageError(
             f"{folder}: a folder is valid only with --install",
-            "use `distsim schema > FILE`, or add --install",
+            f"use `distsim schema --of {folder}`"
+            if is_command
+            else "use `distsim schema > FILE`, or add --install",
         )
     if of is SchemaKind.scenario:
         return console.out(console.to_json(json_schema()))

@@ -123,7 +123,7 @@ def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
     \b
     Example: distsim replay run.jsonl
     Example: distsim replay run.jsonl --cluster dgx-h100 --scale compute=0.5
-    Example: distsim replay run.jsonl --as-recorded --what-if like-peers=2 --cluster dgx-h100
+    Example: distsim replay run.jsonl --as-recorded --what-if like-peers=2
     Example: distsim replay run.jsonl --real --trace again.jsonl
     Example: distsim replay run.jsonl -o run.yaml
     """

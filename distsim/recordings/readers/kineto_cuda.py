@@ -21,7 +21,7 @@ A host call waits for the device if a device operation ended shortly before it r
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -114,10 +114,15 @@ class _DeviceReader:
         launches = [self._launch(e) for e in self.device if is_communication(e)]
         host_waits = [wait.start for wait in self.waits]
         self.cuts = sorted({*launches, *self.stream_waits, *host_waits})
+        self.by_launch = sorted(self.device, key=self._launch)
+        self.launch_times = [self._launch(event) for event in self.by_launch]
+        self.wait_starts = host_waits
+        self.wait_ends = {wait.device_end for wait in self.waits}
 
     def step(self, start: float, end: float, number: int) -> DeviceStep:
         """The runs that were launched in a time, and the waits of the host in it."""
-        inside = [e for e in self.device if start <= self._launch(e) < end]
+        first, last = (bisect_left(self.launch_times, time) for time in (start, end))
+        inside = sorted(self.by_launch[first:last], key=lambda event: (event.start, event.end))
         counts: dict[Hashable, int] = defaultdict(int)
         runs: list[DeviceRun] = []
         by_stream: dict[str, list[ProfileEvent]] = defaultdict(list)
@@ -127,7 +132,8 @@ class _DeviceReader:
             runs.extend(self._runs(stream, events, number, counts))
         # Runs of one start: the one launched first comes first.
         runs.sort(key=lambda run: (run.start, run.launch))
-        waits = [wait for wait in self.waits if start <= wait.start < end]
+        first, last = (bisect_left(self.wait_starts, time) for time in (start, end))
+        waits = self.waits[first:last]
         return DeviceStep(start, end, runs, waits)
 
     def _launch(self, event: ProfileEvent) -> float:
@@ -157,7 +163,6 @@ class _DeviceReader:
     ) -> list[DeviceRun]:
         runs: list[DeviceRun] = []
         previous: object = None
-        wait_ends = {wait.device_end for wait in self.waits}
         for event in events:
             launch = self._launch(event)
             if is_communication(event):
@@ -175,7 +180,7 @@ class _DeviceReader:
                 end = max(event.end, start)
                 runs.append(DeviceRun(stream, label, start, end, launch, None, 0, awaits))
             # A host wait ends with this operation, so the run does, too.
-            previous = None if event.end in wait_ends else epoch
+            previous = None if event.end in self.wait_ends else epoch
         return runs
 
     def _communication(

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -183,13 +185,17 @@ def activity_times(events: Iterable[ProfileEvent]) -> list[tuple[str, float, flo
 
 
 def activities_in(
-    times: Iterable[tuple[str, float, float]], step: tuple[float, float]
+    times: Sequence[tuple[str, float, float]], step: tuple[float, float]
 ) -> dict[str, float]:
-    """How long each activity lasts in a step; nested and overlapping ones count once."""
+    """How long each activity lasts in a step; nested and overlapping ones count once.
+
+    ``times``: by start. Activities that begin before the step are not counted.
+    """
     totals: dict[str, float] = {}
     reached: dict[str, float] = {}
-    for kind, start, end in times:
-        begin = max(start, step[0], reached.get(kind, step[0]))
+    first, last = (bisect_left(times, border, key=itemgetter(1)) for border in step)
+    for kind, start, end in times[first:last]:
+        begin = max(start, reached.get(kind, start))
         until = min(end, step[1])
         if until > begin:
             totals[kind] = totals.get(kind, 0.0) + until - begin

@@ -48,6 +48,8 @@ _NCCL_RANGE = re.compile(r"nccl[A-Z]\w*$")
 _MAX_RANKS = 1 << 17
 _MAX_TIME = 1 << 62
 _LONGEST_NAME = 200
+#: What a damaged database raises. Python cannot decode some messages of SQLite about it.
+_DATABASE_ERRORS = (sqlite3.Error, OverflowError, UnicodeDecodeError)
 #: Shorter calls of the host that launch nothing cannot be waits that matter.
 _SHORTEST_WAIT_NS = 50_000
 
@@ -73,7 +75,7 @@ def is_nsight_export(path: Path) -> bool:
                 return False
         with closing(_open(path)) as database:
             return "StringIds" in _columns_by_table(database)
-    except (OSError, sqlite3.Error, UsageError):
+    except (OSError, UsageError, *_DATABASE_ERRORS):
         return False
 
 
@@ -82,11 +84,17 @@ def read_nsight_file(path: Path) -> NsightFile:
     try:
         with closing(_open(path)) as database:
             return _Export(path, database).read()
-    except (sqlite3.Error, OverflowError) as error:
+    except _DATABASE_ERRORS as error:
         raise UsageError(
-            f"{path}: no readable SQLite export of Nsight Systems ({error})",
+            f"{path}: no readable SQLite export of Nsight Systems ({_reason(error)})",
             "export the report again with `nsys export --type sqlite`",
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "its schema is damaged"
+    return escape_control_characters(str(error), one_line=True)[:_LONGEST_NAME]
 
 
 def _open(path: Path) -> sqlite3.Connection:

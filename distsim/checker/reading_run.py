@@ -307,7 +307,7 @@ class OpenRequestFilter:
 
     The loss of a collective changes nothing if no member waits for it and the calls of all members
     are the same: it is only a leak. A lost message changes which messages the later receives of its
-    channel match, so the same holds for all messages of a channel together.
+    channel match, so all messages of a channel are judged together.
     """
 
     def __init__(self, linked: LinkedProgram) -> None:

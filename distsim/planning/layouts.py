@@ -36,6 +36,8 @@ _MIN_TOKENS = 8192
 #: with 4096 or 8192 tokens, even if a later phase extends the context (Llama 3, arXiv:2407.21783,
 #: section 3.4.1).
 DEFAULT_SEQUENCE = 8192
+#: The usual names of data parallelism by ZeRO stage.
+_ZERO_NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")
 
 
 class ParallelLayout(NamedTuple):
@@ -63,21 +65,27 @@ class ParallelLayout(NamedTuple):
         return {axis: size for axis, size in sizes.items() if size > 1} or {"dp": 1}
 
     def label(self) -> str:
-        """A short name, such as `dp8 tp4 pp2x2 z1 b2 full`.
+        """The name in terms of PyTorch and Megatron, such as `ZeRO-1 DP8 TP4 PP2x2 b2`.
 
-        It means 8 replicas, tensor parallelism of 4, 2 pipeline ranks of 2 stages each, ZeRO 1,
-        micro-batches of 2, and full recomputation.
+        It means 8 replicas that shard the optimizer's states, tensor parallelism of 4, 2 pipeline
+        ranks of 2 stages each, and micro-batches of 2.
         """
-        words = []
-        for axis in ("dp", "tp", "cp", "ep"):
-            size = getattr(self, axis)
-            if size > 1:
-                words.append(f"{axis}{size}")
+        name = _ZERO_NAMES[self.zero]
+        if self.dp == 1:
+            # DDP with one replica is no data parallelism; ZeRO may still shard among other axes.
+            words = [] if self.zero == 0 else [name]
+        elif name.startswith("ZeRO"):
+            words = [name, f"DP{self.dp}"]
+        else:
+            words = [f"{name}{self.dp}"]
+        sizes = {"TP": self.tp, "CP": self.cp, "EP": self.ep}
+        words += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
         if self.pp > 1:
-            words.append(f"pp{self.pp}x{self.chunks}" if self.chunks > 1 else f"pp{self.pp}")
-        words += [f"z{self.zero}", f"b{self.micro_batch}"]
+            stages = f"x{self.chunks}" if self.chunks > 1 else ""
+            words.append(f"PP{self.pp}{stages}")
+        words.append(f"b{self.micro_batch}")
         if self.recompute != "none":
-            words.append(self.recompute)
+            words.append(f"recompute={self.recompute}")
         return " ".join(words)
 
 

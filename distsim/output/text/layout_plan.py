@@ -54,6 +54,7 @@ _LAYOUTS = (
     TableLayout(("place", "layout", "step", "memory")),
     TableLayout(("place", "layout", "step")),
 )
+_HIDDEN_NOTE = "hidden at this width: {columns}; shown with COLUMNS={width} or -o F.csv"
 #: The usual names of what limits a step.
 _LIMIT_NAMES = {
     "products": "FLOPs",
@@ -85,9 +86,11 @@ def layout_plan_report(plan: LayoutPlan, shown: int) -> Report:
     if plan.ranked:
         rows = plan.certain[:shown]
         hidden = len(plan.certain) - len(rows)
-        more = f"… {hidden} more …" if hidden > 0 else ""
         if rows:
-            sections.append(Section([_layout_table(plan, rows), Paragraph(more, "  ")]))
+            table = _layout_table(plan, rows)._replace(hidden_note=_HIDDEN_NOTE)
+            if hidden > 0:
+                table = table._replace(rows=[*table.rows, _omitted_row(table, hidden)])
+            sections.append(Section([table]))
         risky = _risky_rows(plan)
         if risky:
             table = _layout_table(plan, risky, first_place=len(plan.certain) + 1)
@@ -150,35 +153,16 @@ def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout], first_place: i
     return Table(columns, cells, _LAYOUTS, indent="")
 
 
-#: The usual names of data parallelism by ZeRO stage.
-_ZERO_NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")
-
-
-def layout_name(layout: ParallelLayout) -> str:
-    """The name in terms of PyTorch and Megatron, such as ``ZeRO-1 DP8 TP4 PP2x2 b2``."""
-    name = _ZERO_NAMES[layout.zero]
-    if layout.dp == 1:
-        # DDP with one replica is no data parallelism; ZeRO may still shard among other axes.
-        words = [] if layout.zero == 0 else [name]
-    elif name.startswith("ZeRO"):
-        words = [name, f"DP{layout.dp}"]
-    else:
-        words = [f"{name}{layout.dp}"]
-    sizes = {"TP": layout.tp, "CP": layout.cp, "EP": layout.ep}
-    words += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
-    if layout.pp > 1:
-        stages = f"x{layout.chunks}" if layout.chunks > 1 else ""
-        words.append(f"PP{layout.pp}{stages}")
-    words.append(f"b{layout.micro_batch}")
-    if layout.recompute != "none":
-        words.append(f"recompute={layout.recompute}")
-    return " ".join(words)
+def _omitted_row(table: Table, count: int) -> dict[str, str]:
+    """The row that stands for the layouts that are not shown."""
+    empty = {column.key: "" for column in table.columns}
+    return {**empty, "place": "…", "layout": f"{count} more"}
 
 
 def _layout_name(plan: LayoutPlan, ranked: RankedLayout) -> str:
     """The name of a layout, with GPUs and cluster if the plan compares several of them."""
     outcome = ranked.outcome
-    parts = [layout_name(outcome.layout)]
+    parts = [outcome.layout.label()]
     if len({request.gpus for request in plan.questions}) > 1:
         parts.insert(0, f"{outcome.layout.gpus}:")
     if len({request.cluster.name for request in plan.questions}) > 1:
@@ -414,7 +398,7 @@ def layout_plan_svg(plan: LayoutPlan) -> str:
     x, y = position(shown[0])
     label = (
         f'<text class="best" x="{x - 8}" y="{y + 16}" text-anchor="end">'
-        f"{escape(layout_name(best.layout))}</text>"
+        f"{escape(best.layout.label())}</text>"
     )
     axes = _axis_elements(plan.questions[0].cluster.device.memory_nbytes, least_ns, most_ns)
     return _svg_document([*axes, line, *dots, label])
@@ -442,7 +426,7 @@ def _axis_elements(capacity: int, least_ns: int, most_ns: int) -> list[str]:
 def _layout_dot(ranked: RankedLayout, x: float, y: float) -> str:
     outcome = ranked.outcome
     low, high = map(show_ns, outcome.band_ns)
-    tooltip = f"{layout_name(outcome.layout)}: {show_ns(outcome.step_ns)} ({low} to {high})"
+    tooltip = f"{outcome.layout.label()}: {show_ns(outcome.step_ns)} ({low} to {high})"
     kind = "other"
     if ranked.tied:
         kind = "tied"

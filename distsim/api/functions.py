@@ -157,6 +157,7 @@ def plan(
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
     memory_reserve: int | None = None,
+    framework: str | None = None,
     jobs: int | None = None,
     address: str | None = None,
     output: str | Path | None = None,
@@ -171,8 +172,9 @@ def plan(
     several. ``global_batch``: sequences per step. ``sequence``: tokens per sequence; None takes the
     model's maximum, but at most 8192. ``ranks_per_node``: None takes the cluster's. ``step``:
     further fields of ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``.
-    ``memory_reserve``: bytes per rank for the CUDA context and NCCL; None estimates it. ``jobs``:
-    worker processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or
+    ``memory_reserve``: bytes per rank for the CUDA context and NCCL; None estimates it.
+    ``framework``: try only what `megatron`, `torchtitan` or `deepseek` supports. ``jobs``: worker
+    processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or
     Parquet file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a
     guided search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with
     the numbers of layouts done and of all layouts. Raises UsageError.
@@ -195,6 +197,7 @@ def plan(
             ranks_per_node=ranks_per_node,
             step=step,
             choices=choices,
+            framework=framework,
         )
         for count in counts
         for one in clusters

@@ -10,6 +10,7 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
+from distsim.planning.frameworks import FRAMEWORKS, PRECISIONS, SCHEDULES
 from distsim.planning.layouts import DEFAULT_SEQUENCE, ParallelLayout, PlanRequest
 
 MAX_GPUS = 2**17
@@ -24,7 +25,12 @@ _LAYOUT_FIELDS = (
     "chunks",
     "sequence",
 )
-_RECOMPUTE_CHOICES = ("none", "selective", "op", "full")
+#: The values of the layout's fields that are words.
+_WORD_CHOICES = {
+    "recompute": ("none", "selective", "modules", "op", "full"),
+    "schedule": SCHEDULES,
+    "precision": PRECISIONS,
+}
 _MAX_ZERO_STAGE = 3
 
 
@@ -38,6 +44,7 @@ def checked_plan_request(
     ranks_per_node: int | None = None,
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
+    framework: str | None = None,
 ) -> PlanRequest:
     """The request for the layouts of a step.
 
@@ -51,6 +58,12 @@ def checked_plan_request(
             f"--set {decided[0]}: each layout decides this field",
             "use --restrict zero=1 to fix a value, and --sequence for the sequence length",
         )
+    if framework is not None and framework not in FRAMEWORKS:
+        raise UsageError(
+            f"--framework {framework}: expected {name_list(FRAMEWORKS)}"
+            f"{did_you_mean(framework, FRAMEWORKS)}",
+            "without --framework, plan tries what any framework supports",
+        )
     layout_choices = _checked_choices(choices or {})
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
     _check_gpu_count(gpus, per_node)
@@ -63,6 +76,7 @@ def checked_plan_request(
         per_node=per_node,
         step=step or {},
         choices=layout_choices,
+        framework=framework,
     )
     if sequence is None and request.tokens > DEFAULT_SEQUENCE:
         return replace(request, sequence=DEFAULT_SEQUENCE)
@@ -111,13 +125,13 @@ def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[st
                     f"--restrict {text}: {word} is not a value of {name}",
                     "for example --restrict tp=1,2 or --restrict recompute=none",
                 )
-        checked[name] = words if name == "recompute" else tuple(map(int, words))
+        checked[name] = words if name in _WORD_CHOICES else tuple(map(int, words))
     return checked
 
 
 def _is_choice(field: str, word: str) -> bool:
-    if field == "recompute":
-        return word in _RECOMPUTE_CHOICES
+    if field in _WORD_CHOICES:
+        return word in _WORD_CHOICES[field]
     if field == "zero":
         return is_number(word, 0, _MAX_ZERO_STAGE)
     return is_number(word, 1, MAX_GPUS)

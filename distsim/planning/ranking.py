@@ -49,6 +49,8 @@ PLAN_COLUMNS = (
     "zero",
     "recompute",
     "micro_batch",
+    "schedule",
+    "precision",
     "status",
     "step_ns",
     "low_ns",
@@ -413,8 +415,9 @@ def layout_key(request: PlanRequest, layout: ParallelLayout) -> str:
         dict(request.step),
         request.cluster.key,
         request.reserve_nbytes,
+        request.framework,
     ]
-    text = json.dumps([__version__, "plan 2", step, list(layout)], sort_keys=True, default=str)
+    text = json.dumps([__version__, "plan 3", step, list(layout)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

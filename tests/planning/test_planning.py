@@ -85,6 +85,18 @@ CASES = {
         question(TIED, 16, 8, step={"attention": "plain"}),
         ParallelLayout(16, tp=2, pp=4, cp=2),
     ),
+    "zero-bubble": (
+        question(SMALL, 8, 16, sequence=2048),
+        ParallelLayout(8, pp=4, schedule="zbv", micro_batch=1),
+    ),
+    "experts, DualPipeV, FP8": (
+        question(EXPERTS, 16, 32, sequence=2048),
+        ParallelLayout(16, pp=2, ep=4, schedule="dualpipe_v", precision="fp8"),
+    ),
+    "experts on two nodes, DualPipe": (
+        question(EXPERTS, 16, 64, sequence=1024, per_node=4),
+        ParallelLayout(16, pp=2, ep=8, schedule="dualpipe", recompute="modules", precision="fp8"),
+    ),
     "gradients after the last pass": (
         question(SMALL, 16, 16, step={"overlap_grad_reduce": False}),
         ParallelLayout(16, tp=2, pp=4),

@@ -59,7 +59,7 @@ RestrictOption = Annotated[
         "--restrict",
         metavar="KEY=A,B",
         help="Restrict the search to these values of tp, pp, chunks, cp, ep, zero, "
-        "recompute or micro_batch. Repeatable.",
+        "recompute, micro_batch, schedule or precision. Repeatable.",
     ),
 ]
 MemoryReserveOption = Annotated[
@@ -69,6 +69,15 @@ MemoryReserveOption = Annotated[
         metavar="SIZE",
         help="Memory per GPU for the CUDA context and NCCL, such as '2 GiB'. "
         "[default: estimated for each layout]",
+    ),
+]
+FrameworkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--framework",
+        metavar="NAME",
+        help="Try only what this framework supports: megatron, torchtitan or deepseek. "
+        "[default: what any of them supports]",
     ),
 ]
 StepFieldsOption = Annotated[
@@ -109,6 +118,7 @@ class PlanArguments:
     ranks_per_node: PerNodeOption = None
     restrict: RestrictOption = None
     memory_reserve: MemoryReserveOption = None
+    framework: FrameworkOption = None
     sets: StepFieldsOption = None
     output: OutputsOption = None
     format: FormatOption = OutputFormat.text
@@ -118,8 +128,8 @@ class PlanArguments:
 def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
-    A layout combines tensor, pipeline (1F1B, interleaved), context, expert and data parallelism,
-    ZeRO stage, recomputation and micro-batch size. For each layout, distsim checks the memory,
+    A layout combines tensor, pipeline, context, expert and data parallelism, pipeline schedule,
+    ZeRO stage, recomputation, micro-batch size, and FP8 where the GPU supports it. For each layout, distsim checks the memory,
     searches for hangs, and predicts the step time. Exit status: 1 if no layout fits, otherwise 0.
 
     \b
@@ -143,6 +153,7 @@ def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
             step=_parse_step_fields(arguments.sets or []),
             choices=_parse_choices(arguments.restrict or []),
             memory_reserve=_parse_memory_reserve(arguments.memory_reserve),
+            framework=arguments.framework,
             jobs=workers.jobs,
             address=workers.address,
             output=table,

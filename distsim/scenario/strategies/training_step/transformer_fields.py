@@ -21,6 +21,7 @@ from distsim.scenario.strategies.field_types import (
     NonNegativeFloat,
     PositiveInt,
 )
+from distsim.scenario.strategies.pipeline.schedule_names import canonical_name
 from distsim.scenario.strategies.pipeline.strategy import Pipeline
 from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.micro_batch_cost import (
@@ -31,6 +32,10 @@ from distsim.scenario.strategies.training_step.presets import PRESETS, Architect
 
 #: The default axes, which are used if the mesh has them.
 _DEFAULT_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+#: Schedules that compute the two halves of a backward pass at different times.
+SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipe_v", "dualpipe")
+#: Those that pair forward passes with backward passes of other micro-batches.
+PAIR_SCHEDULES = ("dualpipe_v", "dualpipe")
 #: Schedules that need several stages per rank; two if `chunks` is omitted.
 _SCHEDULES_WITH_TWO_CHUNKS = ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v")
 
@@ -92,8 +97,9 @@ class TransformerFields(Strategy):
         default="none",
         description=(
             "Activation checkpointing (recompute). full: whole layers. selective: the scores "
-            "of plain attention. op: every second matrix product and all other operations "
-            "(torchtitan)."
+            "of plain attention. modules: norms, activation functions and the expansion of "
+            "latent attention (Megatron-LM's --recompute-modules). op: every second matrix "
+            "product and all other operations (torchtitan)."
         ),
         examples=["full"],
     )
@@ -215,6 +221,17 @@ class TransformerFields(Strategy):
         description="Mesh axis of expert parallelism [default: `ep` if the mesh has it].",
         examples=["ep"],
     )
+    # DeepSeek-V3, arXiv:2412.19437, section 3.2.2, and github deepseek-ai/DeepEP: a token crosses
+    # the network once for each node, NVLink distributes it there, and dispatch is in FP8 if the
+    # products are. Megatron-LM offers it as --moe-enable-deepep.
+    expert_dispatch: Literal["all_to_all", "deepep"] = Field(
+        default="all_to_all",
+        description=(
+            "How tokens get to experts. all_to_all: one copy for each expert. deepep: between "
+            "nodes one copy for each node, in FP8 if `matmul_dtype` is."
+        ),
+        examples=["deepep"],
+    )
     data: AxesOrGroup | None = Field(
         default=None,
         description=(
@@ -317,18 +334,32 @@ class TransformerFields(Strategy):
             gathered=uses_dtensor,
             whole_logits=uses_dtensor and not self.loss_parallel,
             autocast=self.autocast,
+            keeps_8_bit_inputs=self.has_8_bit_products and not uses_dtensor,
         )
+
+    @property
+    def has_8_bit_products(self) -> bool:
+        """Whether the layers' matrix products are in FP8."""
+        return self.matmul_dtype is not None and self.matmul_dtype.startswith("float8")
 
     def stages(self, context: ExpansionContext) -> int:
         """The number of stages of the pipeline; 1 without one."""
         return self.axis_size("pipeline", context) * self.chunk_count
 
     @property
+    def canonical_schedule(self) -> str | None:
+        """The name of the built-in schedule; None for a schedule from a file."""
+        return canonical_name(self.schedule)
+
+    @property
     def chunk_count(self) -> int:
-        """The number of stages on each rank of the pipeline."""
+        """The number of the model's stages on each rank of the pipeline.
+
+        DualPipe has a second copy of another stage on each rank, which counts there.
+        """
         if self.chunks is not None:
             return self.chunks
-        return 2 if self.schedule in _SCHEDULES_WITH_TWO_CHUNKS else 1
+        return 2 if self.canonical_schedule in _SCHEDULES_WITH_TWO_CHUNKS else 1
 
     def layers_of_stages(self, context: ExpansionContext) -> tuple[int, ...]:
         """The number of layers of each stage."""
@@ -349,12 +380,13 @@ class TransformerFields(Strategy):
         context: ExpansionContext,
         forward: Sequence[CostOrEntries] = (),
         backward: Sequence[CostOrEntries] = (),
-        last_backward: Sequence[CostOrEntries] = (),
+        **further_costs: Sequence[CostOrEntries],
     ) -> Pipeline:
         """The `pipeline` strategy that runs the micro-batches; costs are by stage.
 
-        ``last_backward``: the costs of each stage's last backward pass, if they differ. Without
-        costs the strategy serves only to check and to build the schedule.
+        ``further_costs``: those of the fields `last_backward`, `backward_input` and
+        `backward_weight`, if there are any. Without costs the strategy serves only to check and to
+        build the schedule.
         """
         boundary_numel = self.micro_batch_cost(context).boundary_numel
         fields: dict[str, object] = {
@@ -365,8 +397,12 @@ class TransformerFields(Strategy):
             "backward": dict(enumerate(backward)) or "1 ms",
             "activation": {"shape": [boundary_numel], "dtype": self.dtype},
         }
-        if last_backward:
-            fields["last_backward"] = dict(enumerate(last_backward))
+        for name, costs in further_costs.items():
+            if costs:
+                fields[name] = dict(enumerate(costs))
+        if self.canonical_schedule == "dualpipe":
+            # The update sums the shards of both copies (`TransformerStepWriter`).
+            fields["reduce_copies"] = False
         if self.chunks is not None:
             fields["chunks"] = self.chunks
         if self.schedule.lower() == "1f1b" and self.micro_batches < self.stages(context):
@@ -494,15 +530,6 @@ class TransformerFields(Strategy):
 
     def _refuse_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
         """Pipelines that do not fit to the model or to other fields."""
-        if self.schedule.lower() == "dualpipe":
-            yield (
-                ("schedule",),
-                (
-                    "dualpipe has two copies of each stage, which transformer does not "
-                    "support: use dualpipe_v, or a `pipeline` entry with dualpipe"
-                ),
-            )
-            return
         if self.axis_size("pipeline", context) == 1:
             if self.chunks is not None and self.chunks > 1:
                 yield ("chunks",), "there is no pipeline, so `chunks` has no effect: remove it"
@@ -516,12 +543,38 @@ class TransformerFields(Strategy):
                     "to 0, 1 or 2"
                 ),
             )
+        yield from self._refuse_split_backward(context)
         for path, text in self.pipeline_strategy(context).refuse(context):
             # The field `axis` of `pipeline:` is `pipeline` here.
             field = str(path[0]) if path else ""
             field = "pipeline" if field == "axis" else field
             if field in type(self).model_fields:
                 yield (field,), text
+
+    def _refuse_split_backward(self, context: ExpansionContext) -> Iterator[Refusal]:
+        """Fields that exclude a schedule with a split backward pass, or DualPipe's two copies."""
+        schedule = self.canonical_schedule
+        if schedule not in SPLIT_SCHEDULES:
+            return
+        if self.tensor_calls == "megatron" and self.axis_size("tensor", context) > 1:
+            yield (
+                ("schedule",),
+                (
+                    f"{schedule} splits the backward pass, but Megatron-LM's tensor parallelism "
+                    "overlaps its halves: set `tensor_calls: dtensor`"
+                ),
+            )
+        is_tied = self.embedding_all_reduce
+        if is_tied is None:
+            is_tied = self.model.architecture().tied
+        if schedule == "dualpipe" and is_tied:
+            yield (
+                ("schedule",),
+                (
+                    "dualpipe does not support tied embeddings, because both ends of the pipeline "
+                    "have copies of them: use dualpipe_v"
+                ),
+            )
 
     def _refuse_layers_of_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
         layers = self.model.architecture().layers

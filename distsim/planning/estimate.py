@@ -41,6 +41,9 @@ _SIMULATED_MICRO_BATCHES = 4
 #: This number times the ranks of a pipeline is the number of micro-batches that fill it; all
 #: further ones take the same time.
 _ROUNDS_TO_FILL = 2
+#: How many micro-batches are added at a time once the pipeline is full. The interleaved schedule
+#: adds as many as there are ranks. DualPipe adds one in each direction.
+_MICRO_BATCHES_OF_ROUND = {"1f1b": 1, "zbv": 1, "dualpipe_v": 1, "dualpipe": 2}
 #: Categories of a rank's time besides its own work.
 PIPELINE, DATA, NORM = "pipeline", "data", "norm"
 
@@ -102,10 +105,12 @@ class StepEstimator(TransformerStepWriter):
         """
         ranks = self.context.mesh[str(self.train.axis("pipeline", self.context))]
         schedule = self.train.schedule
-        has_complete_rounds = self.train.micro_batches % ranks == 0
-        if schedule == "1f1b" or (schedule == "interleaved_1f1b" and has_complete_rounds):
+        count = self.train.micro_batches
+        if schedule in _MICRO_BATCHES_OF_ROUND:
+            return _ROUNDS_TO_FILL * ranks + count % _MICRO_BATCHES_OF_ROUND[schedule]
+        if schedule == "interleaved_1f1b" and count % ranks == 0:
             return _ROUNDS_TO_FILL * ranks
-        return self.train.micro_batches
+        return count
 
     def peak_bytes(self) -> list[int]:
         """The peak memory of each rank of the pipeline."""
@@ -116,6 +121,24 @@ class StepEstimator(TransformerStepWriter):
             self.footprint(self.schedule.stages_of(rank), actions).total
             for rank, actions in enumerate(self.schedule.rows)
         ]
+
+    def least_step_ns(self) -> int:
+        """A time that no step can be shorter than: a rank's own work in the layers.
+
+        Messages, embedding and head are not included, so that this takes no schedule.
+        """
+        per_micro_batch = 0
+        for stage in self.schedule.stages_of(self.schedule.ranks // 2) if self.stages > 1 else (0,):
+            layers = self.layers_of_stage[self.model_stage(stage)]
+            if self.stages > 1 and self.overlaps_pairs:
+                per_micro_batch += layers * self._pass_time("pair").device_ns
+            else:
+                words = ("forward", "backward")
+                per_micro_batch += layers * sum(self._pass_time(w).device_ns for w in words)
+        if self.has_copies:
+            # A rank runs half of the micro-batches on each of its two stages.
+            per_micro_batch //= 2
+        return self.train.micro_batches * per_micro_batch
 
     def step(self) -> StepTime:
         """The time of a step. Raises PipelineHang if the schedule hangs."""
@@ -144,7 +167,7 @@ class StepEstimator(TransformerStepWriter):
     # --- with a pipeline ---
     def _time_with_pipeline(self) -> StepTime:
         count, filling = self.train.micro_batches, self._filling_count
-        round_size = 1 if self.train.schedule == "1f1b" else self.schedule.ranks
+        round_size = _MICRO_BATCHES_OF_ROUND.get(self.train.schedule, self.schedule.ranks)
         if count <= filling + round_size:
             return self._run_pipeline(count)
         return _extrapolated(

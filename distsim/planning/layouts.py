@@ -233,16 +233,18 @@ class PlanRequest:
         return {**step, **self.step}
 
     def _tensor_calls(self, layout: ParallelLayout) -> str | None:
-        """The library of a layout's tensor-parallel calls; None: that of `transformer:`.
+        """The library whose calls and kernels a layout uses; None: that of `transformer:`.
 
-        Kept in line with the kernels and activations of one: FSDP and split backward passes are
-        PyTorch's.
+        Without a framework, FSDP is PyTorch's, and so are split backward passes with tensor
+        parallelism; other layouts with tensor or expert parallelism use fused kernels.
         """
         if self.supported.tensor_calls is not None:
             return self.supported.tensor_calls
-        if layout.tp > 1 and layout.zero < 3 and layout.schedule == "1f1b":
-            return "megatron"
-        return None
+        if layout.zero == 3:
+            return None
+        if layout.tp > 1:
+            return "megatron" if layout.schedule == "1f1b" else None
+        return "megatron" if layout.ep > 1 and self.cluster.device.peak else None
 
     def context(self, layout: ParallelLayout) -> ExpansionContext:
         return ExpansionContext(

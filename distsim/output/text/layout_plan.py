@@ -20,6 +20,7 @@ from distsim.output.report_record import (
     text_column,
 )
 from distsim.output.report_text import write_text
+from distsim.planning.layout_result import SLOW_REASON
 from distsim.planning.layouts import ParallelLayout
 from distsim.planning.ranking import MAX_RISKY_LAYOUTS, LayoutPlan, RankedLayout
 
@@ -295,6 +296,8 @@ def rejection_kind(reason: str) -> str:
     """A reason without the numbers that differ from layout to layout."""
     if reason.startswith(_OUT_OF_MEMORY):
         return "they do not fit in the device's memory"
+    if reason.startswith(SLOW_REASON):
+        return "they are much slower than the fastest layouts"
     if reason.startswith("it hangs"):
         return "hang"
     if reason.startswith("the number of micro-batches"):

@@ -9,6 +9,7 @@ and values); PyTorch's fully_shard (ZeRO 3).
 
 from __future__ import annotations
 
+from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
@@ -387,10 +388,14 @@ class TransformerLayerWriter(TransformerTensorWriter):
 
     # --- numbers of parameters ---
     def layer_parameters(self) -> ParameterCounts:
-        """Parameters of one layer on a rank.
+        """Parameters of one layer on a rank."""
+        return self._layer_parameters
 
-        Matrices are split over the tensor ranks, experts also over the expert ranks. Each rank has
-        all norms and the whole router.
+    @cached_property
+    def _layer_parameters(self) -> ParameterCounts:
+        """Matrices are split over the tensor ranks, experts also over the expert ranks.
+
+        Each rank has all norms and the whole router.
         """
         model = self.model
         tensor_ranks = self.cost.tensor

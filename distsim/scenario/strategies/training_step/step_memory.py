@@ -137,11 +137,20 @@ class TransformerMemory(SplitBackwardWriter):
         return (whole - whole // self.cost.tensor) * self._gradient_itemsize
 
     # --- activations ---
+    @cached_property
+    def _layer_activation_bytes(self) -> int:
+        return self.cost.activation_bytes
+
+    @cached_property
+    def _recomputed_layer_bytes(self) -> int:
+        """Bytes of a layer's activations that exist only during its backward pass."""
+        return self.cost.peak_layer_bytes - self._layer_activation_bytes
+
     def kept_activation_bytes(self, stage: int) -> int:
         """Bytes that a micro-batch's forward pass leaves on a stage for its backward pass."""
         stage = self.model_stage(stage)
         head = self.cost.head_bytes if stage == self.stages - 1 else 0
-        return self.layers_of_stage[stage] * self.cost.activation_bytes + head
+        return self.layers_of_stage[stage] * self._layer_activation_bytes + head
 
     def backward_working_bytes(self, stage: int) -> int:
         """Bytes that a backward pass needs in addition.
@@ -149,9 +158,7 @@ class TransformerMemory(SplitBackwardWriter):
         First the loss holds memory, then the recomputed activations of one layer at a time.
         """
         stage = self.model_stage(stage)
-        layer = 0
-        if self.layers_of_stage[stage]:
-            layer = self.cost.peak_layer_bytes - self.cost.activation_bytes
+        layer = self._recomputed_layer_bytes if self.layers_of_stage[stage] else 0
         if stage == self.stages - 1:
             return max(layer, self.cost.loss_bytes)
         return layer

@@ -302,8 +302,7 @@ def executed_passes(
 def calls_by_rank(schedule: PipelineSchedule, overlaps: bool = False) -> list[list[PipelineCall]]:
     """The calls of every rank of the pipeline. ``overlaps``: passes of a pair overlap."""
     return [
-        calls_of_rank(schedule, rank, waits_before_pairs=overlaps)
-        for rank in range(schedule.ranks)
+        calls_of_rank(schedule, rank, waits_before_pairs=overlaps) for rank in range(schedule.ranks)
     ]
 
 

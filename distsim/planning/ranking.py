@@ -17,6 +17,7 @@ from distsim.common.errors import UsageError
 from distsim.common.version import __version__
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cost.memory_fit import MemoryFit
+from distsim.planning.frameworks import FRAMEWORKS
 from distsim.planning.layout_result import (
     LayoutEvaluator,
     LayoutResult,
@@ -126,6 +127,15 @@ class LayoutPlan:
     @property
     def best(self) -> LayoutResult | None:
         return self.ranked[0].outcome if self.ranked else None
+
+    def best_for(self, framework: str) -> LayoutResult | None:
+        """The fastest layout that a framework can run; None if it can run none of them."""
+        supported = FRAMEWORKS[framework]
+        for ranked in self.ranked:
+            layout = ranked.outcome.layout
+            if supported.can_run(layout.schedule, layout.recompute):
+                return ranked.outcome
+        return None
 
     @property
     def certain(self) -> tuple[RankedLayout, ...]:

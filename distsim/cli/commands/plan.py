@@ -98,7 +98,8 @@ OutputsOption = Annotated[
         "-o",
         metavar="F",
         help="Write all layouts (F.csv, F.parquet) or a plot (F.svg). Or write the fastest layout "
-        "as a scenario (F.yaml), for torchtitan (F.toml) or for Megatron-LM (F.args). Repeatable.",
+        "as a scenario (F.yaml), or the fastest one for torchtitan (F.toml) or Megatron-LM "
+        "(F.args). Repeatable.",
     ),
 ]
 
@@ -129,8 +130,9 @@ def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
     A layout combines tensor, pipeline, context, expert and data parallelism, pipeline schedule,
-    ZeRO stage, recomputation, micro-batch size, and FP8 where the GPU supports it. For each layout, distsim checks the memory,
-    searches for hangs, and predicts the step time. Exit status: 1 if no layout fits, otherwise 0.
+    ZeRO stage, recomputation, micro-batch size, and FP8 where the GPU supports it. For each layout,
+    distsim checks the memory, searches for hangs, and predicts the step time. Exit status: 1 if no
+    layout fits, otherwise 0.
 
     \b
     Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64
@@ -270,7 +272,9 @@ def _write_outputs(answer: PlanAnswer, paths: list[Path]) -> None:
     for path in paths:
         content = _output_content(answer, path.suffix)
         if content is None:
-            console.note(f"{path} was not written, because no layout fits")
+            console.note(
+                f"{path} was not written, because no layout fits or the framework lacks it"
+            )
             continue
         console.write_file(path, content)
         console.note(f"wrote {path}")

@@ -20,6 +20,7 @@ from distsim.output.report_record import (
     text_column,
 )
 from distsim.output.report_text import write_text
+from distsim.planning.frameworks import ANY_FRAMEWORK, FRAMEWORKS, SCHEDULE_NAMES
 from distsim.planning.layout_result import SLOW_REASON
 from distsim.planning.layouts import ParallelLayout
 from distsim.planning.ranking import MAX_RISKY_LAYOUTS, LayoutPlan, RankedLayout
@@ -55,7 +56,7 @@ _LAYOUTS = (
     TableLayout(("place", "layout", "step", "memory")),
     TableLayout(("place", "layout", "step")),
 )
-_HIDDEN_NOTE = "hidden at this width: {columns}; shown with COLUMNS={width} or -o F.csv"
+_HIDDEN_NOTE = "hidden: {columns} (COLUMNS={width} or -o F.csv shows them)"
 #: The usual names of what limits a step.
 _LIMIT_NAMES = {
     "products": "FLOPs",
@@ -83,7 +84,7 @@ def layout_plan_text(plan: LayoutPlan, shown: int) -> str:
 
 def layout_plan_report(plan: LayoutPlan, shown: int) -> Report:
     """The best ``shown`` layouts in a table, a legend, and why other layouts were rejected."""
-    sections = [Section([Paragraph(_header_text(plan))])]
+    sections = [Section([Paragraph(_header_text(plan)), Paragraph(_search_text(plan))])]
     if plan.ranked:
         rows = plan.certain[:shown]
         hidden = len(plan.certain) - len(rows)
@@ -113,6 +114,28 @@ def _header_text(plan: LayoutPlan) -> str:
         f"{len(plan.certain)} layouts fit, {len(plan.risky)} may run out of memory, "
         f"{len(plan.left)} were rejected"
     )
+
+
+def _search_text(plan: LayoutPlan) -> str:
+    """The axes, schedules and precisions that were tried, and for which framework."""
+    tried = [ranked.outcome.layout for ranked in plan.ranked]
+    tried += [rejected.layout for rejected in plan.left]
+    parts = []
+    for axis in ("tp", "pp", "cp", "ep"):
+        sizes = {int(getattr(layout, axis)) for layout in tried}
+        if max(sizes) > 1:
+            low, high = min(sizes), max(sizes)
+            parts.append(f"{axis.upper()} {low}" + (f"–{high}" if high > low else ""))
+    if any(layout.pp > 1 for layout in tried):
+        names = {layout.schedule for layout in tried if layout.pp > 1}
+        parts += [name for key, name in SCHEDULE_NAMES.items() if key in names]
+    precisions = {layout.precision for layout in tried}
+    dtype = plan.questions[0].base.dtype
+    parts += [dtype] if "bf16" in precisions else []
+    parts += ["FP8 matrix products"] if "fp8" in precisions else []
+    framework = plan.questions[0].framework
+    scope = (ANY_FRAMEWORK if framework is None else FRAMEWORKS[framework]).title
+    return f"searched for {scope}: {', '.join(parts)}"
 
 
 # --- the table ---
@@ -224,6 +247,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
         texts.append(f"*: Pareto-optimal ({front})")
     texts += [
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
+        *_precision_texts(plan, rows),
         "range: step time if costs are off by as much as measured on this hardware",
         "memory: peak in % of device memory; 90 % of measured peaks are in the range",
         f"memory includes {_reserve_text(rows)} for the CUDA context and NCCL",
@@ -231,6 +255,19 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     if any(_is_estimate(ranked) for ranked in rows):
         texts.append("~: estimate without contention; a simulated step may take a few % longer")
     return texts
+
+
+def _precision_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
+    """What FP8 means, and the best layout without it if the table has none."""
+    if all(ranked.outcome.layout.precision != "fp8" for ranked in rows):
+        return []
+    dtype = plan.questions[0].base.dtype
+    text = f"FP8: matrix products in 8 bits; --restrict precision=bf16 keeps all in {dtype}"
+    places = [k for k, r in enumerate(plan.certain, 1) if r.outcome.layout.precision != "fp8"]
+    if places:
+        first = plan.certain[places[0] - 1].outcome
+        text += f" (fastest: {first.layout.label()}, {show_ns(first.step_ns)}, number {places[0]})"
+    return [text]
 
 
 def _reserve_text(rows: Sequence[RankedLayout]) -> str:

@@ -510,7 +510,11 @@ class MicroBatchCost(NamedTuple):
         if model.experts:
             # The caller divides by the tensor ranks, but each of them has the whole input.
             inputs += model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
-        token_bytes = self.itemsize * (attention + ffn) + self._input_itemsize * inputs
+        token_bytes = self.itemsize * attention + self._input_itemsize * inputs
+        # With `modules`, inputs of activation functions are kept in 8 bits too (DeepSeek-V3,
+        # section 3.3.3; Megatron-LM's --activation-func-fp8-input-store).
+        keeps_8_bit_gates = self.recompute == "modules" and self.keeps_8_bit_inputs
+        token_bytes += ffn if keeps_8_bit_gates else self.itemsize * ffn
         return self.tokens * token_bytes
 
     @property

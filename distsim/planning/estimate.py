@@ -25,7 +25,13 @@ from distsim.planning.pipeline_timer import (
     calls_by_rank,
     executed_passes,
 )
-from distsim.planning.rank_timer import LAUNCH, MEMORY, EntryPrices, RankTimer
+from distsim.planning.rank_timer import (
+    LAUNCH,
+    MATRIX_PRODUCTS,
+    MEMORY,
+    EntryPrices,
+    RankTimer,
+)
 from distsim.scenario.strategies.base import Entry, ExpansionContext
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
 from distsim.scenario.strategies.pipeline.rank_calls import PipelineCall
@@ -309,8 +315,26 @@ class StepEstimator(TransformerStepWriter):
                 "embedding forward": self.embedding_forward,
                 "embedding backward": self.embedding_backward,
             }
-            self.cache[key] = self._time_of(entries_of[word]())
+            entries = entries_of[word]()
+            time = self._time_of(entries)
+            self.cache[key] = self._slowed_by_overlap(time, entries) if word == "pair" else time
         return cast("EntriesTime", self.cache[key])
+
+    def _slowed_by_overlap(self, time: EntriesTime, entries: Sequence[Entry]) -> EntriesTime:
+        """The time of a pair of passes whose computations run at the same time as exchanges.
+
+        Unlike gradients, which overlap with the last micro-batch only, these exchanges overlap in
+        every micro-batch, so the slowdown of kernels by communication matters.
+        """
+        exchanges_ns = 0
+        for entry in entries:
+            fields = entry.get("all_to_all_single")
+            if isinstance(fields, dict) and "as" in fields:
+                exchanges_ns += self.prices.collective("all_to_all_single", fields).ns
+        hidden_ns = max(exchanges_ns - time.spent[str(self.expert_axis)], 0)
+        extra_ns = round(hidden_ns * (1 - 1 / self.prices.cost.cluster.device.overlap_compute))
+        spent = time.spent + Counter({MATRIX_PRODUCTS: extra_ns})
+        return EntriesTime(time.device_ns + extra_ns, time.host_ns, spent)
 
     def _time_of(self, entries: Sequence[Entry]) -> EntriesTime:
         """The time of entries alone. The host's time is separate, because the host runs ahead."""

@@ -389,8 +389,7 @@ def _field_choices(request: PlanRequest, name: str, layout: ParallelLayout) -> S
     if name in request.choices:
         return request.choices[name]
     if name == "chunks":
-        layers = request.architecture.layers
-        return (1, *(chunks for chunks in (2, 4) if layout.pp * chunks <= layers))
+        return (1, *_even_chunks(request.architecture.layers, layout.pp))
     if name == "micro_batch":
         return (1, 2, 4, 8)
     framework = request.supported
@@ -399,6 +398,19 @@ def _field_choices(request: PlanRequest, name: str, layout: ParallelLayout) -> S
     if layout.schedule in PAIR_SCHEDULES and not framework.pairs_recompute:
         return ("none",)
     return framework.recompute_experts if request.architecture.experts else framework.recompute
+
+
+def _even_chunks(layers: int, ranks: int) -> list[int]:
+    """About 2 and 4 stages per rank, with equal numbers of layers if that is possible.
+
+    Megatron-LM's interleaved schedule needs equal stages; embedding and head may count as layers.
+    """
+    possible = range(2, layers // ranks + 1)
+    even = [c for c in possible if layers % (ranks * c) == 0 or (layers + 2) % (ranks * c) == 0]
+    wanted = (2, 4)
+    if not even:
+        return [chunks for chunks in wanted if chunks in possible]
+    return sorted({min(even, key=lambda c: (abs(c - target), c)) for target in wanted})
 
 
 def _divisors(number: int) -> list[int]:

@@ -206,8 +206,8 @@ class TransformerFields(Strategy):
     layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = Field(
         default=None,
         description=(
-            "Number of layers of each stage [default: even; one layer fewer on the first and "
-            "last stage if that divides evenly]."
+            "Number of layers of each stage [default: even if possible; otherwise embedding "
+            "and head count as a layer each]."
         ),
         examples=[[8, 8, 8, 8]],
     )
@@ -367,13 +367,16 @@ class TransformerFields(Strategy):
             return self.layers_per_stage
         stages = self.stages(context)
         layers = self.model.architecture().layers
-        is_even_with_ends = (layers + 2) % stages == 0
-        if stages > 1 and layers % stages and is_even_with_ends:
-            # Embedding and head count as a layer each (Llama 3, arXiv:2407.21783, section 3.3.2).
-            full = (layers + 2) // stages
-            return (full - 1, *[full] * (stages - 2), full - 1)
-        share, remainder = divmod(layers, stages)
-        return tuple(share + 1 if stage < remainder else share for stage in range(stages))
+        if layers % stages == 0 or layers + 2 < stages:
+            share, remainder = divmod(layers, stages)
+            return tuple(share + 1 if stage < remainder else share for stage in range(stages))
+        # Embedding and head count as a layer each (Llama 3, arXiv:2407.21783, section 3.3.2;
+        # torchtitan, distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
+        share, remainder = divmod(layers + 2, stages)
+        counts = [share + 1 if stage < remainder else share for stage in range(stages)]
+        counts[0] -= 1
+        counts[-1] -= 1
+        return tuple(counts)
 
     def pipeline_strategy(
         self,

@@ -377,7 +377,7 @@ def _schedules(request: PlanRequest, mesh: ParallelLayout) -> Sequence[Any]:
     if mesh.ep > 1:
         return schedules
     # Only the messages of experts overlap in a pair, so DualPipe has no use without them.
-    return tuple(schedule for schedule in schedules if schedule not in PAIR_SCHEDULES)
+    return tuple(name for name in schedules if name not in PAIR_SCHEDULES) or schedules
 
 
 def _field_choices(request: PlanRequest, name: str, layout: ParallelLayout) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
-from distsim.planning.frameworks import FRAMEWORKS, PRECISIONS, SCHEDULES
+from distsim.planning.frameworks import FP8_DTYPE, FRAMEWORKS, PRECISIONS, SCHEDULES
 from distsim.planning.layouts import DEFAULT_SEQUENCE, ParallelLayout, PlanRequest
 
 MAX_GPUS = 2**17
@@ -65,6 +65,7 @@ def checked_plan_request(
             "without --framework, plan tries what any framework supports",
         )
     layout_choices = _checked_choices(choices or {})
+    _check_support(layout_choices, cluster, framework)
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
     _check_gpu_count(gpus, per_node)
     request = PlanRequest(
@@ -104,6 +105,27 @@ def _check_gpu_count(gpus: int, per_node: int) -> None:
     if divisors:
         remedy += f", or --ranks-per-node {divisors[0]}"
     raise UsageError(f"--gpus {gpus}: does not fill whole nodes of {per_node} GPUs", remedy)
+
+
+def _check_support(
+    choices: Mapping[str, Sequence[Any]], cluster: Cluster, framework: str | None
+) -> None:
+    """Raises UsageError for a choice that the device or the framework does not support."""
+    device = cluster.device
+    if "fp8" in choices.get("precision", ()) and FP8_DTYPE not in device.peak:
+        raise UsageError(
+            f"--restrict precision=fp8: {device.name or cluster.name} has no rate for FP8",
+            "use --restrict precision=bf16, or a cluster with H100 or newer GPUs",
+        )
+    if framework is None:
+        return
+    supported = FRAMEWORKS[framework]
+    for schedule in choices.get("schedule", ()):
+        if schedule not in supported.schedules:
+            raise UsageError(
+                f"--restrict schedule={schedule}: {supported.title} does not have it",
+                f"{supported.title} has {name_list(supported.schedules)}",
+            )
 
 
 def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str | int, ...]]:

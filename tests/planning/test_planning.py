@@ -605,6 +605,23 @@ def test_fp8_is_tried_only_on_devices_that_have_it_and_dualpipe_only_with_expert
     assert {one.schedule for one in searched(model=SMALL)} == {"1f1b"}
 
 
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        ({"choices": {"precision": ["fp8"]}}, "A100 SXM 80 GB has no rate for FP8"),
+        (
+            {"choices": {"schedule": ["zbv"]}, "framework": "megatron"},
+            "schedule=zbv: Megatron-LM does not have it",
+        ),
+    ],
+)
+def test_a_choice_that_device_or_framework_lack_is_refused(
+    more: dict[str, object], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        checked_plan_request("llama3-8b", 8, preset("dgx-a100"), 8, **more)  # type: ignore[arg-type]
+
+
 def test_between_nodes_deepep_sends_one_copy_per_node_at_most_to_those_of_the_router() -> None:
     """DeepSeek-V3 sends a token to 4 nodes instead of 8 experts; dispatch in FP8 is half of it."""
     asked = PlanRequest("deepseek-v3", 128, 128, preset("dgx-h800"), 4096)

@@ -312,10 +312,13 @@ def _rejected_section(plan: LayoutPlan) -> Section:
 
 
 def _nearest_text(plan: LayoutPlan) -> str:
-    """How much the smallest layout holds, if no layout fits; else empty."""
+    """What would help, if no layout fits; else empty."""
     if plan.ranked:
         return ""
     reasons = [rejected.reason for rejected in plan.left]
+    if all(reason.startswith(_INDIVISIBLE_BATCH) for reason in reasons):
+        gpus = plan.questions[0].gpus
+        return f"help: set --global-batch to a multiple of {gpus}, the number of GPUs"
     percentages = [_first_number(r) for r in reasons if r.startswith(_OUT_OF_MEMORY)]
     if not percentages:
         return ""
@@ -323,6 +326,7 @@ def _nearest_text(plan: LayoutPlan) -> str:
 
 
 _OUT_OF_MEMORY = "it does not fit"
+_INDIVISIBLE_BATCH = "the global batch"
 
 
 def _first_number(reason: str) -> int:
@@ -342,7 +346,7 @@ def rejection_kind(reason: str) -> str:
             "the number of micro-batches is not a multiple of the number of pipeline ranks "
             "(required by the interleaved schedule)"
         )
-    if reason.startswith("the global batch"):
+    if reason.startswith(_INDIVISIBLE_BATCH):
         return "the global batch is not divisible by replicas x micro-batch"
     # The remedy is for a scenario file; a plan has rejected the layout already.
     words = reason.partition(";")[0].partition(": set ")[0].split()

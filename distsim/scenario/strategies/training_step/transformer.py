@@ -30,17 +30,17 @@ from distsim.scenario.strategies.layers import repeat_entries
 from distsim.scenario.strategies.pipeline.dualpipe import stage_copies_group
 from distsim.scenario.strategies.training_step.layer_calls import ParameterCounts
 from distsim.scenario.strategies.training_step.step_memory import TransformerMemory
+from distsim.scenario.strategies.training_step.transformer_checks import CheckedTransformer
 from distsim.scenario.strategies.training_step.transformer_fields import (
     PAIR_SCHEDULES,
     SPLIT_SCHEDULES,
-    TransformerFields,
 )
 
 #: Bytes that Adam moves per parameter: it reads and writes a float32 copy and two moments.
 _ADAM_STATE_TRAFFIC = 24
 
 
-class Transformer(TransformerFields):
+class Transformer(CheckedTransformer):
     """One training step: micro-batches forward and backward, gradients reduced, parameters updated,
     as Megatron-LM lays it out.
 

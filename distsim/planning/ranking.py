@@ -372,7 +372,7 @@ class _Planner:
 def _sample_of_large_search(layouts: Sequence[LayoutId]) -> list[LayoutId]:
     """Some layouts of a search that is too large to time all of them; else none.
 
-    Their fastest one tells which of the others are worth timing.
+    The fastest one shows which of the others are worth timing.
     """
     if len(layouts) <= _LARGE_SEARCH:
         return []

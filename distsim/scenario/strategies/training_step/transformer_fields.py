@@ -217,7 +217,7 @@ class TransformerFields(Strategy):
     )
     # DeepSeek-V3, arXiv:2412.19437, section 3.2.2, and github deepseek-ai/DeepEP: a token crosses
     # the network once for each node, NVLink distributes it there, and dispatch is in FP8 if the
-    # products are. Megatron-LM offers it as --moe-enable-deepep.
+    # products are. The option of Megatron-LM is --moe-enable-deepep.
     expert_dispatch: Literal["all_to_all", "deepep"] = Field(
         default="all_to_all",
         description=(

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from distsim.hardware.cluster import cluster_from
 from distsim.planning.layout_result import LayoutEvaluator, LayoutResult
 from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout
-from distsim.planning.plan_request import checked_plan_request
+from distsim.planning.plan_request import checked_plan_request, for_framework
 from distsim.planning.ranking import PlanOptions, plan_layouts
 
 _GPT = {"mlp": "gelu", "vocabulary": 51200}
@@ -148,7 +148,7 @@ class Ranking(NamedTuple):
 
 def request_of(published: PublishedLayout, choices: Mapping[str, Any] | None = None) -> PlanRequest:
     """The plan's request for a published job."""
-    return checked_plan_request(
+    request = checked_plan_request(
         published.model,
         published.layout.gpus,
         cluster_from(published.cluster),
@@ -156,8 +156,10 @@ def request_of(published: PublishedLayout, choices: Mapping[str, Any] | None = N
         sequence=published.sequence,
         step=published.step,
         choices={"precision": [published.layout.precision], **(choices or {})},
-        framework=published.framework,
     )
+    if published.framework is None:
+        return request
+    return for_framework(request, published.framework)
 
 
 def ranking_of(

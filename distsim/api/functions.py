@@ -181,7 +181,7 @@ def plan(
     """
     from dataclasses import replace
 
-    from distsim.planning.plan_request import checked_plan_request
+    from distsim.planning.plan_request import checked_plan_request, for_framework
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
     counts = [gpus] if isinstance(gpus, int) else list(gpus)
@@ -197,11 +197,12 @@ def plan(
             ranks_per_node=ranks_per_node,
             step=step,
             choices=choices,
-            framework=framework,
         )
         for count in counts
         for one in clusters
     ]
+    if framework is not None:
+        requests = [for_framework(request, framework) for request in requests]
     if memory_reserve is not None:
         _check_memory_reserve(memory_reserve, clusters)
     requests = [replace(request, reserve_nbytes=memory_reserve) for request in requests]

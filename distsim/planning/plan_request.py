@@ -44,7 +44,6 @@ def checked_plan_request(
     ranks_per_node: int | None = None,
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
-    framework: str | None = None,
 ) -> PlanRequest:
     """The request for the layouts of a step.
 
@@ -58,14 +57,8 @@ def checked_plan_request(
             f"--set {decided[0]}: each layout decides this field",
             "use --restrict zero=1 to fix a value, and --sequence for the sequence length",
         )
-    if framework is not None and framework not in FRAMEWORKS:
-        raise UsageError(
-            f"--framework {framework}: expected {name_list(FRAMEWORKS)}"
-            f"{did_you_mean(framework, FRAMEWORKS)}",
-            "without --framework, plan tries what any framework supports",
-        )
     layout_choices = _checked_choices(choices or {})
-    _check_support(layout_choices, cluster, framework)
+    _check_precisions(layout_choices, cluster)
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
     _check_gpu_count(gpus, per_node)
     request = PlanRequest(
@@ -77,7 +70,6 @@ def checked_plan_request(
         per_node=per_node,
         step=step or {},
         choices=layout_choices,
-        framework=framework,
     )
     if sequence is None and request.tokens > DEFAULT_SEQUENCE:
         return replace(request, sequence=DEFAULT_SEQUENCE)
@@ -107,25 +99,35 @@ def _check_gpu_count(gpus: int, per_node: int) -> None:
     raise UsageError(f"--gpus {gpus}: does not fill whole nodes of {per_node} GPUs", remedy)
 
 
-def _check_support(
-    choices: Mapping[str, Sequence[Any]], cluster: Cluster, framework: str | None
-) -> None:
-    """Raises UsageError for a choice that the device or the framework does not support."""
+def for_framework(request: PlanRequest, framework: str) -> PlanRequest:
+    """The request for what one framework supports.
+
+    Raises UsageError for an unknown framework, and for a chosen schedule that it lacks.
+    """
+    if framework not in FRAMEWORKS:
+        raise UsageError(
+            f"--framework {framework}: expected {name_list(FRAMEWORKS)}"
+            f"{did_you_mean(framework, FRAMEWORKS)}",
+            "without --framework, plan tries what any framework supports",
+        )
+    supported = FRAMEWORKS[framework]
+    for schedule in request.choices.get("schedule", ()):
+        if schedule not in supported.schedules:
+            raise UsageError(
+                f"--restrict schedule={schedule}: {supported.title} does not have it",
+                f"{supported.title} has {name_list(supported.schedules)}",
+            )
+    return replace(request, framework=framework)
+
+
+def _check_precisions(choices: Mapping[str, Sequence[Any]], cluster: Cluster) -> None:
+    """Raises UsageError for FP8 on a device without a rate for it."""
     device = cluster.device
     if "fp8" in choices.get("precision", ()) and FP8_DTYPE not in device.peak:
         raise UsageError(
             f"--restrict precision=fp8: {device.name or cluster.name} has no rate for FP8",
             "use --restrict precision=bf16, or a cluster with H100 or newer GPUs",
         )
-    if framework is None:
-        return
-    supported = FRAMEWORKS[framework]
-    for schedule in choices.get("schedule", ()):
-        if schedule not in supported.schedules:
-            raise UsageError(
-                f"--restrict schedule={schedule}: {supported.title} does not have it",
-                f"{supported.title} has {name_list(supported.schedules)}",
-            )
 
 
 def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str | int, ...]]:

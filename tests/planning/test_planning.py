@@ -35,7 +35,7 @@ from distsim.planning.pipeline_timer import (
     PipelineWork,
     calls_by_rank,
 )
-from distsim.planning.plan_request import checked_plan_request
+from distsim.planning.plan_request import checked_plan_request, for_framework
 from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
@@ -606,20 +606,20 @@ def test_fp8_is_tried_only_on_devices_that_have_it_and_dualpipe_only_with_expert
 
 
 @pytest.mark.parametrize(
-    ("more", "problem"),
+    ("choices", "problem"),
     [
-        ({"choices": {"precision": ["fp8"]}}, "A100 SXM 80 GB has no rate for FP8"),
-        (
-            {"choices": {"schedule": ["zbv"]}, "framework": "megatron"},
-            "schedule=zbv: Megatron-LM does not have it",
-        ),
+        ({"precision": ["fp8"]}, "A100 SXM 80 GB has no rate for FP8"),
+        ({"schedule": ["zbv"]}, "schedule=zbv: Megatron-LM does not have it"),
     ],
 )
 def test_a_choice_that_device_or_framework_lack_is_refused(
-    more: dict[str, object], problem: str
+    choices: dict[str, list[str]], problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem):
-        checked_plan_request("llama3-8b", 8, preset("dgx-a100"), 8, **more)  # type: ignore[arg-type]
+        for_framework(
+            checked_plan_request("llama3-8b", 8, preset("dgx-a100"), 8, choices=choices),
+            "megatron",
+        )
 
 
 def test_between_nodes_deepep_sends_one_copy_per_node_at_most_to_those_of_the_router() -> None:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         slow,
         sweep,
     )
+    from distsim.api.limited_reading import limited_reading
     from distsim.common.errors import DistsimError, ScenarioErrors, UsageError, UserError
     from distsim.findings.finding_types import Finding, SourceLocation
     from distsim.scenario import Scenario
@@ -60,6 +61,7 @@ _MODULE_OF_NAME = {
     "fix": "distsim.api.functions",
     "render": "distsim.api.functions",
     "report": "distsim.api.functions",
+    "limited_reading": "distsim.api.limited_reading",
     "Scenario": "distsim.scenario",
     "Trace": "distsim.trace.model",
     "Finding": "distsim.findings.finding_types",
@@ -86,6 +88,7 @@ __all__ = [
     "doctor",
     "expand",
     "fix",
+    "limited_reading",
     "load",
     "plan",
     "render",

@@ -24,6 +24,8 @@ from distsim.api.inputs import (
     read_cluster,
     scenario_text,
 )
+from distsim.api.limited_reading import limited_reading
+from distsim.api.printed_json import printed_json
 from distsim.api.results import (
     CaptureAnswer,
     CheckAnswer,
@@ -294,7 +296,6 @@ def capture(
     The ranks are forked from a fresh Python process, because this one may have threads or a CUDA
     context, which a fork does not survive. Raises UsageError if the command reports no result.
     """
-    import json
     import subprocess
     import sys
 
@@ -306,12 +307,11 @@ def capture(
     done = subprocess.run(
         [*words, *options, "--", *command], capture_output=True, text=True, check=False
     )
-    start = done.stdout.find("\n{\n") + 1 if not done.stdout.startswith("{") else 0
-    try:
-        return CaptureAnswer(json.loads(done.stdout[start:]))
-    except ValueError:
+    data = printed_json(done.stdout)
+    if data is None:
         reason = done.stderr.strip() or "the ranks of the script made no call"
-        raise UsageError(reason, "run `distsim capture` in a terminal to see its output") from None
+        raise UsageError(reason, "run `distsim capture` in a terminal to see its output")
+    return CaptureAnswer(data)
 
 
 def doctor(
@@ -371,6 +371,7 @@ def slow(
     steps: str | None = None,
     ideal: str = "peers",
     cluster: str | Mapping[str, Any] | Cluster | None = None,
+    what_if: Sequence[str] = (),
     jobs: int = 4,
     progress: CountCallback | None = None,
 ) -> SlowAnswer:
@@ -378,10 +379,15 @@ def slow(
 
     ``steps``: analyse only these steps, for example ``"10-40"``. ``ideal``: the reference for
     slowdowns, ``"peers"`` or ``"mean"``. ``cluster``: compare communication with its predicted
-    times. ``jobs``: processes that read ranks. ``progress`` is called with the numbers of files
-    read and of all files. Raises UsageError.
+    times. ``what_if``: predict a step with changes: ``"like-peers=2"``, ``"compute@6-7=0.8"``,
+    ``"cluster=dgx-h100"``. ``jobs``: processes that read ranks. ``progress`` is called with the
+    numbers of files read and of all files. Raises UsageError.
     """
+    from dataclasses import replace
+
     from distsim.analysis.slow_jobs.analyze import analyze_recording, select_steps
+    from distsim.analysis.slow_jobs.job_changes import what_if_step
+    from distsim.api.job_changes import parse_changes
     from distsim.recordings.read_recording import read_recording
 
     if not paths:
@@ -389,9 +395,14 @@ def slow(
     if ideal not in ("peers", "mean"):
         raise UsageError(f"ideal: unknown value {ideal!r}", "use peers or mean")
     machines = None if cluster is None else load_machines(cluster)
+    changes = parse_changes(what_if)
+    other_machines = load_machines(changes.cluster) if changes.cluster else None
     recording = read_recording(paths, jobs=jobs, progress=progress)
     selected = select_steps(recording, steps)
     job = analyze_recording(recording, selected, uses_mean=ideal == "mean", cluster=machines)
+    if changes:
+        step = what_if_step(job, changes, other_machines)
+        job = replace(job, what_if=replace(step, changes=tuple(what_if)))
     return SlowAnswer(job)
 
 
@@ -432,25 +443,36 @@ def replay(
     compute: float = 1.0,
     gaps: float = 1.0,
     as_recorded: bool = False,
+    what_if: Sequence[str] = (),
 ) -> ReplayAnswer:
     """Simulate the calls of a trace again, on another cluster or backend.
 
     ``compute`` and ``gaps`` scale the recorded compute and the pauses between calls.
-    ``as_recorded``: communication takes its recorded time, so an unscaled replay is exact.
+    ``as_recorded``: communication takes its recorded time, so an unscaled replay is exact. With a
+    cluster, it takes the time that the engine predicts there. ``what_if``: further changes of a
+    replay as recorded, as those of `slow`.
     """
+    from distsim.api.job_changes import parse_changes
     from distsim.trace_replay import ReplayScale, replay_trace
     from distsim.trace_replay.as_recorded import replay_as_recorded
 
     source = load_trace(trace)
     scale = ReplayScale(compute=compute, gaps=gaps)
+    name = str(trace) if isinstance(trace, str | Path) else "trace"
+    changes = parse_changes(what_if)
     if as_recorded:
-        if cluster is not None or backend is not None:
+        if backend is not None:
             raise UsageError(
-                "a replay as recorded keeps the recorded communication",
-                "omit the cluster and the backend, or replay without as_recorded",
+                "a replay as recorded keeps the rules of the recorded backend",
+                "omit the backend, or replay without as_recorded",
             )
-        name = str(trace) if isinstance(trace, str | Path) else "trace"
-        return ReplayAnswer(replay_as_recorded(source, name=name, scale=scale), name)
+        machines = read_cluster(cluster or changes.cluster or None)
+        return ReplayAnswer(
+            replay_as_recorded(source, name=name, scale=scale, changes=changes, cluster=machines),
+            name,
+        )
+    if changes:
+        raise UsageError("what-ifs change a replay as recorded", "set as_recorded")
     machines = read_cluster(cluster)
     try:
         result = replay_trace(source, cluster=machines, backend=known_backend(backend), scale=scale)
@@ -458,7 +480,7 @@ def replay(
         if not isinstance(trace, str | Path):
             raise
         raise UsageError(f"{trace}: {error.message}", error.remedy) from None
-    return ReplayAnswer(result, str(trace) if isinstance(trace, str | Path) else "trace")
+    return ReplayAnswer(result, name)
 
 
 def compare(
@@ -638,5 +660,5 @@ def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _Recor
 #: The functions that `distsim` itself offers.
 FUNCTIONS: tuple[Callable[..., object], ...] = (
     load, simulate, check, expand, plan, sweep, capture, doctor, slow, run_real, replay, compare,
-    shrink, fix, render, report,
+    shrink, fix, render, report, limited_reading,
 )  # fmt: skip

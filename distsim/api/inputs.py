@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 _SCENARIO_SUFFIXES = (".yaml", ".yml")
 _TRACE_SUFFIXES = (".jsonl", ".jsonl.gz", ".jsonl.partial", ".jsonl.gz.partial")
 #: Files of other tools, besides the folders and the .json files of PyTorch's profiler.
-_RECORDING_SUFFIXES = (".json.gz", ".csv", ".parquet")
+_RECORDING_SUFFIXES = (".json.gz", ".csv", ".parquet", ".et", ".et.gz", ".sqlite")
+#: Formats with a file per rank.
+_PER_RANK = frozenset({".json", ".et", ".sqlite"})
 #: The recorded job that comes with distsim.
 _SAMPLE = "sample"
 _PROFILE_START_BYTES = 4096
@@ -53,9 +55,9 @@ def _is_recording(source: str | Path) -> bool:
 
 
 def holds_profiles(folder: str | Path) -> bool:
-    """Whether a folder contains files of PyTorch's profiler."""
-    names = (path for path in Path(folder).iterdir() if path.is_file())
-    return any(is_trace(path) and ".json" in path.suffixes for path in names)
+    """Whether a folder contains the recordings of single ranks, such as profiles."""
+    files = [path for path in Path(folder).iterdir() if path.is_file()]
+    return any(is_trace(path) and _PER_RANK.intersection(path.suffixes) for path in files)
 
 
 def _starts_like_profile(path: Path) -> bool:

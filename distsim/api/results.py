@@ -441,7 +441,9 @@ class SlowAnswer(Answer):
         return HtmlReport(f"{head}<body>{body}</body></html>", ok=self.ok)
 
     def timeline(self) -> str:
-        """The recorded and the ideal job for Perfetto (Chrome's trace event format)."""
+        """The job as recorded, and the job without slow ranks and slow communication, for Perfetto
+        (Chrome's trace event format).
+        """
         from distsim.output.json.slow_timeline import slow_timeline
 
         return slow_timeline(self.raw)

@@ -17,6 +17,7 @@ from functools import cache
 from typing import NamedTuple
 
 from distsim.backends.gloo_rings import RING_STEPS, RingContribution, RingOutcome, simulate_ring
+from distsim.backends.object_list_mismatch import receivers_of_wrong_lengths
 from distsim.backends.profile import (
     FLOAT_DTYPES,
     INTEGER_DTYPES,
@@ -34,7 +35,11 @@ from distsim.backends.profile import (
     torch_frontend_reaction,
 )
 from distsim.operations.all_to_all_barrier import AllToAllCollective
-from distsim.operations.core.algorithms import binomial_parent, binomial_path_and_children
+from distsim.operations.core.algorithms import (
+    binomial_parent,
+    binomial_parent_of,
+    binomial_path_and_children,
+)
 from distsim.operations.core.backend_bindings import needs_only_root
 from distsim.operations.core.operation_base import BackendBinding, MemberRoute
 from distsim.operations.core.resolved_call import (
@@ -291,8 +296,17 @@ def mismatch(meeting: MismatchedCalls) -> MismatchOutcome:
 
     An all_reduce matches a reduce_scatter_tensor of the same input: gloo implements the second with
     the first, and both give the right result (`coll.kind.all_reduce_vs_reduce_scatter`). Each part
-    of an all_to_all is judged by itself, like a message.
+    of an all_to_all is judged by itself, like a message. A rank raises if it takes wrong data for
+    the lengths of pickled objects.
     """
+    found = _mismatch_of_buffers(meeting)
+    if found.outcome != "wrong-data" or meeting.is_message:
+        return found
+    raising = receivers_of_wrong_lengths(meeting)
+    return MismatchOutcome("raises", raises=raising) if raising else found
+
+
+def _mismatch_of_buffers(meeting: MismatchedCalls) -> MismatchOutcome:
     sizes = meeting.nbytes
     if "root" in meeting.fields:
         return _outcome_of_different_roots(meeting)
@@ -430,7 +444,7 @@ def _overflowed_tree_children(meeting: MismatchedCalls) -> tuple[int, ...]:
     for call in meeting.calls:
         me = call.group_rank
         root = call.group.group_rank(call.root) if call.root is not None else 0
-        parent = (binomial_parent((me - root) % n) + root) % n
+        parent = binomial_parent_of(n, root, me)
         if sizes.get(parent, 0) > sizes[me]:
             crash.append(call.rank)
     return tuple(crash)

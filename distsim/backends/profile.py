@@ -302,6 +302,13 @@ class MismatchOutcome(NamedTuple):
     crash: tuple[int, ...] = ()
     #: Whether all other ranks hang in the call.
     hangs: bool = False
+    #: The global ranks that raise after the call.
+    raises: tuple[int, ...] = ()
+
+    @property
+    def stops_ranks(self) -> bool:
+        """Whether some rank does not continue after the call."""
+        return bool(self.crash or self.hangs or self.raises)
 
 
 class WorkerQueue(NamedTuple):

@@ -5,7 +5,6 @@ This module describes; it decides nothing.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from distsim.checker.matching.call_index import part_call
@@ -13,16 +12,13 @@ from distsim.common.units import show_bytes
 from distsim.findings.final_state import BlockedRank, WaitDependency
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.object_collectives import object_collective
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 
 #: Ranks (or lines) shown one by one; further ones are summarised.
 MAX_SHOWN = 8
-#: The tensors of object collectives.
-_OBJECT_TENSOR = re.compile(
-    r"(broadcast_object_list|all_gather_object|gather_object|scatter_object_list)\d*_[a-z]+$"
-)
 #: From this length on, a run of consecutive numbers is written as `0-3`.
 MIN_RUN_LENGTH = 4
 
@@ -89,16 +85,6 @@ def call_words(call: ResolvedCall) -> str:
     if written:
         return f"{written}({', '.join(_place_words(call))})"
     return f"{call.op}({', '.join(_argument_words(call))})"
-
-
-def object_collective(call: ResolvedCall) -> str:
-    """The object collective to which a call belongs, or "".
-
-    The scenario names the tensors of such calls after it (`EntryWriter`).
-    """
-    labels = [buffer.name for buffer in call.inputs or call.outputs]
-    match = _OBJECT_TENSOR.match(labels[0]) if labels else None
-    return match[1] if match else ""
 
 
 def _place_words(call: ResolvedCall) -> list[str]:

@@ -40,13 +40,14 @@ COMMANDS = (
     "learn",
     "demo",
     "new",
+    "mcp",
 )
 #: The sections of `distsim --help`: title -> commands.
 COMMAND_GROUPS = {
     "Predict": ("simulate", "check", "test", "render", "report"),
     "Plan": ("plan", "sweep"),
     "Real runs": ("run", "replay", "compare", "bench", "calibrate"),
-    "Diagnose": ("capture", "doctor", "slow", "shrink"),
+    "Diagnose": ("capture", "doctor", "slow", "shrink", "mcp"),
     "Write scenarios": ("new", "expand", "schema"),
     "Learn and look up": ("demo", "learn", "explain", "clusters"),
 }

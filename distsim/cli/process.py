@@ -14,16 +14,17 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from io import TextIOWrapper
-from typing import NamedTuple, TextIO
+from typing import NamedTuple, NoReturn, TextIO
 
 from distsim.cli.shared import console
 from distsim.cli.supervision import INTERRUPTED, continue_in_child
 from distsim.common.errors import DistsimError
+from distsim.common.reading_limits import factor_of_user, trial_reads
 
 #: Words of a command line that starts processes of its own.
-_COMMANDS_WITH_PROCESSES = {"--real", "bench", "capture"}
+_COMMANDS_WITH_PROCESSES = {"--real", "bench", "capture", "mcp"}
 #: Memory that a command may always take, whatever is free.
 _MIN_MEMORY = 512 << 20
 #: The share of the free memory that is left to other processes.
@@ -88,14 +89,25 @@ def main() -> None:
     """Run the command line and end the process with its exit status."""
     try:
         prepare_streams()
-        # Commands that start processes handle Ctrl-C and the end of those processes themselves.
-        if not _starts_processes() and hasattr(os, "fork"):
-            continue_in_child()
+        limits = _reading_limits()
     except DistsimError as error:
         sys.exit(_report_error(error))
     except KeyboardInterrupt:
-        os._exit(INTERRUPTED)
-    run_and_exit()
+        _end_interrupted()
+    with limits:
+        run_and_exit()
+
+
+def _reading_limits() -> AbstractContextManager[None]:
+    """Return in a process that may be ended, or else with trials of each file to read."""
+    if not hasattr(os, "fork"):
+        return nullcontext()
+    if not _starts_processes():
+        continue_in_child()
+        return nullcontext()
+    # Commands that start processes handle Ctrl-C and the end of those processes themselves.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    return trial_reads(factor_of_user())
 
 
 def run_and_exit() -> None:
@@ -109,16 +121,22 @@ def run_and_exit() -> None:
             gc.set_threshold(100_000, 50, 100)
         status = _run_command()
     except KeyboardInterrupt:
-        with suppress(OSError, ValueError):
-            sys.stdout.flush()
-        # Without cleaning up: a large heap takes seconds to tear down.
-        os._exit(INTERRUPTED)
+        _end_interrupted()
     with suppress(ValueError):  # raised outside of the main thread
         # The report is complete, so a late Ctrl-C must not change the exit status.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Skips the last collection before the exit.
     gc.freeze()
     sys.exit(status)
+
+
+def _end_interrupted() -> NoReturn:
+    """End this process after Ctrl-C."""
+    with suppress(OSError, ValueError):
+        sys.stdout.flush()
+    console.note("interrupted")
+    # Without cleaning up: a large heap takes seconds to tear down.
+    os._exit(INTERRUPTED)
 
 
 def _starts_processes() -> bool:
@@ -134,8 +152,10 @@ def _run_command() -> str | int | None:
     help_width = min(max(console.terminal_columns() or 80, 40), 200) - 2
     try:
         application(words)(prog_name="distsim", terminal_width=help_width)
-    except SystemExit as end:
-        return end.code  # raised by typer
+    except SystemExit as end:  # raised by typer
+        if _was_interrupted(end):
+            raise KeyboardInterrupt from None
+        return end.code
     except DistsimError as error:
         return _report_error(error)
     except RESOURCE_ERRORS as error:
@@ -145,6 +165,14 @@ def _run_command() -> str | int | None:
     except Exception as error:
         return _report_internal_error(error)
     return 0
+
+
+def _was_interrupted(end: BaseException) -> bool:
+    """Whether typer ended the command because of Ctrl-C."""
+    cause: BaseException | None = end
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__context__
+    return cause is not None
 
 
 def _report_error(error: DistsimError) -> int:

@@ -82,7 +82,16 @@ def _interrupt_once(number: int, frame: FrameType | None) -> NoReturn:
     not disturb the cleaning up.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "threading" in sys.modules:
+        import threading
+
+        # The threads of a pool fail when its work is dropped, and would print tracebacks.
+        threading.excepthook = _ignore_failure
     raise KeyboardInterrupt
+
+
+def _ignore_failure(failure: object) -> None:
+    pass
 
 
 def _end_with_parent(parent_is_alive: int) -> None:
@@ -156,7 +165,7 @@ class _Watch:
         """The exit status for a child that a signal has ended; reports what it means."""
         if self.was_interrupted:
             _show_cursor()
-            return INTERRUPTED
+            return _report_interrupt()
         note = LimitNote.read(self.shared)
         if number == signal.SIGPROF and note is not None:
             return _report_exceeded_deadline(note)
@@ -172,6 +181,13 @@ def _show_cursor() -> None:
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\x1b[?25h")
+
+
+def _report_interrupt() -> int:
+    from distsim.cli.shared import console
+
+    console.note("interrupted")
+    return INTERRUPTED
 
 
 def _report_exceeded_deadline(note: LimitNote) -> int:

@@ -6,9 +6,13 @@ signal, SIGPROF, has no handler), and another process reports it: the command li
 in a child process (`distsim.cli.supervision`). Processor time is counted because a loaded machine,
 a slow disk or Ctrl-Z must not count against a file.
 
-The limits grow with the size of the file. They apply only in a process that has called `activate`,
-because a program that imports distsim must not be ended. macOS enforces the deadline, but no limit
-on memory.
+A program that imports distsim, and a command that starts processes of its own, must not be ended.
+They can ask for a *trial* (`trial_reads`): a forked child reads each file first, under the limits,
+and ends. The program reads the file only after this trial has succeeded. Files are read twice, but
+no result has to pass from one process to the other.
+
+The limits grow with the size of the file. They apply only after a call of `activate` or in a block
+of `trial_reads`. macOS enforces the deadline, but no limit on memory.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from mmap import mmap
@@ -31,6 +36,7 @@ __all__ = [
     "exceeded_limits",
     "factor_of_user",
     "reading_limits",
+    "trial_reads",
 ]
 
 #: Multiplies both limits; `off` removes them.
@@ -45,6 +51,21 @@ _MEMORY_PER_BYTE: Final = 2000
 _STREAM_BYTES: Final = 64 << 20
 #: Bytes of the note for the supervisor.
 NOTE_BYTES: Final = 4096
+#: The exit status of a trial that has used up its memory.
+_OUT_OF_MEMORY: Final = 1
+
+
+class _Limits(NamedTuple):
+    """What reading one input may take."""
+
+    cpu_s: float
+    memory_bytes: int
+
+    def exceeded_time(self) -> str:
+        return f"{self.cpu_s:.2g} s of processor time"
+
+    def exceeded_memory(self) -> str:
+        return f"{self.memory_bytes >> 20} MiB of memory"
 
 
 class LimitNote(NamedTuple):
@@ -73,6 +94,7 @@ class _State:
     factor: float | None = None
     shared: mmap | None = None
     is_reading = False
+    tries_first = False
 
 
 def factor_of_user() -> float | None:
@@ -101,6 +123,20 @@ def activate(factor: float | None, shared: mmap | None = None) -> None:
     _State.factor = factor
     _State.shared = shared
     _State.is_reading = False
+    _State.tries_first = False
+
+
+@contextmanager
+def trial_reads(factor: float | None) -> Iterator[None]:
+    """Read each file in a forked child first. The limits, multiplied by ``factor``, end only it."""
+    earlier = _State.factor, _State.tries_first
+    # A process with limits of its own needs no trials: somebody watches it.
+    if _State.factor is None:
+        _State.factor, _State.tries_first = factor, True
+    try:
+        yield
+    finally:
+        _State.factor, _State.tries_first = earlier
 
 
 def current_factor() -> float | None:
@@ -113,34 +149,115 @@ def reading_limits(place: str | os.PathLike[str], size: int | None = None) -> It
     """Limit the processor time and the memory of a block that reads ``place``.
 
     ``size``: bytes of the input, if ``place`` is not the name of a file. The process ends when its
-    time is used up; UsageError is raised when its memory is. An inner block changes nothing.
+    time is used up; UsageError is raised when its memory is. In a process with trials, UsageError
+    is raised for both, and the block must have no effects outside of this process. An inner block
+    changes nothing.
     """
     factor = _State.factor
     if factor is None or _State.is_reading:
         yield
         return
     shown = os.fspath(place)
+    if _State.tries_first and size is None:
+        _refuse_stream(shown)
     input_bytes = _size_of(shown) if size is None else size
-    cpu_s = factor * (_BASE_CPU_S + _CPU_S_PER_BYTE * input_bytes)
-    memory_bytes = int(factor * (_BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * input_bytes))
+    limits = _Limits(
+        factor * (_BASE_CPU_S + _CPU_S_PER_BYTE * input_bytes),
+        int(factor * (_BASE_MEMORY_BYTES + _MEMORY_PER_BYTE * input_bytes)),
+    )
+    block = _after_trial if _State.tries_first else _limited
     _State.is_reading = True
+    try:
+        with block(shown, limits):
+            yield
+    finally:
+        _State.is_reading = False
+
+
+class _MemoryExceeded(UsageError):
+    """Reading takes more memory than it may."""
+
+
+@contextmanager
+def _limited(place: str, limits: _Limits) -> Iterator[None]:
+    """Let this process take only so much from now on; it ends at the deadline."""
     if _State.shared is not None:
-        LimitNote(shown, cpu_s).write(_State.shared)
-    earlier_limit = _lower_memory_limit(memory_bytes)
-    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        LimitNote(place, limits.cpu_s).write(_State.shared)
+    earlier_limit = _lower_memory_limit(limits.memory_bytes)
+    signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
     try:
         yield
     except MemoryError:
         if earlier_limit is None:
             raise
-        raise exceeded_limits(shown, f"{memory_bytes >> 20} MiB of memory") from None
+        error = exceeded_limits(place, limits.exceeded_memory())
+        raise _MemoryExceeded(error.message, error.remedy) from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         if earlier_limit is not None:
             _set_memory_limit(earlier_limit)
         if _State.shared is not None:
             _State.shared[:] = bytes(NOTE_BYTES)
-        _State.is_reading = False
+
+
+# --- trials ---
+
+
+@contextmanager
+def _after_trial(place: str, limits: _Limits) -> Iterator[None]:
+    """Run the block in a child, under limits, and then in this process if the child has ended."""
+    child = _fork()
+    if child == 0:
+        status = 0
+        try:
+            with _limited(place, limits):
+                yield
+        except _MemoryExceeded:
+            status = _OUT_OF_MEMORY
+        finally:
+            # Other errors do not matter: the parent meets them as well, when it reads the file.
+            os._exit(status)
+    _await_trial(child, place, limits)
+    yield
+
+
+def _refuse_stream(path: str) -> None:
+    """Raises UsageError for a pipe or a device, which delivers its data only once."""
+    with suppress(OSError, ValueError):
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise UsageError(
+                f"{path} is not a regular file, and its data can be read only once",
+                "copy the data to a file, and give that file",
+            )
+
+
+def _fork() -> int:
+    with warnings.catch_warnings():
+        # Python warns of threads, also of those of numerical libraries, which a trial does not use.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return child
+
+
+def _await_trial(child: int, place: str, limits: _Limits) -> None:
+    """Wait for the end of a trial. Raises UsageError if a limit ended it."""
+    status = None
+    try:
+        _, status = os.waitpid(child, 0)
+    finally:
+        if status is None:  # Ctrl-C
+            with suppress(ProcessLookupError, ChildProcessError):
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code == -signal.SIGPROF:
+        raise exceeded_limits(place, limits.exceeded_time())
+    if code:  # without memory, CPython may also abort
+        raise exceeded_limits(place, limits.exceeded_memory())
 
 
 def exceeded_limits(place: str, amount: str) -> UsageError:

@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from distsim.backends import BackendProfile
 from distsim.backends.gloo import monitored_barrier_error
-from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER, group_timeouts_ns
+from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.model import Program
@@ -83,7 +83,7 @@ class RunDeadlines:
 
     def __init__(self, rules: TransitionRules, state: RunState) -> None:
         self.rules, self.state = rules, state
-        self.limits = group_timeouts_ns(rules.program, rules.profile)
+        self.limits = rules.program.group_timeouts_ns(rules.profile.timeout_ns)
         self.late: list[TimedOutCall] = []
         self._heap: list[_DeadlineEntry] = []
         self._number = 0

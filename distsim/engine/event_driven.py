@@ -187,20 +187,23 @@ class _EventDrivenEngine:
 
     # --- exits of processes ---
     def _close_next_process(self) -> bool:
-        """Close the next process that exits and has no open collectives; whether there is one."""
+        """Let the next exit proceed that does not wait for a collective; whether there is one."""
         while self.exits_due:
             if self._close_process(heappop(self.exits_due)[1]):
                 return True
         return False
 
     def _close_process(self, rank: int) -> bool:
-        """A process that exits closes its sockets, unless it still waits for collectives."""
-        if self.rules.open_collectives(self.state, rank):
+        """A process that exits closes its sockets, those of some groups only if it then waits for
+        a collective. Whether it closes any.
+        """
+        can_continue = self.rules.can_continue_exit(self.state, rank)
+        if can_continue:
+            self.rules.continue_exit(self.state, rank, self)
+            self._follow_up()
+        if rank in self.state.exiting:
             self.overdue_exits.add(rank)
-            return False
-        self.rules.close_process(self.state, rank, self)
-        self._follow_up()
-        return True
+        return can_continue
 
     def _note_exit_progress(self, row: int) -> None:
         rank = self.rank_of[row]
@@ -296,7 +299,7 @@ class _EventDrivenEngine:
                     return
                 pc[rank] += 1
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
-                if rules.ranks_to_crash:
+                if rules.ranks_to_end:
                     rules.abort(state, self)
                 if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
                     self._follow_up()
@@ -509,6 +512,9 @@ class _EventDrivenEngine:
             self._wake_all()
         elif not self.exited_with_requests:
             self.exited_with_requests = self.rules.has_open_requests(self.state, rank)
+
+    def groups_closed(self, rank: int, /) -> None:
+        self._wake_all()
 
     def cancelled(self, row: int, /) -> None:
         """The row's end stays -1."""

@@ -74,23 +74,24 @@ def run_program(
     even where links are shared (`may_fold_shared_links`).
     """
     with gc_paused():
+        linked = LinkedProgram(program, profile)
         run = None
         if not ordered and not follow:
-            run = _run_with_local_clocks(program, profile, cost, shared)
+            run = _run_with_local_clocks(linked, cost, shared)
         if run is None:
-            run = _run_event_driven(program, profile, cost, follow)
+            run = _run_event_driven(linked, cost, follow)
         return run
 
 
 def _run_with_local_clocks(
-    program: Program, profile: BackendProfile, cost: CostModel, shared: bool
+    linked: LinkedProgram, cost: CostModel, shared: bool
 ) -> SimulatedRun | None:
     """The run with local clocks; None if it is not exact.
 
     It is not if the order of events matters, if a wait exceeds its timeout, if transfers share
     links, or if ranks wait for one whose process has ended.
     """
-    linked = LinkedProgram(program, profile)
+    program, profile = linked.program, linked.profile
     mismatches = ProgramMismatches(linked)
     is_folded = program.representative_of is not None
     order_matters = why_order_matters(linked, mismatches) is not None
@@ -188,15 +189,13 @@ def _local_clock_result(
 
 
 def _run_event_driven(
-    program: Program,
-    profile: BackendProfile,
-    cost: CostModel,
-    follow: Mapping[CallKey, CallKey] | None,
+    linked: LinkedProgram, cost: CostModel, follow: Mapping[CallKey, CallKey] | None
 ) -> SimulatedRun:
     from distsim.engine.deadlines import timeout_findings
     from distsim.engine.event_driven import simulate_in_order
 
-    run = simulate_in_order(program, profile, cost, follow)
+    program, profile = linked.program, linked.profile
+    run = simulate_in_order(program, profile, cost, follow, linked=linked)
     outcome = outcome_of_ordered_run(run)
     trace = build_trace(
         program,

@@ -24,23 +24,6 @@ LAUNCH_QUEUE_DEPTH = 1024
 MONITORED_BARRIER = "monitored_barrier"
 
 
-def group_timeouts_ns(program: Program, profile: BackendProfile) -> list[int]:
-    """The timeout of each group, by id.
-
-    New groups do not inherit the world's (G12): without one they have the backend's default.
-    """
-    world = program.options.get("timeout_ns") or _timeout_of_init(program)
-    own = [world if group.id == 0 else group.timeout_ns for group in program.groups]
-    return [timeout or profile.timeout_ns for timeout in own]
-
-
-def _timeout_of_init(program: Program) -> int | None:
-    """The timeout that the first init_process_group with one names."""
-    calls = (call for code in program.codes for call in code.calls)
-    timeouts = (call.fields.get("timeout_ns") for call in calls if call.op == "init_process_group")
-    return next((int(timeout) for timeout in timeouts if timeout), None)
-
-
 def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:
     """Whether anything in a run may last longer than the shortest timeout; a quick upper bound.
 
@@ -60,7 +43,7 @@ def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:
 
 
 def _shortest_timeout_ns(program: Program, profile: BackendProfile) -> int:
-    return min([*group_timeouts_ns(program, profile), *_timeouts_of_calls(program)])
+    return min([*program.group_timeouts_ns(profile.timeout_ns), *_timeouts_of_calls(program)])
 
 
 def exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColumns) -> bool:

@@ -72,7 +72,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS305",
-        "receives from any source block each other",
+        "receive from any source whose senders are blocked",
         "error",
         "deadlock",
         (

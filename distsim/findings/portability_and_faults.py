@@ -90,12 +90,12 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS609",
-        "result depends on the order of events",
+        "fails in some orders of events",
         "warning",
         None,
         (
-            "The program fails in some orders of events and completes in others. The result depends "
-            "on which message a receive from any source takes, or on which sends are buffered."
+            "The program fails in some orders of events and completes in others, depending on which "
+            "message a receive from any source takes, or on which sends are buffered."
         ),
         ("The program may work a hundred times, and then hang when one rank is slower than usual."),
         "Name the source of the receive, or use different tags for different kinds of messages. "
@@ -116,8 +116,9 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         None,
         (
             "Two messages of equal size between the same two ranks are probably received in the "
-            "wrong order. The evidence is the names of the tensors: other messages pair these names "
-            "differently, or the two names are exchanged (`a` arrives in `b`, and `b` in `a`)."
+            "wrong order. The only evidence is the names of the tensors. Either the two names are "
+            "exchanged (`a` arrives in `b`, and `b` in `a`), or other messages from the same sent "
+            "tensor arrive in another received tensor."
         ),
         "Nothing hangs and nothing raises, because messages of the same size match. The receiver "
         "uses an activation as if it were a gradient, or one micro-batch as if it were another, so "
@@ -148,8 +149,8 @@ program:
         "warning",
         None,
         "A barrier of symmetric memory uses the same cells of the signal pad as put_signal and "
-        "wait_signal on its channel. Here the barrier takes a signal of a put_signal, or a "
-        "wait_signal takes one of the barrier.",
+        "wait_signal on its channel. Here the barrier takes a signal that put_signal sent, "
+        "or wait_signal takes a signal that the barrier sent.",
         (
             "The barrier accepts any signal in the cell. A rank returns from the barrier before the "
             "other rank arrives, so the barrier orders nothing. The later wait_signal then gets the "
@@ -230,13 +231,14 @@ program:
         (
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
             "One example: rank 0 puts its first send to rank 1 and its first receive from rank 1 "
-            "into one batch, but rank 1 makes these two calls one after the other. Another: of two "
-            "groups with common members, one rank uses group a first, another rank group b."
+            "into one batch, but rank 1 makes these two calls one after the other. Another "
+            "example: two groups share several ranks. One of these ranks uses group a first, another "
+            "one uses group b first."
         ),
         "The program may complete here and hang on another version or machine.",
         (
-            "Follow the message: batch the two directions on both ranks, or use the groups in the "
-            "same order on all ranks."
+            "Do what the finding proposes: put both directions into one batch on both ranks, or use "
+            "the groups in the same order on all ranks."
         ),
         example_scenario(
             2,
@@ -292,7 +294,7 @@ program:
         None,
         (
             "A call waits longer than the timeout of its group, because other ranks are still busy. "
-            "The same code reports a monitored_barrier that can never complete."
+            "DS804 also reports a monitored_barrier that can never complete."
         ),
         "On gloo the call raises; on nccl the watchdog ends the process. If the other ranks are "
         "only slow, the program would have completed with a longer timeout.",
@@ -410,7 +412,9 @@ program:
         "The program runs on a laptop with gloo and hangs on the cluster with nccl, or the other "
         "way round.",
         "If the program runs on one backend only, ignore this. If not, run `distsim check FILE "
-        "--backend NAME`. Batched messages and the same order of groups on all ranks work everywhere.",
+        "--backend NAME`. Two habits "
+        "work on every backend: put messages into batches, and use groups in the same order on all "
+        "ranks.",
         example_scenario(
             2,
             "groups: {a: [0, 1], b: [0, 1]}\n",
@@ -470,8 +474,8 @@ program:
             "call that collective less often than the other members."
         ),
         (
-            "A collective waits for every member. If a member calls it less often, at whatever "
-            "line, the others wait forever."
+            "A collective waits for every member. If a member makes fewer calls than the others, "
+            "the others wait forever. Only the number of calls counts, not their lines."
         ),
         "Move the call out of the selector, or create a group of the ranks that take part.",
         two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),

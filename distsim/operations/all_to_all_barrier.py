@@ -232,8 +232,9 @@ class AllToAllSingleOperation(AllToAllCollective):
         example="- all_to_all_single: {input: all_x, output: got}",
         notes=(
             (
-                "By default, output_splits is the transpose of input_splits. Rank j must expect "
-                "from rank i as many rows as rank i sends to it."
+                "output_splits[i] of rank j must equal input_splits[j] of rank i: rank j expects "
+                "as many rows from rank i as rank i sends to it. If you omit output_splits, "
+                "distsim uses these numbers."
             ),
             (
                 "If the first axis is not divisible by the size of the group, gloo hangs and nccl "

@@ -131,8 +131,8 @@ class AllGatherOperation(_AllGatherCollective):
         example="- all_gather: {input: x, output: all_x}",
         notes=(
             (
-                "For torch's output list, give one tensor whose first axis has the size of the "
-                "group, or a list of names."
+                "torch takes a list of output tensors. In a scenario, `output` is one tensor whose "
+                "first axis has the size of the group, or a list of tensor names."
             ),
             "Parts of different sizes: nccl supports them, gloo does not.",
         ),

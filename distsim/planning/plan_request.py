@@ -14,6 +14,7 @@ from distsim.planning.frameworks import FP8_DTYPE, FRAMEWORKS, PRECISIONS, SCHED
 from distsim.planning.layouts import DEFAULT_SEQUENCE, ParallelLayout, PlanRequest
 
 MAX_GPUS = 2**17
+_MAX_GLOBAL_BATCH = 10**9
 #: Fields of `transformer:` that the layout decides, so that a request may not.
 _LAYOUT_FIELDS = (
     "model",
@@ -56,6 +57,11 @@ def checked_plan_request(
         raise UsageError(
             f"--set {decided[0]}: each layout decides this field",
             "use --restrict zero=1 to fix a value, and --sequence for the sequence length",
+        )
+    if not 1 <= global_batch <= _MAX_GLOBAL_BATCH:
+        raise UsageError(
+            f"--global-batch {global_batch}: expected a number from 1 to {_MAX_GLOBAL_BATCH}",
+            "for example --global-batch 512",
         )
     layout_choices = _checked_choices(choices or {})
     _check_precisions(layout_choices, cluster)

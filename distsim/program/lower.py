@@ -80,6 +80,10 @@ def lower(scenario: Scenario) -> Program:
         from_file=True,
     )
     program.faults = rank_faults(scenario, program, names)
+    if any(finding.code == "DS101" for finding in program.findings):
+        from distsim.program.partner_waits import findings_with_waits
+
+        program.findings = findings_with_waits(program)
     if _needs_startup_simulation(scenario, program):
         # Imported only if needed: most scenarios imply their start-up.
         from distsim.program.startup import scenario_startup, startup_findings

@@ -194,6 +194,23 @@ class Program:
         for position in self.code(rank).positions(self.row_of[rank]):
             yield position, self.call(rank, position)
 
+    def group_timeouts_ns(self, default_ns: int) -> list[int]:
+        """The timeout of each group, by id.
+
+        New groups do not inherit the world's (G12): without one they have the backend's default.
+        """
+        world = self.options.get("timeout_ns") or self._timeout_of_init()
+        own = [world if group.id == 0 else group.timeout_ns for group in self.groups]
+        return [timeout or default_ns for timeout in own]
+
+    def _timeout_of_init(self) -> int | None:
+        """The timeout that the first init_process_group with one names."""
+        calls = (call for code in self.codes for call in code.calls)
+        timeouts = (
+            call.fields.get("timeout_ns") for call in calls if call.op == "init_process_group"
+        )
+        return next((int(timeout) for timeout in timeouts if timeout), None)
+
     # --- size ---
     @cached_property
     def call_count(self) -> int:

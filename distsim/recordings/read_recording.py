@@ -13,16 +13,24 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from distsim.common.errors import UsageError
 from distsim.common.reading_limits import activate, current_factor, reading_limits
+from distsim.common.worker_process import end_with_parent, starting_workers
+from distsim.recordings.readers.chakra_file import is_chakra_name
+from distsim.recordings.readers.chakra_job import chakra_recording
+from distsim.recordings.readers.chakra_rank import read_chakra_rank
 from distsim.recordings.readers.distsim_trace import is_distsim_trace, read_distsim_trace
 from distsim.recordings.readers.kineto_cuda_job import cuda_recording
-from distsim.recordings.readers.kineto_file import RankProfile, is_profile_name
+from distsim.recordings.readers.kineto_file import is_profile_name
 from distsim.recordings.readers.kineto_gloo_job import gloo_recording
-from distsim.recordings.readers.kineto_rank import RankReading, read_rank
+from distsim.recordings.readers.kineto_rank import read_rank
+from distsim.recordings.readers.nsight_file import is_nsight_name
+from distsim.recordings.readers.nsight_rank import FORMAT as NSIGHT_FORMAT
+from distsim.recordings.readers.nsight_rank import read_nsight
 from distsim.recordings.readers.operation_table import is_operation_table, read_operation_table
 from distsim.recordings.readers.unmarked_steps import is_same_division, origin_note
 from distsim.recordings.recording import Recording
@@ -31,18 +39,17 @@ from distsim.recordings.recording import Recording
 SAMPLE = Path(__file__).parent / "sample"
 #: Function of (files done, files in all).
 Progress = Callable[[int, int], None]
+#: What the reader of a file returns.
+Reading = TypeVar("Reading")
 _FORMATS = (
-    "PyTorch profiler traces (.json, .json.gz), distsim traces (.jsonl) or operation tables "
-    "(.csv, .parquet)"
+    "PyTorch profiler traces (.json, .json.gz), distsim traces (.jsonl), operation tables "
+    "(.csv, .parquet), Chakra traces (.et) or exports of Nsight Systems (.sqlite)"
 )
 #: Formats that are recognised by name and not read, with the reason.
 _UNSUPPORTED = {
-    ".nsys-rep": "Nsight Systems reports are not supported",
-    ".sqlite": "exports of Nsight Systems are not supported; profile with torch.profiler",
-    ".qdrep": "Nsight Systems reports are not supported",
+    ".nsys-rep": "export Nsight Systems reports with `nsys export --type sqlite`",
+    ".qdrep": "export Nsight Systems reports with `nsys export --type sqlite`",
     ".pb": "TensorBoard profiles are not supported",
-    ".et": "Chakra traces are not supported, because most have no start times; give the PyTorch "
-    "profiles from which they were made",
     ".otf2": "OTF2 archives are not supported",
 }
 #: Smaller jobs are read in this process, because starting others takes longer.
@@ -56,6 +63,8 @@ class JobFiles(NamedTuple):
     tables: list[Path]
     traces: list[Path]
     profiles: list[Path]
+    chakra: list[Path]
+    nsight: list[Path]
     notes: list[str]
 
 
@@ -70,7 +79,7 @@ def read_recording(
     ``jobs``: the number of processes that read ranks at the same time.
     """
     files = _find_files([_sample_or(Path(path)) for path in paths])
-    kinds = [kind for kind in files[:3] if kind]
+    kinds = [kind for kind in files[:-1] if kind]
     if not kinds:
         remedy = "; ".join(files.notes) or f"give {_FORMATS}"
         raise UsageError("no recording was found", remedy)
@@ -84,6 +93,10 @@ def read_recording(
         trace = _only(files.traces)
         with reading_limits(trace):
             recording = read_distsim_trace(trace)
+    elif files.chakra:
+        recording = _read_chakra(files, jobs, progress)
+    elif files.nsight:
+        recording = _read_nsight(files, jobs, progress)
     else:
         recording = _read_profiles(files, jobs, progress)
     return replace(recording, notes=(*recording.notes, *files.notes))
@@ -111,6 +124,8 @@ def _different_formats(files: JobFiles) -> UsageError:
         "an operation table": files.tables,
         "a distsim trace": files.traces,
         "a PyTorch profile": files.profiles,
+        "a Chakra trace": files.chakra,
+        "an export of Nsight Systems": files.nsight,
     }
     present = sorted((len(paths), name) for name, paths in formats.items() if paths)
     (_, rarest), (_, usual) = present[0], present[-1]
@@ -121,7 +136,7 @@ def _different_formats(files: JobFiles) -> UsageError:
 
 
 def _find_files(paths: Sequence[Path]) -> JobFiles:
-    files = JobFiles([], [], [], [])
+    files = JobFiles([], [], [], [], [], [])
     seen: set[Path] = set()
     for path in paths:
         if not path.exists():
@@ -162,6 +177,10 @@ def _enter(files: JobFiles, path: Path) -> bool:
         files.tables.append(path)
     elif is_profile_name(path):
         files.profiles.append(path)
+    elif is_chakra_name(path):
+        files.chakra.append(path)
+    elif is_nsight_name(path):
+        files.nsight.append(path)
     else:
         return False
     return True
@@ -169,31 +188,40 @@ def _enter(files: JobFiles, path: Path) -> bool:
 
 def _skipped(path: Path) -> list[str]:
     reason = _UNSUPPORTED.get(path.suffix.lower())
+    if path.with_suffix(".sqlite").exists():
+        return []  # the export of this report
     return [f"{path}: {reason}"] if reason else []
 
 
-# --- profiles ---
+# --- formats with a file per rank ---
+
+
+def _read_chakra(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
+    ranks = _read_ranks(files.chakra, files.notes, jobs, progress, read_chakra_rank)
+    _check_ranks([(one.rank, one.file) for one in ranks])
+    with reading_limits(f"{len(ranks)} Chakra traces", _total_bytes(files.chakra)):
+        return chakra_recording(ranks)
+
+
+def _read_nsight(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
+    read = _read_ranks(files.nsight, files.notes, jobs, progress, read_nsight)
+    readings = [rank for of_file in read for rank in of_file.ranks]
+    _check_ranks([(one.profile.rank, one.profile.file) for one in readings])
+    if not is_same_division([reading.found_steps for reading in readings]):
+        paths = sorted({Path(reading.profile.file) for reading in readings})
+        again = [read_nsight(path, as_one_step=True) for path in paths]
+        readings = [rank for of_file in again for rank in of_file.ranks]
+    files.notes.extend(note for of_file in read for note in of_file.notes)
+    note = origin_note(readings[0].found_steps)
+    if note:
+        files.notes.append(note)
+    with reading_limits(f"{len(files.nsight)} exports", _total_bytes(files.nsight)):
+        return cuda_recording(readings, NSIGHT_FORMAT)
 
 
 def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Recording:
-    readings: list[RankReading] = []
-    errors: list[UsageError] = []
-    total = len(files.profiles)
-    for done, result in enumerate(_read_each(files.profiles, jobs), start=1):
-        if isinstance(result, UsageError):
-            errors.append(result)
-        else:
-            readings.append(result)
-        if progress is not None:
-            progress(done, total)
-    if not readings:
-        raise errors[0]
-    files.notes.extend(error.message for error in errors)
-    by_rank: dict[int, RankProfile] = {}
-    for profile in (reading.profile for reading in readings):
-        if profile.rank in by_rank:
-            raise _same_rank(by_rank[profile.rank], profile)
-        by_rank[profile.rank] = profile
+    readings = _read_ranks(files.profiles, files.notes, jobs, progress, read_rank)
+    _check_ranks([(one.profile.rank, one.profile.file) for one in readings])
     if not is_same_division([reading.found_steps for reading in readings]):
         paths = [Path(reading.profile.file) for reading in readings]
         readings = [read_rank(path, as_one_step=True) for path in paths]
@@ -201,41 +229,88 @@ def _read_profiles(files: JobFiles, jobs: int, progress: Progress | None) -> Rec
     if note:
         files.notes.append(note)
     has_device = any(reading.device is not None for reading in readings)
-    with reading_limits(f"{total} profiles", _total_bytes(files.profiles)):
+    with reading_limits(f"{len(files.profiles)} profiles", _total_bytes(files.profiles)):
         return cuda_recording(readings) if has_device else gloo_recording(readings)
 
 
-def _same_rank(first: RankProfile, second: RankProfile) -> UsageError:
+def _check_ranks(ranks: Sequence[tuple[int, str]]) -> None:
+    """Raises UsageError for two files of one rank, given as (rank, file)."""
+    file_of: dict[int, str] = {}
+    for rank, file in ranks:
+        if rank in file_of:
+            raise _same_rank(rank, file_of[rank], file)
+        file_of[rank] = file
+
+
+def _same_rank(rank: int, *files: str) -> UsageError:
     """Two files of one rank: of two recordings of a job, if they are in different folders."""
-    folders = [Path(profile.file).parent for profile in (first, second)]
+    folders = [Path(file).parent for file in files]
     remedy = "give the files of one job, and one file per rank"
     if folders[0] != folders[1]:
         remedy = f"give the folder of one recording, for example {folders[0]}"
-    return UsageError(f"{first.file} and {second.file} are both of rank {first.rank}", remedy)
+    return UsageError(f"{files[0]} and {files[1]} are both of rank {rank}", remedy)
 
 
-def _read_each(paths: Sequence[Path], jobs: int) -> list[RankReading | UsageError]:
+def _read_ranks(
+    paths: Sequence[Path],
+    notes: list[str],
+    jobs: int,
+    progress: Progress | None,
+    read: Callable[[Path], Reading],
+) -> list[Reading]:
+    """What ``read`` returns for each file; a note for each file that it refuses.
+
+    Raises the first UsageError if it refuses all files.
+    """
+    readings: list[Reading] = []
+    errors: list[UsageError] = []
+    for done, result in enumerate(_read_each(paths, jobs, read), start=1):
+        if isinstance(result, UsageError):
+            errors.append(result)
+        else:
+            readings.append(result)
+        if progress is not None:
+            progress(done, len(paths))
+    if not readings:
+        raise errors[0]
+    notes.extend(error.message for error in errors)
+    return readings
+
+
+def _read_each(
+    paths: Sequence[Path], jobs: int, read: Callable[[Path], Reading]
+) -> list[Reading | UsageError]:
+    read_or_explain = partial(_read_or_explain, read)
     if len(paths) > 1 and jobs > 1 and _total_bytes(paths) >= _PARALLEL_BYTES:
         # The limits hold in the workers, too. If they end a worker, all files are read again in
         # this process, whose supervisor reports the name of the file.
         with (
             suppress(BrokenProcessPool),
             ProcessPoolExecutor(
-                min(jobs, len(paths)), initializer=activate, initargs=(current_factor(),)
+                min(jobs, len(paths)),
+                initializer=_start_worker,
+                initargs=(current_factor(), os.getpid()),
             ) as pool,
         ):
-            return list(pool.map(_read_or_explain, paths))
-    return [_read_or_explain(path) for path in paths]
+            with starting_workers():
+                results = pool.map(read_or_explain, paths)
+            return list(results)
+    return [read_or_explain(path) for path in paths]
+
+
+def _start_worker(factor: float | None, parent: int) -> None:
+    activate(factor)
+    end_with_parent(parent)
 
 
 def _total_bytes(paths: Sequence[Path]) -> int:
     return sum(path.stat().st_size for path in paths)
 
 
-def _read_or_explain(path: Path) -> RankReading | UsageError:
-    """What a profile contains, or the error that says why there is none."""
+def _read_or_explain(read: Callable[[Path], Reading], path: Path) -> Reading | UsageError:
+    """What a file contains, or the error that says why there is nothing."""
     try:
         with reading_limits(path):
-            return read_rank(path)
+            return read(path)
     except UsageError as error:
         return error

@@ -9,6 +9,11 @@ import numpy as np
 
 from distsim.recordings.event_graph import EventGraph, Numbers, Times
 
+#: Activities of a rank's host that explain why it is slow.
+GARBAGE_COLLECTION = "garbage collection"
+CHECKPOINT = "checkpoint"
+DATA_LOADING = "data loading"
+
 
 @dataclass(frozen=True)
 class ClockAlignment:
@@ -57,7 +62,8 @@ class Recording:
     known. ``unexplained_gap_ns``: rank -> time on its streams with no known cause for starting
     late. ``unended_calls``: calls that never ended, not in the graph. ``operations``: (rank,
     step index) -> the operations of the host, where known. ``partners``: number of a meeting ->
-    its members, where known.
+    its members, where known. ``activities``: (rank, step index) -> activity -> its time in ns,
+    where recorded.
     """
 
     graph: EventGraph
@@ -72,6 +78,7 @@ class Recording:
     unexplained_gap_ns: Mapping[int, float] = field(default_factory=dict)
     operations: Mapping[tuple[int, int], StepOperations] = field(default_factory=dict)
     partners: Mapping[int, MeetingPartners] = field(default_factory=dict)
+    activities: Mapping[tuple[int, int], Mapping[str, float]] = field(default_factory=dict)
     operation_count: int = 0
     unended_calls: int = 0
     is_profile: bool = False

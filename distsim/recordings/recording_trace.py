@@ -17,7 +17,7 @@ import numpy as np
 
 from distsim.common.errors import UsageError
 from distsim.operations.registry import OPERATIONS
-from distsim.recordings.event_graph import NO_MEETING, EventGraph, Numbers, sliced_lists
+from distsim.recordings.event_graph import NO_MEETING, EventGraph, sliced_lists
 from distsim.recordings.recording import MeetingPartners, Recording
 from distsim.trace.model import (
     COLUMN_TYPES,
@@ -106,18 +106,19 @@ class _TraceWriter:
         free_ns = 0.0
         for event in map(int, rows):
             start, end = float(columns.start[event]), float(columns.end[event])
-            if columns.meeting[event] != NO_MEETING:
-                requests[event] = (position, len(self.rows))
-                self._add_communication(event, position)
-                position += 1
-                continue
-            awaited = [int(row) for row in self._before(event) if int(row) in requests]
+            awaited = [row for row in self._awaited(event) if row in requests]
             if awaited:
                 ended = [requests.pop(row) for row in awaited]
                 self._add_wait(event, position, ended, (min(free_ns, start), start))
                 position += 1
-            name = self.graph.labels[int(columns.label[event])]
-            self._add_row(event, position, "compute", start, end, name=self._text("name", name))
+                free_ns = start
+            if columns.meeting[event] != NO_MEETING:
+                requests[event] = (position, len(self.rows))
+                self._add_communication(event, position, max(free_ns, start))
+                position += 1
+                continue
+            name = self._text("name", self._label(event))
+            self._add_row(event, position, "compute", start, end, name=name)
             position += 1
             free_ns = end
         if requests:
@@ -126,13 +127,24 @@ class _TraceWriter:
             times = (free_ns, max(free_ns, latest))
             self._add_wait(int(rows[-1]), position, list(requests.values()), times)
 
-    def _before(self, event: int) -> Numbers:
-        first = self.before.first
-        return self.before.items[first[event] : first[event + 1]]
+    def _awaited(self, event: int) -> list[int]:
+        """The rows that must end before an event.
 
-    def _add_communication(self, event: int, position: int) -> None:
-        graph, columns = self.graph, self.graph.columns
-        label = graph.labels[int(columns.label[event])]
+        A communication does not wait for earlier sends, because they return early.
+        """
+        first = self.before.first
+        rows = map(int, self.before.items[first[event] : first[event + 1]])
+        if self.graph.columns.meeting[event] == NO_MEETING:
+            return list(rows)
+        return [row for row in rows if self._label(row) != "send"]
+
+    def _label(self, event: int) -> str:
+        return self.graph.labels[int(self.graph.columns.label[event])]
+
+    def _add_communication(self, event: int, position: int, start: float) -> None:
+        """Add a call that is posted at ``start``."""
+        columns = self.graph.columns
+        label = self._label(event)
         operation = _MESSAGES.get(label, label)
         partners = self._partners(int(columns.meeting[event]), int(columns.rank[event]))
         is_message = label in _MESSAGES
@@ -147,8 +159,7 @@ class _TraceWriter:
         if is_message:
             peer = partners.ranks[1] if label == "send" else partners.ranks[0]
         nbytes = int(columns.nbytes[event]) * (len(ranks) if operation in _PARTS else 1)
-        gives_nothing = OPERATIONS[operation].gives == "none"
-        start = float(columns.start[event])
+        gives_nothing = not is_message and OPERATIONS[operation].gives == "none"
         row = self._add_row(
             event,
             position,
@@ -163,7 +174,7 @@ class _TraceWriter:
             handle=position,
             match=int(columns.meeting[event]),
             started_ns=round(max(float(self.met_ns[event]), start)),
-            finished_ns=round(float(columns.end[event])),
+            finished_ns=round(max(float(columns.end[event]), start)),
         )
         if OPERATIONS[operation].reduces:
             row["reduce_op"] = self._text("reduce_op", _DEFAULT_REDUCTION)

@@ -52,7 +52,7 @@ def updated_expectations(
     words: tuple[str, ...] = ()
     if false_keys:
         named = ", ".join(false_keys)
-        words = (f"also update `expect` ({named})",)
+        words = (f"also update these expected results (`expect`): {named}",)
     return ChangedExpectations(changed or None, words)
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 SYMMETRIC_MEMORY_UNSUPPORTED: Final = (
-    "distsim capture does not support symmetric memory (torch.distributed._symmetric_memory)"
+    "distsim capture does not support this operator of symmetric memory: use the collectives of"
+    " torch.ops.symm_mem, or get_buffer and barrier"
 )
 
 

@@ -161,7 +161,7 @@ def makespan_range(cost: CostModel, program: Program, timeline: Timeline) -> tup
     if not cost.nccl or not timeline.critical_path or cost.cluster.measured:
         return None
     communication = communication_range(cost, program.world_size)
-    compute = COMPUTE_RANGE if _has_estimated_compute(program) else (1.0, 1.0)
+    compute = COMPUTE_RANGE if has_estimated_compute(program) else (1.0, 1.0)
     low, high = 0.0, 0.0
     for piece in timeline.critical_path:
         ns = piece.end_ns - piece.start_ns
@@ -173,7 +173,7 @@ def makespan_range(cost: CostModel, program: Program, timeline: Timeline) -> tup
     return (int(low), int(high)) if high > low else None
 
 
-def _has_estimated_compute(program: Program) -> bool:
+def has_estimated_compute(program: Program) -> bool:
     """Whether some compute is given by FLOP or bytes instead of a duration."""
     for code in program.codes:
         for call in code.calls:
@@ -182,4 +182,11 @@ def _has_estimated_compute(program: Program) -> bool:
     return False
 
 
-__all__ = ["TrainingMetrics", "training_metrics", "compute_kind", "makespan_range", "time_shares"]
+__all__ = [
+    "TrainingMetrics",
+    "compute_kind",
+    "has_estimated_compute",
+    "makespan_range",
+    "time_shares",
+    "training_metrics",
+]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pkgutil
 import re
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -312,3 +314,32 @@ def test_the_summary_of_a_plan_names_the_fastest_layout_or_says_that_none_fits()
 
     assert repr(PlanAnswer(fits, {})) == "<PlanAnswer: 2 layouts fit, fastest dp 8>"
     assert repr(PlanAnswer(nothing_fits, {})) == "<PlanAnswer: no layout fits>"
+
+
+_LIMITED_READING = """
+import threading, distsim
+text = f"vars: {{x: {[0] * 20_000}}}\\n"
+try:
+    with distsim.limited_reading():
+        distsim.load(text)
+except distsim.UsageError as error:
+    print(error.message)
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+try:
+    distsim.limited_reading()
+except distsim.UsageError as error:
+    print(error.message)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits data")
+def test_limited_reading_refuses_a_hostile_file_and_a_process_with_threads():
+    environment = {**os.environ, "DISTSIM_READ_LIMITS": "1e-7"}
+    done = subprocess.run(
+        [sys.executable, "-c", _LIMITED_READING], env=environment, capture_output=True, text=True
+    )
+
+    assert done.stderr == ""
+    refused, with_threads = done.stdout.splitlines()
+    assert refused.startswith("<text>: reading takes more than")
+    assert with_threads == "limited_reading cannot fork a process with 2 threads"

@@ -135,21 +135,21 @@ def test_ranks_that_wait_for_one_that_never_started_block_in_init() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "what"),
+    ("ours", "theirs", "difference"),
     [
-        (send(1, tag=1), recv(0, tag=2), "tag"),
-        (send(1, group="g"), recv(0), "group"),
-        (send(1), recv(2), "peer"),
-        (recv(1, tag=3), send(0, tag=4), "tag"),
+        (send(1, tag=1), recv(0, tag=2), "has another tag"),
+        (send(1, group="g"), recv(0), "uses another group"),
+        (send(1), recv(2), "names another rank"),
+        (recv(1, tag=3), send(0, tag=4), "has another tag"),
     ],
 )
 def test_an_unmatched_message_lists_near_matches(
-    ours: dict[str, Any], theirs: dict[str, Any], what: str
+    ours: dict[str, Any], theirs: dict[str, Any], difference: str
 ) -> None:
     found = first([[ours], [theirs], []], groups={"g": [0, 1]})
 
     assert found.code == "DS304"
-    assert f"; only the {what} differs" in found.message
+    assert f", but it {difference}" in found.message
 
 
 def test_a_surplus_message_is_counted() -> None:
@@ -157,8 +157,8 @@ def test_a_surplus_message_is_counted() -> None:
 
     assert found.code == "DS304"
     assert found.help == (
-        "add the receive on rank 1, or remove this call: it makes 1 such receive, this would be "
-        "number 2",
+        "add the receive on rank 1, or remove this call. Rank 1 makes 1 matching receive; this call "
+        "needs one more",
     )
 
 

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from distsim.cli.shared.project_files import command_settings, find_scenarios
+from distsim.cli.shared.project_files import command_settings, expand_folders, find_scenarios
 from distsim.common.errors import UsageError
 from distsim.output.junit import expectations_junit
 from distsim.simulation.expectations import ScenarioTestResult, check_expectations
@@ -56,6 +56,20 @@ def run_distsim(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
 def test_only_scenarios_of_the_repository_are_found(repository, capsys):
     assert find_scenarios(command_settings("check")) == ["a.yaml", "deep/b.yml"]
     assert "found 2 scenarios in the current folder" in capsys.readouterr().err
+
+
+def test_a_named_folder_is_searched_for_all_files_that_may_be_scenarios(repository, capsys):
+    (repository / "mistake.yaml").write_text("wrld: 2\nprogram: []\n")
+    (repository / "flow.yaml").write_text("{world: 1, program: []}\n")
+    (repository / "values.yaml").write_text("lr: 0.1\n")
+    (repository / "more").mkdir()
+    (repository / "more" / "values.yaml").write_text("lr: 0.1\n")
+
+    found = ["a.yaml", "config.yaml", "deep/b.yml", "flow.yaml", "mistake.yaml"]
+    assert expand_folders([".", "a.yaml"]) == found
+    assert capsys.readouterr().err == "skipped 2 other YAML files in .\n"
+    with pytest.raises(UsageError, match=r"no scenario .* in more"):
+        expand_folders(["more"])
 
 
 def test_a_repository_without_scenarios_is_an_error(tmp_path, monkeypatch):
@@ -149,6 +163,8 @@ def test_the_action_runs_its_command_without_interpreting_the_input(repository, 
     default = action["inputs"]["arguments"]["default"]
     monkeypatch.setenv("DISTSIM_ARGUMENTS", default)
     assert run_distsim(step["run"], repository).returncode == 0
+    monkeypatch.setenv("DISTSIM_ARGUMENTS", "check\n  a.yaml\n  --format json\n")
+    assert '"verdict": "ok"' in run_distsim(step["run"], repository).stdout
     monkeypatch.setenv("DISTSIM_ARGUMENTS", "check a.yaml; touch made")
     assert run_distsim(step["run"], repository).returncode == 2
     assert not (repository / "made").exists()

@@ -92,7 +92,7 @@ UNUSED = (
 COMMANDS = (
     *("simulate", "check", "run", "replay", "compare", "bench", "calibrate"),
     *("capture", "doctor", "slow", "shrink", "demo", "learn", "plan", "sweep", "report"),
-    *("render", "explain", "test", "expand", "schema", "clusters", "new"),
+    *("render", "explain", "test", "expand", "schema", "clusters", "new", "mcp"),
 )
 
 

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 
+import distsim
+from distsim.cli.commands.capture import _parse_timeout_s
+from distsim.cli.shared.html_report import check_report_path
+from distsim.real.bench.measurement import run_bench
 from tests.support.harness import ROOT, Cli
 
 HYBRID = ROOT / "scenarios" / "hybrid.yaml"
@@ -46,3 +53,29 @@ def test_a_former_option_name_is_an_unknown_option(cli: Cli, words: tuple[object
 
     assert done.returncode == 2
     assert "No such option" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: _parse_timeout_s("-5s"),
+        lambda: _parse_timeout_s("soon"),
+        lambda: run_bench(ranks=[99_999]),
+        lambda: distsim.plan("llama3-8b", gpus=8, cluster="dgx-h100", global_batch=10**23),
+        lambda: check_report_path(Path("-")),
+    ],
+    ids=["capture --timeout", "no time", "bench --ranks", "plan --global-batch", "report -o -"],
+)
+def test_an_impossible_value_is_refused_with_a_remedy(use: Callable[[], object]) -> None:
+    with pytest.raises(distsim.UsageError) as refusal:
+        use()
+
+    assert refusal.value.remedy
+    assert "-.html" not in refusal.value.remedy
+
+
+def test_a_missing_output_folder_is_refused_before_the_work(tmp_path: Path, cli: Cli) -> None:
+    done = cli("shrink", HYBRID, "-o", tmp_path / "missing" / "small.yaml")
+
+    assert done.returncode == 2
+    assert f"the folder {tmp_path / 'missing'} does not exist" in done.stderr

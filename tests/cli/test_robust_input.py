@@ -45,7 +45,7 @@ def test_a_message_to_rank_minus_one_is_an_invalid_call_that_shows_the_written_v
         loads(f"{BASE}program:\n  - send: {{tensor: x, dst: {peer}}}\n    ranks: 0\n")
     ).findings
 
-    assert [(f.code, f.message) for f in found] == [
+    assert [(f.code, f.message.splitlines()[0]) for f in found] == [
         ("DS101", "send to rank -1, but the world has ranks 0 to 3")
     ]
 
@@ -303,7 +303,7 @@ def test_ctrl_c_ends_a_simulation_at_any_moment_without_a_traceback(after_s: flo
         130,
         -signal.SIGINT,
     )  # a shell says 130 of both; the second while the interpreter itself starts
-    assert said == ("", "")
+    assert said == ("", "interrupted\n" if process.returncode == 130 else "")
 
 
 def wait_until_it_is_ours(pid: int, cpu: float) -> None:

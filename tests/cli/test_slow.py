@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 import distsim
 from distsim.cli.application import application
 from distsim.recordings.read_recording import SAMPLE
+from tests.support.chakra_traces import write_linked_job
+from tests.support.nsight_exports import write_job
 
 
 def run(*words: str):
@@ -87,6 +89,13 @@ def test_doctor_points_to_slow_on_a_folder_of_profiles():
     from distsim.recordings.read_recording import SAMPLE
 
     assert "`distsim slow` on these files" in " ".join(distsim.doctor(SAMPLE).to_text().split())
+
+
+@pytest.mark.parametrize("write", [write_linked_job, write_job])
+def test_doctor_points_to_slow_on_a_folder_of_other_recordings(tmp_path, write):
+    folder = write(tmp_path, (1.0, 1.0))
+
+    assert "`distsim slow` on these files" in " ".join(distsim.doctor(folder).to_text().split())
 
 
 def sample_copy(folder):

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from distsim.common.errors import UsageError
-from distsim.common.reading_limits import factor_of_user, reading_limits
+from distsim.common.reading_limits import factor_of_user, reading_limits, trial_reads
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -131,6 +131,8 @@ def test_ctrl_c_ends_a_process_stuck_in_c_code():
 
         assert process.wait(timeout=20) == 130
         assert has_ended(child)
+        assert process.stderr is not None
+        assert process.stderr.read().endswith("interrupted\n")
 
 
 def test_one_ctrl_c_of_a_terminal_interrupts_the_cleaning_up_only_once():
@@ -195,3 +197,86 @@ def test_an_invalid_factor_is_refused(monkeypatch: pytest.MonkeyPatch, text: str
     monkeypatch.setenv("DISTSIM_READ_LIMITS", text)
     with pytest.raises(UsageError, match="expected a positive number"):
         factor_of_user()
+
+
+# --- trials, for processes that must not be ended ---
+
+TRIAL = """
+import os, re, sys
+from distsim.common.errors import UsageError
+from distsim.common.reading_limits import reading_limits, trial_reads
+
+def hash_bomb():
+    bomb = ()
+    for _ in range(60):
+        bomb = (bomb, bomb)
+    hash(bomb)
+
+def quadratic():
+    re.search("a*a*a*b", "a" * 20_000)
+
+def refusal(read):
+    try:
+        with trial_reads(0.01), reading_limits("dump.json", 0):
+            read()
+    except UsageError as error:
+        return error.message
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux limits data")
+def test_a_trial_refuses_what_takes_too_long_or_too_much_and_the_process_goes_on():
+    program = """
+for read in (hash_bomb, quadratic, lambda: bytearray(200 << 20)):
+    print(refusal(read), flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", TRIAL + program], cwd=ROOT, capture_output=True, text=True
+    )
+
+    refused = "dump.json: reading takes more than"
+    assert done.stderr == ""
+    assert [line.partition(" of ")[0] for line in done.stdout.splitlines()] == [
+        f"{refused} 0.3 s",
+        f"{refused} 0.3 s",
+        f"{refused} 20 MiB",
+    ]
+
+
+def test_a_trial_happens_once_for_nested_blocks_and_not_for_a_pipe(tmp_path: Path):
+    notes = tmp_path / "notes"
+
+    def note(text: str) -> None:
+        with notes.open("a") as file:
+            file.write(f"{text} ")
+
+    with trial_reads(1), reading_limits(ROOT), reading_limits(ROOT):
+        note("read")
+    with reading_limits(ROOT):
+        note("later")
+    with trial_reads(None), reading_limits(ROOT):
+        note("off")
+    assert notes.read_text() == "read read later off "
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    refusal = pytest.raises(UsageError, match="not a regular file")
+    with refusal, trial_reads(1), reading_limits(pipe):
+        pass
+
+
+@pytest.mark.parametrize(
+    "words", [("run", "s.yaml", "--real"), ("capture", "--cluster", "s.yaml", "--", "t.py")]
+)
+def test_commands_that_start_processes_have_the_limits_too(tmp_path: Path, words: tuple[str, ...]):
+    (tmp_path / "s.yaml").write_text(f"vars: {{x: {[0] * 20_000}}}")
+    (tmp_path / "t.py").touch()
+    done = subprocess.run(
+        [sys.executable, "-m", "distsim", *words],
+        cwd=tmp_path,
+        env={**os.environ, "DISTSIM_READ_LIMITS": "1e-7", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 2, done.stderr
+    assert "s.yaml: reading takes more than" in done.stderr

@@ -11,7 +11,7 @@ import pytest
 
 from distsim.backends import BACKEND_PROFILES, default_cluster
 from distsim.engine import SimulatedRun, run_program
-from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, group_timeouts_ns
+from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH
 from distsim.hardware.cost import CostModel
 from distsim.program.from_calls import build_program
 from distsim.scenario import loads
@@ -98,10 +98,10 @@ def test_creating_a_group_waits_one_second_longer_than_the_timeout() -> None:
 
 def test_timeouts_default_to_those_of_the_backend() -> None:
     program = build_program(2, {0: [], 1: []}, groups={"g": [0, 1]})
-    assert group_timeouts_ns(program, BACKEND_PROFILES["gloo"]) == [30 * MINUTE] * 2
-    assert group_timeouts_ns(program, BACKEND_PROFILES["nccl"]) == [10 * MINUTE] * 2
+    assert program.group_timeouts_ns(BACKEND_PROFILES["gloo"].timeout_ns) == [30 * MINUTE] * 2
+    assert program.group_timeouts_ns(BACKEND_PROFILES["nccl"].timeout_ns) == [10 * MINUTE] * 2
     program = build_program(2, {0: [], 1: []}, groups={"g": [0, 1]}, options={"timeout_ns": 5})
-    assert group_timeouts_ns(program, BACKEND_PROFILES["gloo"]) == [5, 30 * MINUTE]
+    assert program.group_timeouts_ns(BACKEND_PROFILES["gloo"].timeout_ns) == [5, 30 * MINUTE]
 
 
 def test_the_nccl_watchdog_counts_from_the_call_of_the_host() -> None:

@@ -2,6 +2,7 @@
 
     python -m tests.faults                 print the counts
     python -m tests.faults --kills 34      so many kills of each command
+    python -m tests.faults --only-kills    only the kills
     python -m tests.faults --write         write docs/explanation/reliability.md as well
 
 Exit status 1: something was wrong. Takes about ten minutes on an idle machine.
@@ -118,11 +119,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--only-kills", action="store_true")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     rows, failures = [], 0
-    for source in (file_rows(), kill_rows(options.kills, options.seed)):
+    file_faults = iter(()) if options.only_kills else file_rows()
+    for source in (file_faults, kill_rows(options.kills, options.seed)):
         for row, problems in source:
             rows.append(row)
             failures += len(problems)

@@ -6,6 +6,8 @@ lost row. A process belongs to a command if a mark is in its environment.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -15,7 +17,12 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+from distsim.recordings.read_recording import SAMPLE
 from tests.script_capture import test_kills as captures
+
+# A shell starts what runs in its background with Ctrl-C ignored, which commands would inherit.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SIGNALS: Final = (signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 _SWEEP: Final = """\
@@ -31,6 +38,9 @@ program:
   - repeat: {times: 2000, steps: [{all_reduce: x}, {compute: {time: 1 ms}}]}
 """
 _POINTS: Final = 12
+_DUMPS: Final = Path(__file__).resolve().parents[1] / "data/doctor/hangs/early_break.zip"
+#: Four of these files are enough for `slow` to read them in several processes.
+_LARGE_PROFILE_BYTES: Final = 3 << 20
 _GRID: Final = f"seed={','.join(map(str, range(_POINTS)))}"
 
 
@@ -53,7 +63,7 @@ def _kill_at(process: subprocess.Popen[bytes], draw: Random, latest_s: float, to
     """Signal the command, wait for its end, and name the processes that are left."""
     time.sleep(draw.uniform(0.1, latest_s))
     process.send_signal(draw.choice(_SIGNALS))
-    process.wait(timeout=120)
+    process.wait(timeout=600)
     captures.until(lambda: not captures.marked(token), 30)
     left = captures.marked(token)
     for pid in left:
@@ -64,8 +74,9 @@ def _kill_at(process: subprocess.Popen[bytes], draw: Random, latest_s: float, to
 def kill_sweep(folder: Path, draw: Random, token: str) -> str:
     """Kill a sweep and run it again: the table must have each row once. "": it has."""
     (folder / "s.yaml").write_text(_SWEEP)
-    words = ("sweep", "s.yaml", "--grid", _GRID, "-j", "1", "-o", "out.csv")
-    left = _kill_at(start(folder, token, *words), draw, 6.0, token)
+    jobs = draw.choice(("1", "2"))
+    words = ("sweep", "s.yaml", "--grid", _GRID, "-j", jobs, "-o", "out.csv")
+    left = _kill_at(start(folder, token, *words), draw, 12.0, token)
     rows_before = _rows(folder / "out.csv")
     again = start(folder, token, *words)
     if again.wait(timeout=300):
@@ -91,8 +102,7 @@ def kill_real_run(folder: Path, draw: Random, token: str) -> str:
     for path in folder.glob("out.jsonl*"):
         if path.stat().st_size:
             read_trace(path)
-    strange = sorted({path.name for path in folder.iterdir()} - _NAMES_OF_RUN)
-    return left or (f"left {', '.join(strange)}" if strange else "")
+    return left or _strange_files(folder, _NAMES_OF_RUN)
 
 
 _NAMES_OF_RUN: Final = {"s.yaml", "out.jsonl", "out.jsonl.partial"}
@@ -110,4 +120,51 @@ def kill_capture(folder: Path, draw: Random, token: str) -> str:
     return "; ".join(left)
 
 
-KILLS: Final = {"sweep": kill_sweep, "run --real": kill_real_run, "capture": kill_capture}
+def kill_slow(folder: Path, draw: Random, token: str) -> str:
+    """Kill `slow` while several processes read profiles."""
+    profiles = folder / "profiles"
+    profiles.mkdir()
+    for packed in SAMPLE.glob("*.json.gz"):
+        profile = gzip.decompress(packed.read_bytes())
+        (profiles / packed.stem).write_bytes(profile.ljust(_LARGE_PROFILE_BYTES))
+    words = ("slow", "profiles", "-j", "2", "--trace", "out.json")
+    left = _kill_at(start(folder, token, *words), draw, 8.0, token)
+    if (folder / "out.json").exists():
+        json.loads((folder / "out.json").read_bytes())
+    return left or _strange_files(folder, {"profiles", "out.json"})
+
+
+def kill_doctor(folder: Path, draw: Random, token: str) -> str:
+    words = ("doctor", str(_DUMPS), "--view", "wait-for", "-o", "out.svg")
+    left = _kill_at(start(folder, token, *words), draw, 8.0, token)
+    return left or _damaged_text(folder, "out.svg", "</svg>")
+
+
+def kill_report(folder: Path, draw: Random, token: str) -> str:
+    (folder / "s.yaml").write_text(_SWEEP)
+    words = ("report", "s.yaml", "-o", "out.html")
+    left = _kill_at(start(folder, token, *words), draw, 8.0, token)
+    return left or _damaged_text(folder, "out.html", "</html>")
+
+
+def _damaged_text(folder: Path, name: str, end: str) -> str:
+    """What is wrong with a file that must end in ``end`` if it exists."""
+    path = folder / name
+    if path.exists() and not path.read_text().rstrip().endswith(end):
+        return f"{name} is not complete"
+    return _strange_files(folder, {"s.yaml", name})
+
+
+def _strange_files(folder: Path, known: set[str]) -> str:
+    strange = sorted({path.name for path in folder.iterdir()} - known)
+    return f"left {', '.join(strange)}" if strange else ""
+
+
+KILLS: Final = {
+    "sweep": kill_sweep,
+    "run --real": kill_real_run,
+    "capture": kill_capture,
+    "slow": kill_slow,
+    "doctor": kill_doctor,
+    "report": kill_report,
+}

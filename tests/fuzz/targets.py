@@ -141,6 +141,18 @@ def fuzz_table(data: bytes) -> None:
         _ask(lambda: distsim.slow(path))
 
 
+def fuzz_chakra(data: bytes) -> None:
+    with _file(data, "job.0.et") as path:
+        _ask(lambda: distsim.slow(path, jobs=1))
+        _ask(lambda: distsim.replay(path))
+
+
+def fuzz_nsight(data: bytes) -> None:
+    with _file(data, "rank0.sqlite") as path:
+        _ask(lambda: distsim.slow(path, jobs=1))
+        _ask_doctor(path)
+
+
 def fuzz_cluster(data: bytes) -> None:
     with _file(data, "case.yaml") as path:
         scenario = distsim.load(_SMALL_SCENARIO)
@@ -252,6 +264,22 @@ def _tables() -> list[bytes]:
     return ["\n".join(rows).encode()]
 
 
+def _chakra_traces() -> list[bytes]:
+    from tests.support.chakra_traces import COLLECTIVE, COMPUTE, Node, chakra_file, linked_rank
+
+    call = {"comm_type": 0, "comm_size": 64}
+    alone = [Node(1, "mm", COMPUTE, (), 9, 5), Node(2, "ar", COLLECTIVE, (1,), 5, 20, call)]
+    return [chakra_file(alone), chakra_file(linked_rank(1.0, 1.5, steps=2))]
+
+
+def _nsight_exports() -> list[bytes]:
+    from tests.support.nsight_exports import write_job
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_job(Path(folder), (1.0,))
+        return [(Path(folder) / "report.0.sqlite").read_bytes()]
+
+
 def _clusters() -> list[bytes]:
     from distsim.hardware.cluster import preset
 
@@ -302,6 +330,8 @@ TARGETS: Final[dict[str, Target]] = {
     "bundle": Target(fuzz_bundle, ".zip", lambda: _small_files("tests/data/doctor/hangs/*.zip")),
     "profile": Target(fuzz_profile, ".json", _profiles),
     "table": Target(fuzz_table, ".txt", _tables),
+    "chakra": Target(fuzz_chakra, ".bin", _chakra_traces),
+    "nsight": Target(fuzz_nsight, ".bin", _nsight_exports),
     "cluster": Target(fuzz_cluster, ".yaml", _clusters),
     "overrides": Target(fuzz_overrides, ".txt", _overrides),
     "command_line": Target(fuzz_command_line, ".txt", _command_lines),

@@ -265,7 +265,9 @@ def test_deeply_nested_json_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_without_evidence_is_reported_as_such(tmp_path: Path) -> None:
-    assert "unrecognised JSON" in problem(tmp_path, json.dumps({"a": 1}).encode(), "rank_0.json")
+    assert "JSON of an unknown kind" in problem(
+        tmp_path, json.dumps({"a": 1}).encode(), "rank_0.json"
+    )
     assert "neither text nor a pickle" in problem(tmp_path, bytes(range(256)) * 40, "rank_0")
     assert "no torch or NCCL line" in problem(tmp_path, b"hello\nworld\n", "rank_0.log")
     assert "the file name has none" in problem(tmp_path, pickle.dumps(dump([]), 2), "dump.pkl")

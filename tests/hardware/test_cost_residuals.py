@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from distsim.common.errors import UsageError
 from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
+from tests.support.command_json import checked_json
 
 SIZES = (1 << 20, 1 << 24, 1 << 27)
 
@@ -64,7 +64,7 @@ def test_the_size_at_which_log_and_cluster_diverge_is_named(tmp_path: Path) -> N
 
     code, text = run(str(tmp_path / "all_reduce.log"), "--cluster", "dgx-h100", "--format", "json")
     assert code == 1
-    assert [row["parts"] for row in json.loads(text)["times"]] == [False, True, False]
+    assert [row["parts"] for row in checked_json("compare", text)["times"]] == [False, True, False]
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ def model(hidden: int, **more: Any) -> dict[str, Any]:
 def share_of_products(cluster: str, hidden: int) -> float:
     spent = busy_ns(cluster, model=model(hidden))
     products = spent["forward"] + spent["backward"]
-    return products / (products + spent["forward, memory"] + spent["backward, memory"])
+    return products / (products + spent["forward, memory-bound"] + spent["backward, memory-bound"])
 
 
 def test_narrow_layers_are_memory_bound_more_so_with_faster_products() -> None:
@@ -76,7 +76,7 @@ def test_products_in_eight_bits_save_less_than_half_of_a_layer() -> None:
     )
 
     assert 0.5 < eight["forward"] / half["forward"] < 0.65
-    assert eight["forward, memory"] > half["forward, memory"]
+    assert eight["forward, memory-bound"] > half["forward, memory-bound"]
     assert eight["forward head"] == half["forward head"]
     assert 0.5 < sum(eight.values()) / sum(half.values()) < 0.85
 

@@ -29,12 +29,14 @@ from distsim.output.page import (
     report_run_from_simulation,
     report_run_from_trace,
     report_runs,
+    run_summary,
 )
 from distsim.output.page.data_encoding import varint_bytes, zigzag_deltas, zigzag_encoded
 from distsim.output.text.simulation_report import simulation_report_text
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import Simulation, simulate
 from distsim.simulation.training_metrics import training_metrics
+from distsim.simulation.what_if import resource_speedups
 from tests.support.harness import Cli
 from tests.support.views_made import TWO_STAGE_TRAINING
 
@@ -293,6 +295,22 @@ def test_the_head_shows_the_figures_of_the_text_report_and_the_breakdown_adds_up
     assert shares["backward"] == pytest.approx(metrics.shares["backward"])
     idle = sum(shares.get(name, 0) for name in ("host work, device idle", "waiting", "idle"))
     assert idle == pytest.approx(metrics.bubble, abs=0.001)
+
+
+def test_a_report_lists_the_run_time_with_each_faster_resource_the_largest_effect_first(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    simulation = simulated(TWO_STAGE_TRAINING)
+    head, _ = unpacked(report_html([report_run_from_simulation(simulation)]))
+    times = [ns for _, ns in head["runs"][0]["speedups"]]
+
+    expected = {one.resource: one.makespan_ns for one in resource_speedups(simulation)}
+    assert dict(head["runs"][0]["speedups"]) == expected
+    assert times == sorted(times)
+    assert times[0] < simulation.makespan_ns
+    monkeypatch.setattr(run_summary, "MAX_CALLS_FOR_SPEEDUPS", 1)
+    head, _ = unpacked(report_html([report_run_from_simulation(simulation)]))
+    assert head["runs"][0]["speedups"] == []
 
 
 def test_the_head_of_a_run_without_a_model_shows_what_is_known():

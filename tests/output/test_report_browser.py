@@ -22,6 +22,10 @@ from tests.support.harness import Cli
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(browser.browser() is None, reason="there is no Chromium here")
 
+AXE = ROOT / "tests" / "web" / "node_modules" / "axe-core" / "axe.min.js"
+#: The rules that axe-core finds broken, each with its elements.
+VIOLATIONS = """axe.run().then((result) => result.violations.map(
+  (rule) => [rule.id, rule.help, rule.nodes.map((node) => node.html.slice(0, 200))]))"""
 CHOSEN = "distsim.model.chosen.row"
 WIDTH = "(distsim.timeline.view.to - distsim.timeline.view.from)"
 #: Where the middle of a call's span is on the screen.
@@ -205,6 +209,30 @@ def test_a_report_of_thousands_of_ranks_takes_at_most_two_seconds_of_page_time(
     assert page.run("distsim.timeline.lines.length") == 8
     assert seconds["TaskDuration"] < 2
     assert (page.said, len(page.requests)) == ([], 1)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not AXE.exists(), reason="`npm ci` was not run in tests/web")
+def test_reports_have_no_violation_that_axe_finds(page: browser.Page, tmp_path: Path):
+    """A completed run, a hang and a folded run: with a selected call, all texts open, both themes."""
+    folded = simulate(loads(LLAMA.format(nodes=128, dp=16), "a.yaml", ()))
+    hang = simulate(load(str(ROOT / "scenarios" / "ring_of_four.yaml")))
+    completed = simulate(load(str(ROOT / "scenarios" / "hybrid.yaml")))
+    found = {}
+    for name, simulation in (("ok", completed), ("hang", hang), ("folded", folded)):
+        path = tmp_path / f"{name}.html"
+        path.write_text(report_html([report_run_from_simulation(simulation)]), encoding="utf-8")
+        opened(page, path)
+        page.theme("dark" if simulation is hang else "light")
+        page.run(f"{AXE.read_text(encoding='utf-8')};0")
+        page.run("document.querySelectorAll('details').forEach((text) => { text.open = true; })")
+        page.run("distsim.timeline.canvas.focus()")
+        page.key("ArrowDown")
+        page.key("]")
+        found[name] = page.run(VIOLATIONS)
+    page.theme("light")
+
+    assert found == {"ok": [], "hang": [], "folded": []}
 
 
 def test_mouse_and_touch_move_and_zoom_the_timeline(page: browser.Page, hybrid: Path):

@@ -4,7 +4,6 @@ model, errors are told.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from distsim.real.calibrate.fit_cluster import predicted_ns
 from distsim.scenario import load, load_mapping, loads
 from distsim.scenario.format.source.yaml_nodes import dump_yaml
 from distsim.simulation.simulate_scenario import simulate
+from tests.support.command_json import checked_json
 
 SIZES = tuple(4096 * 4**k for k in range(7))
 TRUTH = cluster_from(
@@ -383,16 +383,15 @@ def test_the_commands_measure_and_fit_this_machine(cli: Any, tmp_path: Path) -> 
 
     made = cli("bench", "--ranks", "2", "--sizes", "4KiB,1MiB", "--samples", "3", "-o", measured)
     fitted = cli("calibrate", measured, "-o", cluster, "--format", "json")
-
     assert (made.returncode, fitted.returncode) == (0, 0), made.stderr + fitted.stderr
-    rows = json.loads(measured.read_text(encoding="utf-8"))["rows"]
+    rows = checked_json("bench", measured.read_text(encoding="utf-8"))["rows"]
     alone = {
         op for op, row in OPERATIONS.items() if row.kind == "collective" and row.coalesces is None
     }
     assert {row["op"] for row in rows} == {"send", "batch_isend_irecv", *alone}
     assert all(row["median_ns"] > 1000 for row in rows)
     assert max(map(len, made.stdout.splitlines())) <= 80
-    assert json.loads(fitted.stdout)["cluster"]["measured"]
+    assert checked_json("calibrate", fitted.stdout)["cluster"]["measured"]
     assert cli("simulate", "scenarios/all_reduce.yaml", "--cluster", cluster).returncode == 0
 
 

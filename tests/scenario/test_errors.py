@@ -504,6 +504,22 @@ def test_an_unreadable_step_causes_no_further_problems() -> None:
     assert len(problems(text)) == 2
 
 
+def test_names_under_a_misspelt_section_cause_no_further_problems() -> None:
+    text = "world: 2\ntensor: {x: {shape: [4]}}\ngroup: {g: [0, 1]}\nprogram:\n"
+    found = problems(text + "  - all_reduce: {tensor: x, group: g}\n")
+
+    assert [(p.line, p.message.partition(";")[0]) for p in found] == [
+        (2, "unknown key tensor"),
+        (3, "unknown key group"),
+    ]
+
+
+def test_a_missing_declaration_is_reported_once_and_each_typing_mistake() -> None:
+    steps = "".join(f"  - send: {{tensor: {name}, dst: 1}}\n" for name in ("w", "w", "xx", "xx"))
+
+    assert [p.line for p in problems(HEAD + steps)] == [5, 7, 8]
+
+
 def test_one_problem_is_reported_once() -> None:
     text = HEAD + "  - &a {send: {tensor: z, dst: 1}}\n  - *a\n  - *a\n"
 

@@ -188,33 +188,3 @@ def test_editor_settings_are_added_to_existing_ones(
     assert json.loads(
         (tmp_path / ".distsim" / "scenario.schema.json").read_text(encoding="utf-8")
     ) == as_json(SCHEMA)
-
-
-# --- what commands print ---
-def test_command_output_matches_its_schema() -> None:
-    """Closed: no key that the schema does not name."""
-    from distsim.analysis.run_comparison import compare_runs
-    from distsim.output.json.output_schemas import COMMAND_OUTPUTS, output_schema
-    from distsim.output.json.simulation_result import simulation_json
-    from distsim.output.text.check_results import check_json
-    from distsim.output.text.comparison import compare_json
-    from distsim.output.text.launch_plan import launch_plan_json
-    from distsim.real.launch.external_launchers import launch_plan
-    from distsim.simulation.check_scenario import check_scenario
-    from distsim.simulation.simulate_scenario import simulate
-
-    folder = files()[0].parent
-    one, other = (load(folder / f"{name}.yaml") for name in ("hybrid", "ring_of_four"))
-    runs = [simulate(scenario) for scenario in (one, other)]
-    printed = {
-        "simulate": [simulation_json(run) for run in runs],
-        "check": [check_json([check_scenario(one), check_scenario(other)])],
-        "run": [launch_plan_json(launch_plan(one, ("distsim", "run", "a.yaml"), "nccl"))],
-        "compare": [compare_json(compare_runs(runs[0].run.trace, runs[1].run.trace), ("a", "b"))],
-    }
-
-    assert printed.keys() == COMMAND_OUTPUTS.keys()
-    for name, found in printed.items():
-        for data in found:
-            assert list(Schema(output_schema(name, closed=True)).faults(as_json(data))) == []
-            assert data["schema_version"] == 1

@@ -183,7 +183,9 @@ def test_a_ddp_script_for_nccl_is_captured_with_cuda_tensors(tmp_path: Path) -> 
     assert '"on": all_gather_stream}' in named["all_gather_into_tensor"]
     assert '"on": reduce_scatter_stream}' in named["reduce_scatter_tensor"]
     assert any("wait_stream: side" in step for step in steps)
-    assert sum("- synchronize" in step for step in steps) == 1
+    assert sum("- synchronize  #" in step for step in steps) == 1
+    # The host waits for values: GradScaler's scale, the loss, x.tolist().
+    assert sum("- synchronize: current" in step for step in steps) > 1
 
 
 @pytest.mark.skipif(not builds(), reason="no compiler")

@@ -191,7 +191,7 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
         "    rank 1 continues with line 2: for step in range(6):",
         "    line 5 runs 6 times on rank 0, 5 times on rank 1",
     ]
-    assert found.help[0].startswith("let all ranks take the same branch at line 4: if r == 1")
+    assert found.help[0].startswith("let all ranks take the same branch at line 4: `if r == 1")
     assert last == finding
 
 

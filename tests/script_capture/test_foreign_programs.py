@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 
 import numpy
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from distsim import testing
 from distsim.findings.finding_types import Finding
 from distsim.output.text.finding_list import findings_text
+from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.launch.preload import preload
+from distsim.script_capture.patches.unsupported import refuse_torchcomms
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import BACKWARD_PREFIX, source_text
 from distsim.script_capture.result.evaluation import CaptureResult
@@ -107,16 +110,18 @@ def test_remote_calls_are_refused_by_name_with_the_line():
     assert "does not support torch.distributed.rpc" in stand.what
 
 
-def reaches_into_memory() -> None:
+def hands_addresses_to_a_kernel() -> None:
     from torch.distributed import _symmetric_memory
 
     dist.init_process_group("gloo")
-    _symmetric_memory.empty(4, device="cpu")
+    tensor = _symmetric_memory.empty(4, device="cpu")
+    handle = _symmetric_memory.rendezvous(tensor, dist.group.WORLD)
+    handle.signal_pad_ptrs.append(0)
 
 
-def calls_an_operator_of_symmetric_memory() -> None:
+def calls_a_kernel_of_nvshmem() -> None:
     dist.init_process_group("gloo")
-    torch.ops.symm_mem.two_shot_all_reduce_(torch.ones(4), "sum", dist.group.WORLD.group_name)
+    torch.ops.symm_mem.nvshmem_put(torch.ones(4), 1)
 
 
 def makes_a_group_by_hand() -> None:
@@ -124,10 +129,13 @@ def makes_a_group_by_hand() -> None:
 
 
 UNSEEN = {
-    reaches_into_memory: ("_symmetric_memory.empty(4", "does not support symmetric memory"),
-    calls_an_operator_of_symmetric_memory: (
-        "torch.ops.symm_mem.two_shot",
-        "does not support symmetric memory",
+    hands_addresses_to_a_kernel: (
+        "handle.signal_pad_ptrs",
+        "does not support SymmetricMemory.signal_pad_ptrs",
+    ),
+    calls_a_kernel_of_nvshmem: (
+        "torch.ops.symm_mem.nvshmem_put",
+        "does not support this operator of symmetric memory",
     ),
     makes_a_group_by_hand: (
         "dist.ProcessGroupGloo(",
@@ -357,3 +365,18 @@ def test_a_file_with_the_name_of_the_script_in_another_directory_keeps_its_path(
         "/lib/muon.py:208",
         "10",
     ]
+
+
+def test_torchcomms_can_be_imported_but_not_used(tmp_path, monkeypatch) -> None:
+    """torch imports it too, if it is installed."""
+    (tmp_path / "torchcomms.py").write_text("def new_comm(*args): ...", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "torchcomms", raising=False)
+
+    refuse_torchcomms()
+    torchcomms = import_module("torchcomms")
+    monkeypatch.delitem(sys.modules, "torchcomms")
+
+    with pytest.raises(UnsupportedError, match="does not support torchcomms"):
+        torchcomms.new_comm("nccl")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -10,6 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command_json import checked_json
 
 pytest.importorskip("torch")
 
@@ -67,12 +68,22 @@ for x in (gpu, cpu):
     F.scaled_dot_product_attention(*x, is_causal=True, enable_gqa=True).square().sum().backward()
 for x, y in zip(gpu, cpu):
     torch.testing.assert_close(x.grad.cpu(), y.grad)
+print("starts")
 done = torch.ones(1, device="cuda")
 dist.all_reduce(done)
 big = [torch.empty(1, heads, 8192, 128, device="cuda", dtype=torch.bfloat16) for heads in (32, 8, 8)]
 if "--fake" in __import__("sys").argv:
     F.scaled_dot_product_attention(*big, is_causal=True, enable_gqa=True)
     dist.all_reduce(done)
+else:
+    graph, total = torch.cuda.CUDAGraph(), torch.zeros(1, device="cuda")
+    with torch.cuda.graph(graph):
+        total += 1
+        dist.all_reduce(total)
+    assert total.item() == 0
+    for _ in range(3):
+        graph.replay()
+    assert total.item() == 14
 dist.all_reduce(torch.ones(1))
 """
 
@@ -81,12 +92,15 @@ def test_a_cpu_tensor_on_an_nccl_group_raises_as_in_torch(tmp_path: Path) -> Non
     script = tmp_path / "train.py"
     script.write_text(GPU_SCRIPT, encoding="utf-8")
 
-    done = run_python(
-        "-m", "distsim", "capture", "--nproc", "2", "--format", "json", "--", "python", str(script)
-    )
+    scenario = tmp_path / "captured.yaml"
+    words = ("--nproc", "2", "--format", "json", "-o", str(scenario))
+    done = run_python("-m", "distsim", "capture", *words, "--", "python", str(script))
 
-    result = json.loads(done.stdout)
+    result = checked_json("capture", done.stdout)
     assert (done.returncode, result["outcome"]) == (1, "raises"), done.stderr
+    assert done.stderr.count("starts") == 2  # so that a program can read the report
+    item = next(n for n, line in enumerate(GPU_SCRIPT.splitlines(), 1) if "item() == 14" in line)
+    assert f"- synchronize: current  # train.py:{item}\n" in scenario.read_text(encoding="utf-8")
     assert result["captured"]["devices"].startswith("one emulated GPU per rank")
     texts = {rank["what"] for rank in result["captured"]["ranks"]}
     assert texts == {"RuntimeError: No backend type associated with device type cpu"}
@@ -104,7 +118,7 @@ def test_grouped_query_attention_costs_what_flash_attention_costs(tmp_path: Path
 
     done = run_python("-m", "distsim", "capture", *words, "--", "python", str(script), "--fake")
 
-    result = json.loads(done.stdout)
+    result = checked_json("capture", done.stdout)
     assert result["outcome"] == "completes", done.stderr
     assert 0.5e6 < result["makespan_ns"] < 2e6
 

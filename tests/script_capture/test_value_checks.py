@@ -155,7 +155,36 @@ def replicated_dtensor_is_changed_on_one_rank() -> None:
     optimizer.step()
 
 
+class RowParallel(torch.nn.Module):
+    """A product whose terms are on several ranks, summed, with a dropout of the copies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        partial_sum = torch.nn.functional.dropout(x * (dist.get_rank() + 1)) @ self.weight
+        y = partial_sum.detach().clone()
+        dist.all_reduce(y)
+        return torch.nn.functional.dropout(y, 0.5)
+
+
+def random_states_of_tensor_parallel_ranks_drift() -> None:
+    torch.manual_seed(0)
+    layer = RowParallel()
+    for step in range(4):
+        if step == 2 and dist.get_rank() == 1:
+            torch.rand(1)
+        layer(torch.ones(2, 4))
+
+
 SILENT_ERRORS = [
+    (
+        random_states_of_tensor_parallel_ranks_drift,
+        "the random state of rank 1 differs",
+        "dropout 6\n  the states were still equal at dropout 4",
+        "return torch.nn.functional.dropout(y, 0.5)",
+    ),
     (parameter_is_changed_on_one_rank, "layers.b.weight", "forward pass 4", "model(batch(step))"),
     (checkpoint_is_loaded_on_one_rank, "layers.a.weight", "forward pass 1", "model(batch(0))"),
     (gradients_are_never_synchronised, "layers.a.weight", "optimizer step 1", "optimizer.step()"),
@@ -250,10 +279,26 @@ def uneven_batches() -> None:
             model(batch(step)).sum().backward()
 
 
+def tensor_parallel_dropout() -> None:
+    torch.manual_seed(0)
+    layer = RowParallel()
+    for _ in range(2):
+        layer(torch.ones(2, 4))
+
+
+def data_parallel_dropout_of_equal_batches() -> None:
+    model = DDP(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout()))
+    torch.manual_seed(dist.get_rank())
+    for _ in range(2):
+        model(torch.ones(2, 4)).sum().backward()
+
+
 @pytest.mark.parametrize(
     "program",
     [
         train,
+        tensor_parallel_dropout,
+        data_parallel_dropout_of_equal_batches,
         gradient_accumulation,
         sharded_optimizer,
         batch_norm,

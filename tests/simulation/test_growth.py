@@ -154,8 +154,14 @@ def trace(folder: Path, repeats: int) -> Path:
 
 @pytest.mark.parametrize(
     "command",
-    [distsim.replay, distsim.report, distsim.doctor],
-    ids=["replay", "report", "doctor"],
+    [
+        distsim.replay,
+        distsim.report,
+        distsim.doctor,
+        distsim.slow,
+        lambda path: distsim.compare(path, path),
+    ],
+    ids=["replay", "report", "doctor", "slow", "compare"],
 )
 def test_work_grows_linearly_with_a_trace(tmp_path: Path, command: Callable[[Any], object]) -> None:
     sizes = (100, 200, 400)

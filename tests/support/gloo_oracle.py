@@ -33,12 +33,19 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 Mapping = dict[str, Any]
 
-#: Ranks that use no processor time for so long, in seconds, are blocked.
-QUIET_S = 2.0
-#: A program that has not ended by then counts as hung even if it uses processor time: a gloo pair
-#: whose partner dropped a request spins.
-LIMIT_S = 60.0
-_TICKS_WITHOUT_WORK = 2
+#: How often the ranks are looked at, in seconds.
+_LOOK_S = 0.1
+#: Ranks are blocked if none of their threads works during so many looks. Counting looks instead of
+#: seconds gives the ranks time on a busy machine, which delays the looks as well.
+_QUIET_LOOKS = 20
+#: Ranks that have used so much processor time together, in seconds, are blocked too: a gloo pair
+#: whose partner dropped a request spins. Other programs need less than a second per rank.
+_LIMIT_CPU_S = 8.0
+#: A thread that works runs for at least so long, in seconds, each time it gets a processor. Gloo's
+#: threads poll for events every 10 ms, which takes less.
+_WORK_S = 3e-4
+#: A thread has shown what it does after it got a processor so often.
+_KNOWN_AFTER_SLICES = 5
 OUTCOMES_WORST_FIRST = ("crashes", "raises", "hangs", "completes")
 #: A real run cannot tell these apart: the data are not looked at.
 _COMPLETED = ("completes", "wrong-data", "undefined")
@@ -343,47 +350,59 @@ class GlooRunner:
 
     def _watch(self, processes: list[int]) -> set[int]:
         """Wait until all ranks have exited, or until the others are blocked; the blocked ranks."""
-        begin = quiet_since = time.monotonic()
-        seen = -1
+        begin: dict[int, _ThreadUse] = {}
+        quiet_looks = 0
         alive = set(range(len(processes)))
         while alive:
-            time.sleep(0.02)
-            found = {rank: _activity(processes[rank]) for rank in alive}
-            ended = {rank for rank, activity in found.items() if activity is None}
-            alive -= ended
-            running = [activity for activity in found.values() if activity is not None]
-            total = sum(activity.ticks for activity in running)
-            now = time.monotonic()
-            is_busy = any(activity.wants_processor for activity in running)
-            if ended or is_busy or total > seen + _TICKS_WITHOUT_WORK:
-                quiet_since, seen = now, total
-            if now - quiet_since > QUIET_S or now - begin > LIMIT_S:
+            time.sleep(_LOOK_S)
+            found = {rank: _threads_of(processes[rank]) for rank in alive}
+            alive = {rank for rank in alive if found[rank] is not None}
+            now = {task: use for threads in found.values() for task, use in (threads or {}).items()}
+            if sum(use.run_s for use in now.values()) > _LIMIT_CPU_S:
+                return alive
+            if now.keys() != begin.keys() or any(now[task].works(begin[task]) for task in now):
+                begin, quiet_looks = now, 0
+            elif not any(now[task].waits_for_processor(begin[task]) for task in now):
+                quiet_looks += 1
+            if quiet_looks >= _QUIET_LOOKS:
                 return alive
         return alive
 
 
 @dataclass(frozen=True)
-class _Activity:
-    """What a process has used so far, in clock ticks, and whether a thread waits for a processor.
+class _ThreadUse:
+    """The processor time of a thread, how often it got a processor, and whether it wants one."""
 
-    On a busy machine a rank may get no processor for seconds: that is no hang.
-    """
+    run_s: float
+    slices: int
+    is_runnable: bool
 
-    ticks: int
-    wants_processor: bool
+    def works(self, before: _ThreadUse) -> bool:
+        """Whether the thread has done more than to poll since then."""
+        run_s = self.run_s - before.run_s
+        return run_s > _WORK_S * max(1, self.slices - before.slices)
+
+    def waits_for_processor(self, before: _ThreadUse) -> bool:
+        """Whether the machine is too busy to see what the thread would do."""
+        return self.is_runnable and self.slices - before.slices < _KNOWN_AFTER_SLICES
 
 
-def _activity(process: int) -> _Activity | None:
-    """What a process is doing; None once it has exited."""
+def _threads_of(process: int) -> dict[int, _ThreadUse] | None:
+    """What the threads of a process use; None once it has exited."""
+    found: dict[int, _ThreadUse] = {}
     try:
-        own = _stat_fields(Path(f"/proc/{process}/stat"))
-        if own[0] == "Z":
+        if _stat_fields(Path(f"/proc/{process}/stat"))[0] == "Z":
             return None
-        threads = [_stat_fields(path) for path in Path(f"/proc/{process}/task").glob("*/stat")]
     except OSError:
-        # It ended, or one of its threads did, while its files were read: look again.
-        return _Activity(0, True) if Path(f"/proc/{process}").exists() else None
-    return _Activity(int(own[11]) + int(own[12]), any(one[0] in "RD" for one in threads))
+        return None
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        try:
+            state = _stat_fields(task / "stat")[0]
+            run_ns, _, slices = (task / "schedstat").read_text(encoding="utf-8").split()
+        except OSError:
+            continue  # the thread has ended meanwhile
+        found[int(task.name)] = _ThreadUse(int(run_ns) / 1e9, int(slices), state in "RD")
+    return found
 
 
 def _stat_fields(path: Path) -> list[str]:
@@ -478,6 +497,7 @@ def main() -> int:
         kinds["programs"] += 1
         kinds["possible"] += found.is_possible
         kinds["first"] += found.is_first
+        print(f"seed {found.seed}: real {found.real.outcome}", file=sys.stderr)
         if found.is_possible and found.is_first:
             continue
         mark = "not possible" if not found.is_possible else "not first"

@@ -6,6 +6,7 @@ a script does: through the interpreter's finalization and all destructors.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
@@ -117,6 +118,10 @@ def next_rank() -> RankProgram | None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # The interpreter's finalization collects garbage twice. Ranks can do without the first time,
+    # but not without the second one, which destroys the process groups.
+    gc.collect()
+    gc.disable()
     program = next_rank()
     if program is not None:
         report = program.folder / f"rank{program.rank}"

@@ -97,8 +97,62 @@ def test_calls_that_a_killed_rank_never_joined_count_as_met_by_nobody():
     assert distsim.compare(recorded, simulated).same
 
 
-def test_options_that_contradict_recorded_communication_are_refused():
+def test_another_backend_contradicts_a_replay_as_recorded():
     trace = distsim.simulate(ROOT / "scenarios" / "all_reduce.yaml", verdict=False).trace
 
-    with pytest.raises(distsim.UsageError, match="keeps the recorded communication"):
-        distsim.replay(trace, as_recorded=True, cluster="dgx-h100")
+    with pytest.raises(distsim.UsageError, match="keeps the rules of the recorded backend"):
+        distsim.replay(trace, as_recorded=True, backend="mpi")
+
+
+# --- recorded compute with other communication, and other compute ---
+
+
+@pytest.mark.parametrize("cluster", ["dgx-a100", "cpu-10gbe"])
+@pytest.mark.parametrize("name", ["hybrid", "pipeline_1f1b", "strategies/pipeline_1f1b"])
+def test_recorded_compute_on_a_cluster_takes_as_long_as_a_simulated_replay_there(name, cluster):
+    scenario = ROOT / "scenarios" / f"{name}.yaml"
+    trace = distsim.simulate(scenario, backend="gloo", verdict=False).trace
+    mixed = distsim.replay(trace, as_recorded=True, cluster=cluster)
+    simulated = distsim.replay(trace, cluster=cluster)
+
+    assert mixed.raw.makespan_ns == pytest.approx(simulated.raw.makespan_ns, rel=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_the_cluster_of_the_recording_changes_nothing(backend):
+    scenario = ROOT / "scenarios" / "hybrid.yaml"
+    trace = distsim.simulate(scenario, backend=backend, cluster="dgx-a100", verdict=False).trace
+    mixed = distsim.replay(trace, as_recorded=True, cluster="dgx-a100")
+
+    for column in TIME_COLUMNS:
+        assert np.array_equal(mixed.trace[column], trace[column])
+
+
+def slow_rank_trace(milliseconds: str):
+    return distsim.simulate(
+        "world: 4\nbackend: gloo\ntensors: {x: {shape: [65536]}}\nprogram:\n"
+        f"- repeat: {{times: 6, steps: [{{compute: {{time: '{milliseconds}'}}}}, {{all_reduce: x}}]}}\n",
+        verdict=False,
+    ).trace
+
+
+def test_a_rank_that_computes_like_its_peers_gives_the_run_without_the_slowdown():
+    trace = slow_rank_trace("(rank == 2) * 6 ms + 4 ms")
+    replayed = distsim.replay(trace, as_recorded=True, what_if=["like-peers=2"])
+
+    assert replayed.raw.makespan_ns == slow_rank_trace("4 ms").makespan_ns
+
+
+def test_a_factor_on_the_compute_of_ranks_is_that_of_a_run_with_it():
+    trace = slow_rank_trace("4 ms")
+    replayed = distsim.replay(trace, as_recorded=True, what_if=["compute@1-2=2", "compute@3=0.5"])
+
+    assert (
+        replayed.raw.makespan_ns
+        == slow_rank_trace("(rank == 1 or rank == 2) * 4 ms + 4 ms").makespan_ns
+    )
+
+
+def test_what_ifs_need_a_replay_as_recorded():
+    with pytest.raises(distsim.UsageError, match="what-ifs change a replay as recorded"):
+        distsim.replay(slow_rank_trace("4 ms"), what_if=["like-peers=1"])

@@ -26,6 +26,7 @@ from distsim.trace.model import TEXT_COLUMNS, TIME_COLUMNS, Trace
 from distsim.trace_replay import RealReplay, ReplayScale, prepare_real_replay, replay_trace
 from distsim.trace_replay.rebuild import rebuild_program
 from tests.support import real_runs
+from tests.support.command_json import checked_json
 
 pytest.importorskip("torch", reason="torch is not installed (extra `real`): nothing runs for real")
 
@@ -312,7 +313,7 @@ def test_the_trace_of_a_hang_is_refused_and_hangs_again_if_forced(cli: Any, tmp_
     assert (first.returncode, refused.returncode, forced.returncode) == (1, 1, 1)
     assert "DS301" in refused.stdout
     assert "--force" in refused.stderr
-    data = json.loads(forced.stdout)
+    data = checked_json("replay", forced.stdout)
     assert (data["outcome"], data["replay_of"]["source"], data["complete"]) == (
         "hangs",
         "recorded",

@@ -10,6 +10,7 @@ import { Walk, mergedPieces, stuckChain } from "../../distsim/output/page/web/ch
 import { unfolded, varints } from "../../distsim/output/page/web/decode.js";
 import { detailsPanel } from "../../distsim/output/page/web/details.js";
 import { shortened, showBytes, showMoment, showNs, showRanks } from "../../distsim/output/page/web/format.js";
+import { longestWaits, speedupsTable } from "../../distsim/output/page/web/helps.js";
 import { foldedRanks, lanesOf, lowest, reaching, spanAt } from "../../distsim/output/page/web/lanes.js";
 import { Model } from "../../distsim/output/page/web/model.js";
 import { inFlight, instants, neighbour, running } from "../../distsim/output/page/web/moment.js";
@@ -297,4 +298,20 @@ test("the breakdown lists the parts of both runs and their difference", () => {
   const run = (shares) => ({ ...chainOfTwo(), head: { ...chainOfTwo().head, breakdown: shares } });
   const model = new Model({ runs: [], sources: {} }, [run([["forward", "compute", 0.4], ["waiting", "waiting", 0.6]]), run([["forward", "compute", 1]])]);
   assert.match(breakdownTable(model).textContent, /forward 40 % 7 ns 100 % 17 ns \+60 % waiting 60 % 10 ns 0\.0 % - −60 %/);
+});
+
+test("the longest waits name the rank, the call and the main reason", () => {
+  const model = new Model({ runs: [], sources: {}, columns: [], format: 1 }, [chainOfTwo()]);
+  const [first, ...others] = longestWaits(model, 0);
+  assert.deepEqual([first.ranks, first.total, first.count, first.reason], [[1], 10, 1, "rank 0 computes forward, line 4"]);
+  assert.deepEqual(others, []);
+});
+
+test("faster resources are listed only if one of them changes the run time", () => {
+  fakeDocument();
+  const table = (speedups) => speedupsTable(new Model({ runs: [], sources: {}, columns: [], format: 1 }, [made([{ rank: 0, op: "compute", finished: 100, started: 0, posted: 0 }], { speedups })]), 0);
+  assert.equal(table([["links inside a node", 100]]), null);
+  const text = table([["compute (FLOP/s)", 60], ["links inside a node", 100]]).textContent;
+  assert.match(text, /compute \(FLOP\/s\).*-40\.0 %/);
+  assert.match(text, /links inside a node.*unchanged/);
 });

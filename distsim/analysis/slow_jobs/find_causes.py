@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from distsim.analysis.slow_jobs.activity_hints import activity_hint, uneven_activity_hint
 from distsim.analysis.slow_jobs.cause_hints import (
     length_correlation,
     slow_phase,
@@ -137,6 +138,7 @@ class CauseFinder:
         rank = replace(rank, phases=self._phases_in(rank, steps))
         phase = slow_phase(rank)
         names = tuple(self.groups.graph.steps[i] for i in numbers)
+        activity = activity_hint(self.recording, rank.rank, rank.peers, numbers, excess)
         return SlowFinding(
             kind=kind,
             ranks=(rank.rank,),
@@ -147,7 +149,7 @@ class CauseFinder:
             phase=phase,
             ratio=rank.phases[phase][1],
             place=place,
-            hints=straggler_hints(rank, place),
+            hints=(activity,) if activity else straggler_hints(rank, place),
             slow_steps=names if kind == "intermittent" else (),
         )
 
@@ -164,10 +166,17 @@ class CauseFinder:
         return next(row for row in self.rows if row.name == name)
 
     def _uneven_work(self) -> SlowFinding | None:
-        """Micro-batches of unequal length. Without this evidence, uneven work may be noise."""
+        """Garbage collection, or micro-batches of unequal length.
+
+        Without such evidence, uneven work may be noise.
+        """
         row = self._row("uneven work")
         if row.share <= LEAST_SHARE:
             return None
+        ranks = self.groups.ranks
+        hint = uneven_activity_hint(self.recording, ranks, self.counted, row.cost_ns)
+        if hint:
+            return self._uneven_finding(row, hint)
         lengths = length_correlation(self.groups, self.what_ifs.own)
         if lengths is None or lengths.share < _CORRELATED_RANKS:
             return None
@@ -176,6 +185,9 @@ class CauseFinder:
             f"time varies with it (r = {lengths.median:.2f}): sequences of unequal length. Sort or "
             "pack them by attention cost."
         )
+        return self._uneven_finding(row, hint)
+
+    def _uneven_finding(self, row: BreakdownRow, hint: str) -> SlowFinding:
         steps = len(self.counted)
         ranks = tuple(self.groups.ranks)
         return SlowFinding(

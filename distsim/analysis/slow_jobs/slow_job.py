@@ -96,6 +96,18 @@ class WaitForRank:
     waited_ns: Mapping[int, float]
 
 
+@dataclass(frozen=True)
+class WhatIfStep:
+    """The mean step of a job with changes, which ``changes`` lists as they were given.
+
+    ``unpredicted``: how many communications keep their recorded time, although a cluster was given.
+    """
+
+    step_ns: float
+    unpredicted: int = 0
+    changes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class SlowJob:
     """The analysis of a recording; times are means over the counted steps.
@@ -122,6 +134,7 @@ class SlowJob:
     ideal_gap: Times
     #: Why the ranks cannot be compared; then there are no findings.
     not_comparable: str = ""
+    what_if: WhatIfStep | None = None
 
     @property
     def hangs(self) -> bool:

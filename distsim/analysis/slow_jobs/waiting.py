@@ -34,6 +34,8 @@ def waits_for_rank(groups: PeerGroups, rank: int, counted: Flags) -> WaitForRank
     waited = graph.waited[rows]
     by_label = np.bincount(columns.label[rows], weights=waited, minlength=len(graph.labels))
     label = int(by_label.argmax())
+    if by_label[label] <= 0:
+        return None
     sizes = columns.nbytes[rows][columns.label[rows] == label]
     steps = max(int(counted.sum()), 1)
     shown = {}

@@ -29,6 +29,15 @@ from distsim.program.model import Program
 TakenMessages = Mapping[Any, tuple[int, int, int]]
 
 
+#: `NearMiss.what` -> how the call differs.
+_DIFFERENCE_WORDS = {
+    "tag": "it has another tag",
+    "group": "it uses another group",
+    "peer": "it names another rank",
+    "channel": "it uses another channel",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class AwaitedCall:
     """What a need waits for on one awaited rank.
@@ -312,5 +321,5 @@ def near_miss_lines(near: list[NearMiss], shown: str) -> list[str]:
         call = f"rank {miss.rank} calls {miss.words}{place}"
         if miss.words in shown:
             call = f"the call of rank {miss.rank}{place}"
-        lines.append(f"near match: {call}; only the {miss.what} differs")
+        lines.append(f"near match: {call}, but {_DIFFERENCE_WORDS[miss.what]}")
     return lines

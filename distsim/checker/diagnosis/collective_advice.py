@@ -15,12 +15,12 @@ from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import (
     call_words,
     location_text,
-    object_collective,
     parenthesised,
     rank_list,
 )
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
+from distsim.operations.object_collectives import object_collective
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 
@@ -34,7 +34,10 @@ _ASPECT_ADVICE = {
         "use tensors of the same shape on all members: pad them, or use all_to_all_single with "
         "splits"
     ),
-    "splits": ("make output_splits the transpose of input_splits, or exchange the counts first"),
+    "splits": (
+        "set output_splits[i] of rank j to input_splits[j] of rank i, or exchange the counts with "
+        "all_to_all_single first"
+    ),
     "dtype": "cast to the same dtype on all members before the call",
     "reduce_op": "use the same reduce operation (`op`) on all members",
 }

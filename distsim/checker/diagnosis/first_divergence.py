@@ -231,15 +231,16 @@ def divergence_head(program: Program, divergence: CallDivergence, members: int) 
 def _extra_head(program: Program, divergence: CallDivergence, members: int) -> str:
     count, first = len(divergence.calls), divergence.calls[0]
     makes = "makes" if len(divergence.ranks) == 1 else "make"
-    what, which = f"one extra {_call_at(program, first)}", "which"
+    what, which = f"one extra {_call_at(program, first)}", "this call"
     if count > 1:
         what = f"{count} extra calls (first: {_call_comma(program, first)})"
-        which = "the first of which"
+        which = "the first one"
     head = f"{rank_list(divergence.ranks)} {makes} {what}"
     if divergence.met is None:
         return head
     met = f"{_op_name(program, divergence.met)} of {_others_text(divergence, members)}"
-    return f"{head}, {which} was matched with the {met}{_at(program, divergence.met)}"
+    at = _at(program, divergence.met)
+    return f"{head}, and the backend matches {which} with the {met}{at}"
 
 
 def _missing_head(program: Program, divergence: CallDivergence, members: int) -> str:
@@ -254,7 +255,7 @@ def _missing_head(program: Program, divergence: CallDivergence, members: int) ->
     head = f"{rank_list(divergence.ranks)} {skips} {what}"
     if divergence.met is None:
         return head
-    return f"{head}, so {its} {_call_at(program, divergence.met)} was matched with {it}"
+    return f"{head}, so the backend matches {its} {_call_at(program, divergence.met)} with {it}"
 
 
 def _swapped_head(program: Program, divergence: CallDivergence, members: int) -> str:

@@ -93,7 +93,11 @@ def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
 def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     """Two ranks exchange two messages in different order."""
     send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
-    label = _message_label if send.group.id == receive.group.id else _group_message_label
+    label = _message_label
+    if send.group.id != receive.group.id:
+        label = _group_message_label
+    elif send.tag != receive.tag:
+        label = _tag_label
     alternative = "" if send.op == "isend" else ", or use isend"
     return (
         f"send and receive the messages in the same order{alternative}: "
@@ -339,8 +343,8 @@ def _advise_uneven_collectives(
 _NEAR_MISS_ADVICE = {
     "channel": ("signal and wait on the same channel: each channel has its own cell in the pad",),
     "tag": (
-        "use the same tag on both ends. nccl has no tags: there the two calls match, and the "
-        "receive gets data that it should not get",
+        "use the same tag in both calls. nccl ignores tags: there, the two calls match, and the "
+        "receive may get a message that it does not expect",
     ),
     "group": (
         "use the same group on both ends: a message sent on one group cannot be received on "
@@ -358,21 +362,25 @@ def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> 
     if near:
         return _advise_near_miss(part, near, sends)
     counterpart = "receive" if sends else "send"
-    number = f"this would be number {part.number + 1}"
     if OPERATIONS[part.call.op].signals:
         missing = "wait_signal" if sends else "put_signal"
-        counted = f": it makes {part.has}, {number}" if part.has else ""
+        counted = _calls_made(part, missing)
         return (f"add the {missing} on rank {part.rank}, or remove this {part.call.op}{counted}",)
     if part.call.peer is None:
         return (
             f"add a send to rank {part.call.rank} with this tag and group, or remove the receive",
         )
-    counted = ""
-    if part.has:
-        such = f"{part.has} such {counterpart}{'s' if part.has > 1 else ''}"
-        counted = f": it makes {such}, {number}"
+    counted = _calls_made(part, counterpart)
     this = f"this {part.call.op} from the batch" if part.batched else "this call"
     return (f"add the {counterpart} on rank {part.rank}, or remove {this}{counted}",)
+
+
+def _calls_made(part: AwaitedCall, counterpart: str) -> str:
+    """How many matching calls the peer makes; empty if it makes none."""
+    if not part.has:
+        return ""
+    calls = f"{counterpart}{'s' if part.has > 1 else ''}"
+    return f". Rank {part.rank} makes {part.has} matching {calls}; this call needs one more"
 
 
 def _advise_near_miss(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
@@ -393,11 +401,13 @@ def _short_rank_list(ranks: Sequence[int]) -> str:
 def _message_label(call: ResolvedCall) -> str:
     """What distinguishes a message from others of its pair: its tag, or else its tensor."""
     buffers = call.inputs or call.outputs
-    if call.tag:
-        return tag_text(call.tag) or "tag 0"
-    if buffers and buffers[0].name:
+    if not call.tag and buffers and buffers[0].name:
         return buffers[0].label
-    return "tag 0"
+    return _tag_label(call)
+
+
+def _tag_label(call: ResolvedCall) -> str:
+    return tag_text(call.tag) or "tag 0"
 
 
 def _group_message_label(call: ResolvedCall) -> str:

@@ -293,7 +293,11 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
         lines = [f"DistributedDataParallel wraps different models on different ranks: {lines[0]}"]
     elif divergence is not None:
         # The calls that differ come later, shifted by the divergence: they are its evidence.
-        lines = [divergence_head(program, divergence, len(mismatch.ranks)), f"  {lines[0]}"]
+        evidence = (
+            f"  the matched calls differ in the {difference_words(mismatch.aspects)} (call "
+            f"{mismatch.number + 1} on group {name})"
+        )
+        lines = [divergence_head(program, divergence, len(mismatch.ranks)), evidence]
     notes = _collective_notes(mismatch, omitted, is_shifted=divergence is not None)
     message = "\n".join([*lines, *aligned_columns(rows), *notes])
     advice = collective_advice(program, mismatch, aspect, divergence)
@@ -323,8 +327,10 @@ def _divergence_behind(
 
 
 def _collective_head(name: str, mismatch: CallMismatch) -> str:
-    where = "of new_group" if name == "new_group" else f"on group {name}"
-    call = f"{difference_words(mismatch.aspects)} of call {mismatch.number + 1} {where}"
+    call = f"{difference_words(mismatch.aspects)} of call {mismatch.number + 1} on group {name}"
+    if name == "new_group":
+        difference = difference_words(mismatch.aspects)
+        call = f"{difference} passed to new_group (call {mismatch.number + 1})"
     order = "; they make the same calls in different orders" if mismatch.order else ""
     if "splits" in mismatch.aspects and "op" not in mismatch.aspects:
         return f"the {call} do not match{order}"

@@ -81,11 +81,12 @@ def buffering_findings(
         message = (
             "the program completes only if sends are buffered\n"
             "  mpi buffers small messages\n"
-            "  nccl buffers up to 8 MiB for each pair, but not before the ranks have connected"
+            "  nccl buffers up to 8 MiB per pair of ranks, but not their first message, which "
+            "connects them"
         )
         advice = (
-            "fix the deadlock and do not rely on buffering: with a larger tensor or another "
-            "backend, the program hangs"
+            "fix the deadlock, and do not rely on buffering: the program hangs if a tensor is "
+            "larger or the backend buffers less"
         )
     else:
         message = EARLY_RETURN

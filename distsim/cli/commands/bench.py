@@ -64,9 +64,12 @@ def command(
     Example: distsim bench --output here.json
     Example: distsim bench --ranks 2 --sizes 4KiB,1MiB --ops send,all_reduce
     """
+    from distsim.cli.shared.trace_output import check_output_folder
     from distsim.output.text.calibration_tables import bench_text
     from distsim.real.bench.measurement import BENCH_OPS, BENCH_SIZES, bench_to_json, run_bench
 
+    if output is not None:
+        check_output_folder(output)
     measured = run_bench(
         _parse_rank_counts(ranks),
         BENCH_SIZES if sizes is None else _parse_sizes(sizes),

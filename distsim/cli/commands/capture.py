@@ -10,7 +10,7 @@ import atexit
 import os
 import sys
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from distsim.api.inputs import load_machines
 from distsim.cli.shared import console
 from distsim.cli.shared.arguments import (
     ReportOption,
@@ -29,7 +30,7 @@ from distsim.cli.shared.backend_names import BackendName
 from distsim.cli.shared.findings_output import FindingsFormat, FindingsFormatOption
 from distsim.cli.shared.html_report import check_report_path, write_simulation_report
 from distsim.cli.shared.scenario_output import check_scenario_suffix
-from distsim.cli.shared.trace_output import trace_writer
+from distsim.cli.shared.trace_output import check_output_folder, trace_writer
 
 if TYPE_CHECKING:
     from distsim.script_capture.launch.command_hook import WrappedCommand
@@ -135,7 +136,7 @@ CheckValuesOption = Annotated[
     bool,
     typer.Option(
         "--check-values",
-        help="Report replicas, gradients and FSDP units that differ between ranks although the "
+        help="Report replicas, gradients, FSDP units and random states that differ although the "
         "calls match.",
     ),
 ]
@@ -143,7 +144,7 @@ RerunOption = Annotated[
     bool | None,
     typer.Option(
         "--rerun/--no-rerun",
-        help="If collectives do not match, run the script a second time to find the line at which "
+        help="If calls do not match, run the script a second time to find the line at which "
         "ranks diverge. [default: if it took less than a minute]",
     ),
 ]
@@ -191,36 +192,26 @@ def command(arguments: CaptureArguments) -> None:
     Example: distsim capture --nproc 2 --trace run.jsonl -- bash run.sh
     """
     from distsim.script_capture.launch.command_line import parse_command
-    from distsim.script_capture.launch.parent_process import run_capture
-    from distsim.script_capture.launch.preload import preload
     from distsim.script_capture.result.evaluation import evaluate_capture
 
     command = parse_command(arguments.words or ())
     check_scenario_suffix(arguments.scenario)
     check_report_path(arguments.report)
     writers = [trace_writer(path) for path in arguments.trace or ()]
+    # Before the script runs: a mistake must not cost its results.
+    for path in (*(arguments.trace or ()), arguments.report, arguments.scenario):
+        if path is not None:
+            check_output_folder(path)
+    cluster = None if arguments.cluster is None else load_machines(arguments.cluster)
     _require_torch()
     folder = os.getcwd()
-    wrapped = _start_wrapped_command(command)
-    if wrapped is not None:
-        command = _program_of(wrapped)
-    options = _capture_options(command, arguments)
-
-    script = options.target.home or options.target.name
-    # Before torch is loaded: it looks for devices when it is imported.
-    options = replace(options, devices=_choose_devices(arguments.cuda, script, options))
-    _silence_interpreter_exit()
-    preload(script, options.target.args)
-    started_s = time.monotonic()
-    captured = run_capture(options, lambda: _preload_hang_report(options.ranks))
-    duration_s = time.monotonic() - started_s
-    if wrapped is not None:
-        wrapped.finish(int(not captured.ended_normally), console.note)
+    with _script_output(arguments.format):
+        options, captured, duration_s = _run(command, arguments)
     if not captured.world:
         os.chdir(folder)
         raise typer.Exit(_report_no_ranks(captured))
 
-    result = evaluate_capture(captured, backend=options.backend, cluster=arguments.cluster)
+    result = evaluate_capture(captured, backend=options.backend, cluster=cluster)
     if arguments.rerun or (arguments.rerun is None and duration_s < _MAX_RERUN_S):
         result = _with_divergence(result, duration_s)
     os.chdir(folder)
@@ -233,6 +224,38 @@ def command(arguments: CaptureArguments) -> None:
     for_github = arguments.format is FindingsFormat.github
     console.out(_report(result, arguments.format), commands=for_github)
     raise typer.Exit(result.simulation.status(arguments.strict))
+
+
+def _run(
+    command: LaunchCommand, arguments: CaptureArguments
+) -> tuple[CaptureRunOptions, CapturedRun, float]:
+    """Run the program: how it was run, what its ranks did, and how many seconds it took."""
+    from distsim.script_capture.launch.parent_process import run_capture
+    from distsim.script_capture.launch.preload import preload
+
+    wrapped = _start_wrapped_command(command)
+    if wrapped is not None:
+        command = _program_of(wrapped)
+    options = _capture_options(command, arguments)
+    script = options.target.home or options.target.name
+    # Before torch is loaded: it looks for devices when it is imported.
+    options = replace(options, devices=_choose_devices(arguments.cuda, script, options))
+    _silence_interpreter_exit()
+    preload(script, options.target.args)
+    started_s = time.monotonic()
+    captured = run_capture(options, lambda: _preload_hang_report(options.ranks))
+    duration_s = time.monotonic() - started_s
+    if wrapped is not None:
+        wrapped.finish(int(not captured.ended_normally), console.note)
+    return options, captured, duration_s
+
+
+def _script_output(format: FindingsFormat) -> AbstractContextManager[None]:
+    """Where the script's standard output goes: not into a report that a program reads."""
+    from distsim.script_capture.launch.rank_output import output_on_stderr
+
+    is_for_programs = format in (FindingsFormat.json, FindingsFormat.sarif)
+    return output_on_stderr() if is_for_programs else nullcontext()
 
 
 # --- commands that start the program themselves ---
@@ -264,7 +287,6 @@ def _program_of(wrapped: WrappedCommand) -> LaunchCommand:
 def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> CaptureRunOptions:
     """How the script is run. Raises UsageError for impossible numbers of ranks."""
     from distsim.common.errors import UsageError
-    from distsim.common.units import parse_duration_ns
     from distsim.script_capture.launch.parent_process import CaptureRunOptions
     from distsim.script_capture.launch.rank_process import ChildOptions
 
@@ -286,7 +308,7 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
         raise UsageError("--nnodes needs --nproc", "give both: --nnodes 2 --nproc 4")
     timeout_s = None
     if arguments.timeout is not None:
-        timeout_s = parse_duration_ns(arguments.timeout) / 1e9
+        timeout_s = _parse_timeout_s(arguments.timeout)
     assert command.target is not None
     counts_compute = arguments.compute
     if counts_compute is None:
@@ -307,6 +329,16 @@ def _capture_options(command: LaunchCommand, arguments: CaptureArguments) -> Cap
             checks_values=arguments.check_values,
         ),
     )
+
+
+def _parse_timeout_s(text: str) -> float:
+    from distsim.common.errors import UsageError
+    from distsim.common.units import parse_timeout_ns
+
+    try:
+        return parse_timeout_ns(text) / 1e9
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}", "for example --timeout '5 min'") from None
 
 
 def _default_ranks_per_node(command: LaunchCommand) -> int:
@@ -398,15 +430,23 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
         divergent_finding,
         with_divergence,
     )
+    from distsim.script_capture.result.message_divergence import (
+        is_about_messages,
+        posted_messages,
+        with_message_divergence,
+    )
 
     simulation = result.simulation
-    if divergent_finding(simulation.findings) is None:
+    found = simulation.findings
+    if divergent_finding(found) is None and not is_about_messages(found):
         return result
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    collectives = collective_lines(result.captured.evaluated_ranks)
-    findings = with_divergence(simulation.findings, traces, collectives)
+    ranks = result.captured.evaluated_ranks
+    findings = with_divergence(found, traces, collective_lines(ranks))
+    if findings == found:
+        findings = with_message_divergence(found, traces, posted_messages(ranks))
     return replace(result, simulation=replace(simulation, findings=findings))
 
 

@@ -119,6 +119,7 @@ def command(arguments: CheckArguments) -> None:
     Example: distsim check scenarios/ring_of_four.yaml --diff
     """
     from distsim.cli.shared.progress import with_progress_bar
+    from distsim.cli.shared.project_files import expand_folders
 
     arguments = _with_project_settings(arguments)
     _check_fix_options(arguments)
@@ -176,32 +177,6 @@ def _check_report_options(arguments: CheckArguments, files: list[str]) -> None:
         raise UsageError(
             f"--report describes one file, but {len(files)} were given", "name one file"
         )
-
-
-def expand_folders(paths: list[str]) -> list[str]:
-    """Each file once; a folder is replaced by the scenarios in it, at any depth, sorted.
-
-    A folder with profiles instead is one job, and stays as it is.
-    Raises UsageError for a folder without scenarios.
-    """
-    from distsim.api.inputs import holds_profiles
-    from distsim.common.errors import UsageError
-
-    # A dictionary as an ordered set.
-    files: dict[str, None] = {}
-    for path in paths:
-        if not Path(path).is_dir():
-            files[path] = None
-            continue
-        yaml_paths = (p for p in Path(path).rglob("*") if p.suffix in (".yaml", ".yml"))
-        scenarios = sorted(p for p in yaml_paths if p.is_file())
-        if not scenarios and holds_profiles(path):
-            files[path] = None
-            continue
-        if not scenarios:
-            raise UsageError(f"no scenario (*.yaml) in {path}", "name a folder with scenarios")
-        files |= dict.fromkeys(map(str, scenarios))
-    return list(files)
 
 
 # --- checking ---
@@ -270,12 +245,11 @@ def _check_file(path: str, arguments: CheckArguments) -> CheckResult:
     return answer.raw
 
 
-def _simulate_for_report(arguments: CheckArguments) -> Simulation | None:
+def _simulate_for_report(file: str, arguments: CheckArguments) -> Simulation | None:
     """The run that the report shows with the verdict; None for a file that cannot be read."""
     from distsim.api.functions import simulate
     from distsim.common.errors import DistsimError
 
-    (file,) = expand_folders(arguments.files or [])
     try:
         return simulate(
             _input_of(file, arguments),
@@ -294,7 +268,9 @@ def _simulate_for_report(arguments: CheckArguments) -> Simulation | None:
 def _print_results(results: list[CheckResult], arguments: CheckArguments) -> int:
     """Print the findings after all files have been checked; return the exit status."""
     if arguments.report is not None:
-        write_check_report(arguments.report, results[0], _simulate_for_report(arguments))
+        write_check_report(
+            arguments.report, results[0], _simulate_for_report(results[0].file, arguments)
+        )
     text = findings_report(results, arguments.format)
     if text:
         console.out(text, commands=arguments.format is FindingsFormat.github)
@@ -330,7 +306,9 @@ def _stream_json(results: Iterable[CheckResult], arguments: CheckArguments, coun
     console.out(f"{head}[")
     for number, result in enumerate(results, 1):
         if arguments.report is not None:
-            write_check_report(arguments.report, result, _simulate_for_report(arguments))
+            write_check_report(
+                arguments.report, result, _simulate_for_report(result.file, arguments)
+            )
         element = console.to_json(check_file_json(result)).replace("\n", "\n    ")
         console.out(f"    {element}{',' if number < count else ''}")
         status = max(status, result.status())

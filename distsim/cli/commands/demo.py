@@ -21,7 +21,7 @@ FolderArgument = Annotated[
 _SCENARIO = """\
 # Four ranks pass a tensor around a ring, as in ring attention.
 name: ring
-about: Every rank sends to the next rank first, then receives from the previous one.
+about: Every rank passes a tensor to the next rank and gets one from the previous rank.
 world: 4
 backend: gloo
 cluster: cpu-10gbe

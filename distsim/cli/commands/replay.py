@@ -63,7 +63,16 @@ AsRecordedOption = Annotated[
     bool,
     typer.Option(
         "--as-recorded",
-        help="Keep the recorded times of communication; only --scale changes the run.",
+        help="Keep the recorded times, except for what --scale, --what-if and --cluster change.",
+    ),
+]
+WhatIfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        metavar="CHANGE",
+        help="Change a replay as recorded: like-peers=2 (rank 2 computes like its peers), or "
+        "compute@6-7=0.8 (ranks 6 and 7). Repeatable.",
     ),
 ]
 TraceOption = Annotated[
@@ -98,6 +107,7 @@ class ReplayArguments:
     backend: BackendOption = None
     scale: ScaleOption = None
     as_recorded: AsRecordedOption = False
+    what_if: WhatIfOption = None
     output: TraceOption = None
     scenario: ScenarioOption = None
     format: FormatOption = OutputFormat.text
@@ -113,12 +123,11 @@ def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
     \b
     Example: distsim replay run.jsonl
     Example: distsim replay run.jsonl --cluster dgx-h100 --scale compute=0.5
-    Example: distsim replay run.jsonl --as-recorded --scale compute=0.5
+    Example: distsim replay run.jsonl --as-recorded --what-if like-peers=2
     Example: distsim replay run.jsonl --real --trace again.jsonl
     Example: distsim replay run.jsonl -o run.yaml
     """
-    if arguments.as_recorded:
-        _refuse_changed_communication(arguments)
+    _refuse_contradicting_options(arguments)
     if arguments.scenario is not None:
         _write_scenario(arguments.trace, arguments.scenario)
     scale = _parse_scale(arguments.scale)
@@ -131,19 +140,19 @@ def command(arguments: ReplayArguments, real: RealRunArguments) -> None:
     raise typer.Exit(_replay_simulated(arguments, scale))
 
 
-def _refuse_changed_communication(arguments: ReplayArguments) -> None:
-    """Raises UsageError for options that contradict --as-recorded."""
+def _refuse_contradicting_options(arguments: ReplayArguments) -> None:
+    """Raises UsageError for options that contradict --as-recorded, or that need it."""
     from distsim.common.errors import UsageError
 
-    given = {
-        "--cluster": arguments.cluster,
-        "--backend": arguments.backend,
-        "--real": arguments.real,
-    }
+    if not arguments.as_recorded:
+        if arguments.what_if:
+            raise UsageError("--what-if needs --as-recorded", "add --as-recorded")
+        return
+    given = {"--backend": arguments.backend, "--real": arguments.real}
     changed = [name for name, value in given.items() if value]
     if changed:
         raise UsageError(
-            f"--as-recorded keeps the recorded communication, but {changed[0]} changes it",
+            f"--as-recorded keeps the recorded order of calls, but {changed[0]} changes it",
             "omit one of them",
         )
 
@@ -212,6 +221,7 @@ def _replay_simulated(arguments: ReplayArguments, scale: ReplayScale) -> int:
         compute=scale.compute,
         gaps=scale.gaps,
         as_recorded=arguments.as_recorded,
+        what_if=arguments.what_if or (),
     )
     if arguments.output is not None:
         write_trace_by_suffix(arguments.output, answer.trace)

@@ -18,8 +18,16 @@ class SchemaKind(StrEnum):
     scenario = "scenario"
     simulate = "simulate"
     check = "check"
+    plan = "plan"
+    sweep = "sweep"
     run = "run"
+    replay = "replay"
     compare = "compare"
+    doctor = "doctor"
+    slow = "slow"
+    capture = "capture"
+    bench = "bench"
+    calibrate = "calibrate"
 
 
 SchemaKindOption = Annotated[
@@ -27,7 +35,9 @@ SchemaKindOption = Annotated[
     choice_option(
         SchemaKind,
         "--of",
-        help="Subject of the schema: the scenario file, or the JSON output of a command.",
+        help="Subject of the schema: `scenario`, or a command whose JSON output it describes "
+        "(every command with --format json).",
+        metavar="NAME",
     ),
 ]
 InstallOption = Annotated[
@@ -64,9 +74,12 @@ def command(
             raise UsageError("--install supports only the schema of scenario files", "omit --of")
         return _install_schema(Path(folder))
     if folder != ".":
+        is_command = folder in list(SchemaKind)
         raise UsageError(
             f"{folder}: a folder is valid only with --install",
-            "use `distsim schema > FILE`, or add --install",
+            f"use `distsim schema --of {folder}`"
+            if is_command
+            else "use `distsim schema > FILE`, or add --install",
         )
     if of is SchemaKind.scenario:
         return console.out(console.to_json(json_schema()))

@@ -52,7 +52,10 @@ def command(
     Example: distsim shrink scenarios/pipeline_wrong_order.yaml -o small.yaml
     """
     from distsim.api.functions import shrink
+    from distsim.cli.shared.trace_output import check_output_folder
 
+    if output is not None:
+        check_output_folder(output)
     shrunk = shrink(read_scenario(file, sets), backend=backend, tries=max_trials).raw
     if output is None:
         console.out(shrunk.text.rstrip("\n"))

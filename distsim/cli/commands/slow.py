@@ -25,8 +25,8 @@ PathsArgument = Annotated[
     typer.Argument(
         metavar="PATH…",
         help="Recordings of one job, or folders with them: PyTorch profiler traces "
-        "(.json, .json.gz; one per rank), distsim traces (.jsonl), operation tables "
-        "(.csv, .parquet).",
+        "(.json, .json.gz; one per rank), Chakra traces (.et; one per rank), exports of Nsight "
+        "Systems (.sqlite), distsim traces (.jsonl), operation tables (.csv, .parquet).",
     ),
 ]
 StepsOption = Annotated[
@@ -53,6 +53,16 @@ ReferenceOption = Annotated[
         "recording]",
     ),
 ]
+WhatIfOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--what-if",
+        metavar="CHANGE",
+        help="Predict a step with a change: like-peers=2 (rank 2 works like its peers), "
+        "compute@6-7=0.8 (ranks 6 and 7), or cluster=NAME (communication on this hardware). "
+        "Repeatable.",
+    ),
+]
 FailAboveOption = Annotated[
     str | None,
     typer.Option(
@@ -65,7 +75,12 @@ FailAboveOption = Annotated[
 TraceOption = Annotated[
     Path | None,
     typer.Option(
-        "--trace", metavar="F.json", help="Write the recorded and the ideal job for Perfetto."
+        "--trace",
+        metavar="F.json",
+        help=(
+            "Write two timelines for Perfetto: the job as recorded, and the job without slow ranks "
+            "and slow communication."
+        ),
     ),
 ]
 PictureOption = Annotated[
@@ -94,6 +109,7 @@ class SlowArguments:
     steps: StepsOption = None
     ideal: IdealOption = "peers"
     cluster: ReferenceOption = None
+    what_if: WhatIfOption = None
     format: FormatOption = OutputFormat.text
     fail_above: FailAboveOption = None
     trace: TraceOption = None
@@ -125,6 +141,7 @@ def command(arguments: SlowArguments) -> None:
             steps=arguments.steps,
             ideal=arguments.ideal,
             cluster=arguments.cluster,
+            what_if=arguments.what_if or (),
             jobs=arguments.jobs,
             progress=advance,
         )

@@ -53,13 +53,18 @@ def command(paths: PathsArgument = None, format: FormatOption = ResultFormat.tex
     Example: distsim test scenarios/
     Example: distsim test scenarios/ --format junit > report.xml
     """
-    from distsim.cli.shared.project_files import command_settings, find_scenarios
+    from distsim.cli.shared.project_files import (
+        command_settings,
+        expand_folders,
+        find_scenarios,
+    )
     from distsim.output.junit import expectations_junit
     from distsim.output.text.check_results import expectations_summary, expectations_table
     from distsim.simulation.expectations import check_expectations, scenario_files
 
     settings = command_settings("test")
-    files = scenario_files(paths or [Path(file) for file in find_scenarios(settings)])
+    names = expand_folders([str(path) for path in paths or ()]) or find_scenarios(settings)
+    files = scenario_files([Path(name) for name in names])
     results = [check_expectations(path) for path in _files_with_progress(files)]
     write = expectations_junit if format is ResultFormat.junit else expectations_table
     console.out(write(results))

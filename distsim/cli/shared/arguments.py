@@ -21,8 +21,11 @@ if TYPE_CHECKING:
     from distsim.scenario import Scenario
 
 
-def choice_option(choices: type[StrEnum], name: str, help: str) -> Any:
-    """An option that takes one member of an enumeration; a misspelt value gets a suggestion."""
+def choice_option(choices: type[StrEnum], name: str, help: str, metavar: str | None = None) -> Any:
+    """An option that takes one member of an enumeration; a misspelt value gets a suggestion.
+
+    ``metavar`` replaces the list of members in the help, if that is too long for a line.
+    """
 
     def parse(text: str) -> StrEnum:
         names = [choice.value for choice in choices]
@@ -34,8 +37,8 @@ def choice_option(choices: type[StrEnum], name: str, help: str) -> Any:
             raise typer.BadParameter(f"unknown value '{text}'{hint} (expected one of {expected})")
         return choices(text)
 
-    metavar = f"[{'|'.join(choice.value for choice in choices)}]"
-    return typer.Option(name, parser=parse, metavar=metavar, help=help)
+    values = "|".join(choice.value for choice in choices)
+    return typer.Option(name, parser=parse, metavar=metavar or f"[{values}]", help=help)
 
 
 class OutputFormat(StrEnum):

@@ -30,7 +30,7 @@ def check_report_path(path: Path | None) -> None:
     if path.suffix.lower() not in (".html", ".htm"):
         raise UsageError(
             f"{path}: the name of a report must end in .html",
-            f"use {path.with_suffix('.html') if path.name else 'report.html'}",
+            f"use {path.with_suffix('.html') if path.name.strip('-') else 'report.html'}",
         )
     if not path.parent.is_dir():
         raise UsageError(

@@ -1,9 +1,9 @@
 """The scenarios of a repository, and its settings under `[tool.distsim]` in pyproject.toml.
 
-`check` and `test` use both if they are called without files. A YAML file is a scenario if it has
-the keys `world` and `program` at the start of a line: this needs no parser, so that thousands of
-other YAML files cost little. A scenario written as one flow mapping (`{world: 2, …}`) is not
-found and must be named.
+`check` and `test` use both if they are called without files. Then a YAML file is a scenario if it
+has the keys `world` and `program` at the start of a line: this needs no parser, so that thousands
+of other YAML files cost little. A scenario written as one flow mapping (`{world: 2, …}`) is not
+found and must be named. In a folder that is named, every file is kept that may be a scenario.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from distsim.common.message_text import did_you_mean
 _SKIPPED_FOLDERS = {"node_modules", "site-packages", "__pycache__"}
 _WORLD_KEY = re.compile(rb"^world[ \t]*:", re.MULTILINE)
 _PROGRAM_KEY = re.compile(rb"^program[ \t]*:", re.MULTILINE)
+_NO_SCENARIO_REMEDY = "name files or folders with scenarios, or write one: `distsim new FILE.yaml`"
 #: The keys of each table under `[tool.distsim]`, with the type of their values.
 _KEYS: dict[str, dict[str, type]] = {
     "check": {"paths": list, "exclude": list, "strict": bool, "max-states": int, "max-calls": int},
@@ -122,6 +123,36 @@ def _settings_of(values: dict[str, Any], folder: Path) -> CommandSettings:
 # --- discovery ---
 
 
+def expand_folders(paths: list[str]) -> list[str]:
+    """Each file once; a folder is replaced by the scenarios in it, at any depth, sorted.
+
+    Files that contain neither `world` nor `program` are skipped, with a note. All others are kept,
+    so that a scenario with a mistake is reported. A folder with profiles instead is one
+    job, and stays as it is. Raises UsageError for a folder without scenarios.
+    """
+    from distsim.api.inputs import holds_profiles
+
+    # A dictionary as an ordered set.
+    files: dict[str, None] = {}
+    for path in paths:
+        if not Path(path).is_dir():
+            files[path] = None
+            continue
+        candidates = sorted(file for file in _yaml_files(Path(path)) if file.is_file())
+        scenarios = [file for file in candidates if _may_be_scenario(file)]
+        if not candidates and holds_profiles(path):
+            files[path] = None
+            continue
+        if not scenarios:
+            raise UsageError(f"no scenario (*.yaml) in {path}", _NO_SCENARIO_REMEDY)
+        others = len(candidates) - len(scenarios)
+        if others:
+            plural = "" if others == 1 else "s"
+            console.note(f"skipped {others} other YAML file{plural} in {path}")
+        files |= dict.fromkeys(map(str, scenarios))
+    return list(files)
+
+
 def find_scenarios(settings: CommandSettings) -> list[str]:
     """The scenarios in the configured paths, or under the current folder; prints their number.
 
@@ -142,7 +173,7 @@ def find_scenarios(settings: CommandSettings) -> list[str]:
                 found[str(file)] = None
     places = ", ".join(map(str, roots)) if settings.paths else "the current folder"
     if not found:
-        raise UsageError(f"no scenario found in {places}", "name files or folders with scenarios")
+        raise UsageError(f"no scenario found in {places}", _NO_SCENARIO_REMEDY)
     plural = "" if len(found) == 1 else "s"
     console.note(f"found {len(found)} scenario{plural} in {places}")
     return list(found)
@@ -176,11 +207,21 @@ def _is_excluded(file: Path, settings: CommandSettings) -> bool:
 
 
 def _is_scenario(file: Path) -> bool:
-    if not file.is_file():
-        return False
+    content = _content(file)
+    # Unreadable and huge files are not scenarios of this repository.
+    return content is not None and bool(_WORLD_KEY.search(content) and _PROGRAM_KEY.search(content))
+
+
+def _may_be_scenario(file: Path) -> bool:
+    """False only for a file that is not even a scenario with mistakes; unreadable files are
+    reported by the command.
+    """
+    content = _content(file)
+    return content is None or b"world" in content or b"program" in content
+
+
+def _content(file: Path) -> bytes | None:
     try:
-        content = read_bytes(file)
+        return read_bytes(file) if file.is_file() else None
     except OSError:
-        # Unreadable and huge files are not scenarios of this repository.
-        return False
-    return bool(_WORLD_KEY.search(content) and _PROGRAM_KEY.search(content))
+        return None

@@ -45,7 +45,7 @@ CompareWithOption = Annotated[
     typer.Option(
         "--compare-with",
         metavar="FILE",
-        help="Compare with the scenario FILE (column A of the comparison).",
+        help="Also simulate FILE and compare: column A is FILE, column B the simulated scenario.",
     ),
 ]
 WhatIfOption = Annotated[

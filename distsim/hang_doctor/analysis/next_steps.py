@@ -17,6 +17,8 @@ from distsim.hang_doctor.model.phrases import ranges_text, ranks_text, verb_form
 
 #: Kinds of causes that are settled once proved, even if no rank is blamed.
 _KINDS_WITHOUT_BLAME = ("mismatch", "tag_mismatch", "communication", "diverged")
+#: How the kinds of files begin that `distsim slow` reads and that say nothing about hangs.
+RECORDING_KINDS = ("Chakra execution trace", "Nsight Systems export")
 
 
 def what_to_collect(
@@ -52,8 +54,11 @@ def _absent_text(evidence: Evidence, absent: tuple[int, ...]) -> str:
 
 
 def _has_only_profiles(evidence: Evidence) -> bool:
+    """Whether the files show how long operations take, and nothing shows where ranks are."""
     kinds = {file.kind for file in evidence.files if file.ranks}
-    return kinds == {"Kineto trace"}
+    if kinds:
+        return kinds == {"Kineto trace"}
+    return any(file.kind.startswith(RECORDING_KINDS) for file in evidence.files)
 
 
 def _is_settled(main: HangCause | None) -> bool:

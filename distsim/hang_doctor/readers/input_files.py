@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from distsim.common.errors import UsageError
@@ -44,11 +45,14 @@ from distsim.hang_doctor.readers.ras import (
 from distsim.hang_doctor.readers.stacks import is_pyspy_json, read_pyspy_json
 from distsim.hang_doctor.readers.stale_files import drop_stale_ranks
 from distsim.hang_doctor.readers.unrelated_files import (
+    NOTHING_ABOUT_HANGS,
     unrelated_bytes,
     unrelated_json,
     unrelated_text,
 )
 from distsim.real.shared.progress_file import FILE_BYTES as PROGRESS_FILE_BYTES
+from distsim.recordings.readers.nsight_file import is_nsight_export
+from distsim.recordings.readers.nsight_rank import FORMAT as NSIGHT_EXPORT
 
 __all__ = ["MAX_BYTES", "read_dump_bytes", "read_evidence"]
 
@@ -113,6 +117,10 @@ def read_dump_bytes(evidence: Evidence, data: bytes, name: str) -> None:
 
 
 def _read_path(evidence: Evidence, path: str) -> None:
+    if is_nsight_export(Path(path)):
+        # Such a database may be larger than any file that doctor reads.
+        evidence.files.append(InputFile(escaped(path), f"{NSIGHT_EXPORT}{NOTHING_ABOUT_HANGS}", ()))
+        return
     try:
         parts = list(_parts_of(path))
     except (FileRefused, ArchiveRefused) as refusal:
@@ -289,7 +297,8 @@ def _read_dumps_of_ranks(evidence: Evidence, parsed: Any, shown: str) -> _Result
             ranks.add(int(number[1]))
     if not ranks:
         raise FileRefused(
-            "unrecognised JSON (expected a Flight Recorder, py-spy, NCCL RAS or Kineto file)"
+            "JSON of an unknown kind. Nothing to do, unless it should be a Flight Recorder, "
+            "py-spy, NCCL RAS or Kineto file: then record it again"
         )
     return _Result("Flight Recorder", ranks)
 

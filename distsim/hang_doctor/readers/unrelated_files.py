@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 #: The end of each description.
-_NOTHING_ABOUT_HANGS: Final = " (contains no information about hangs)"
+NOTHING_ABOUT_HANGS: Final = " (contains no information about hangs)"
 #: How much of a text is searched.
 _HEAD_LENGTH: Final = 4096
 
@@ -53,14 +53,14 @@ def unrelated_text(text: str) -> str:
     head = text[:_HEAD_LENGTH]
     for kind in _TEXT_KINDS:
         if kind.pattern.search(head):
-            return f"{kind.description}{_NOTHING_ABOUT_HANGS}"
+            return f"{kind.description}{NOTHING_ABOUT_HANGS}"
     return ""
 
 
 def unrelated_bytes(data: bytes) -> str:
     """The same for a binary file."""
     if _CHAKRA.match(data[:96]):
-        return f"Chakra execution trace{_NOTHING_ABOUT_HANGS}"
+        return f"Chakra execution trace{NOTHING_ABOUT_HANGS}"
     return ""
 
 
@@ -69,9 +69,9 @@ def unrelated_json(parsed: object) -> str:
     if not isinstance(parsed, Mapping):
         return ""
     if isinstance(parsed.get("nodes"), list) and "schema" in parsed:
-        return f"PyTorch execution trace{_NOTHING_ABOUT_HANGS}"
+        return f"PyTorch execution trace{NOTHING_ABOUT_HANGS}"
     if "scheduling-policy" in parsed and "all-reduce-implementation" in parsed:
-        return f"ASTRA-sim system file{_NOTHING_ABOUT_HANGS}"
+        return f"ASTRA-sim system file{NOTHING_ABOUT_HANGS}"
     if any(str(key).startswith("pytorch.wait_counter") for key in parsed):
         return "torch wait counters (they name no calls)"
     return ""

@@ -182,6 +182,14 @@ def binomial_parent(v: int) -> int:
     return v & ~(1 << (v.bit_length() - 1)) if v else 0
 
 
+def binomial_parent_of(n: int, root: int, member: int) -> int:
+    """The member that gives ``member`` its data, in the binomial tree of any root.
+
+    For the root itself: the root.
+    """
+    return (binomial_parent((member - root) % n) + root) % n
+
+
 def binomial_children(n: int, v: int) -> frozenset[int]:
     """The positions after the root to which position ``v`` sends: ``v`` with one higher bit set."""
     return frozenset(v | 1 << k for k in range(v.bit_length(), n.bit_length()) if v | 1 << k < n)

@@ -39,7 +39,7 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
         "world_size": simulation.program.world_size,
         "makespan_ns": simulation.makespan_ns,
         "iteration_ns": timeline.iteration_ns,
-        "ranks": [_rank_json(r) for r in timeline.ranks],
+        "ranks": [rank_times_json(r) for r in timeline.ranks],
         "critical_path": [_segment_json(s) for s in timeline.critical_path],
         "collectives": [_collective_json(c) for c in timeline.collectives],
         "memory": _memory_json(simulation),
@@ -100,7 +100,7 @@ def finding_json(finding: Finding) -> Mapping[str, object]:
     }
 
 
-def _rank_json(r: RankTimes) -> dict[str, object]:
+def rank_times_json(r: RankTimes) -> dict[str, object]:
     """The times of a rank; ``finished_ns`` is null if the rank never finishes."""
     return {**r._asdict(), "finished_ns": r.finished_ns if r.finished_ns >= 0 else None}
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import math
 
-from distsim.analysis.slow_jobs.slow_job import RankCost, SlowFinding, SlowJob, SlowPlace
+from distsim.analysis.slow_jobs.slow_job import (
+    RankCost,
+    SlowFinding,
+    SlowJob,
+    SlowPlace,
+    WhatIfStep,
+)
 
 
 def slow_json(job: SlowJob) -> dict[str, object]:
@@ -25,6 +31,7 @@ def slow_json(job: SlowJob) -> dict[str, object]:
             {"part": row.name, "cost_ns": round(row.cost_ns), "share": _number(row.share)}
             for row in job.breakdown
         ],
+        "what_if": None if job.what_if is None else _what_if(job.what_if),
         "ranks": [_rank(rank) for rank in job.ranks],
         "steps": [
             {"step": name, "recorded_ns": round(float(time))}
@@ -93,6 +100,14 @@ def _finding(finding: SlowFinding) -> dict[str, object]:
         "place": None if finding.place is None else _place(finding.place),
         "hints": list(finding.hints),
         "slow_steps": list(finding.slow_steps),
+    }
+
+
+def _what_if(what_if: WhatIfStep) -> dict[str, object]:
+    return {
+        "changes": list(what_if.changes),
+        "step_ns": round(what_if.step_ns),
+        "unpredicted": what_if.unpredicted,
     }
 
 

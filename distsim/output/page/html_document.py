@@ -100,7 +100,8 @@ def _no_script_html(runs: Sequence[ReportRun]) -> str:
                 '<details class="plain"><summary>Text report</summary>'
                 f"<pre>{text}</pre></details>\n"
             )
-    return "".join(parts)
+    # A landmark, so that screen readers find the text.
+    return f'<section aria-label="Text report">\n{"".join(parts)}</section>\n' if parts else ""
 
 
 # --- the script of the page: the modules of `web/` joined in the order of their imports ---

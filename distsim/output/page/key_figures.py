@@ -55,7 +55,8 @@ def key_figures(report_run: ReportRun, timeline: Timeline) -> list[KeyFigure]:
         return [*found, *_time_figures(report_run, timeline)]
     bounds = makespan_range(simulation.cost, simulation.program, timeline)
     if bounds is not None:
-        meaning = "of the run: all costs on the critical path at the low or high end"
+        run = "run" if timeline.iteration_ns is None else f"run of {show_ns(timeline.makespan_ns)}"
+        meaning = f"of the {run}, if all modelled costs on its critical path are low, or all high"
         found.append(KeyFigure("range", show_ns_range(*bounds), meaning))
     metrics = training_metrics(simulation)
     if metrics is None:
@@ -101,6 +102,8 @@ def _memory_figures(simulation: Simulation) -> list[KeyFigure]:
         meaning += ": out of memory"
     elif fit.may_run_out:
         meaning += ": may run out"
+    else:
+        meaning += ": fits"
     return [KeyFigure("memory", show_bytes(most), meaning)]
 
 

@@ -21,10 +21,13 @@ from distsim.output.trace_data.memory_over_time import MemoryProfile, memory_pro
 from distsim.output.trace_data.partial_run import partial_run_text, stopped_rank_lines
 from distsim.output.trace_data.traffic_matrix import measure_traffic, ranks_per_row
 from distsim.simulation.training_metrics import makespan_range
+from distsim.simulation.what_if import resource_speedups
 from distsim.trace.model import Trace
 
 #: The largest number of findings on the page.
 MAX_FINDINGS = 200
+#: The largest number of calls of a run that is repeated with faster resources.
+MAX_CALLS_FOR_SPEEDUPS = 20_000
 
 
 def headline(report_run: ReportRun) -> str:
@@ -100,6 +103,7 @@ def _simulation_data(report_run: ReportRun, timeline: Timeline) -> dict[str, obj
         "filled": None,
         "cost": None,
         "profiles": [],
+        "speedups": [],
     }
     if verdict is not None:
         found["verdict"] = {
@@ -130,9 +134,25 @@ def _simulation_data(report_run: ReportRun, timeline: Timeline) -> dict[str, obj
             "makespan": list(span) if span else None,
         },
         "device": {"name": device.name, "nbytes": device.memory_nbytes},
+        "speedups": speedups_data(report_run),
         "memory": [[one.name, list(one.ranks), dict(one.parts)] for one in stated],
         "filled": memory_data(stated, report_run),
     }
+
+
+def speedups_data(report_run: ReportRun) -> list[list[object]]:
+    """[resource, run time in ns if it were twice as fast], the largest effect first.
+
+    Empty for recordings, for runs that do not complete, and for long runs: each resource costs one
+    more simulation.
+    """
+    simulation = report_run.simulation
+    if simulation is None or not report_run.is_simulated or report_run.outcome != "completes":
+        return []
+    if len(report_run.trace) > MAX_CALLS_FOR_SPEEDUPS:
+        return []
+    found = sorted(resource_speedups(simulation), key=lambda one: (one.makespan_ns, one.resource))
+    return [[one.resource, one.makespan_ns] for one in found]
 
 
 def _waits_data(report_run: ReportRun) -> dict[str, object]:

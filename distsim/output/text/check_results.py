@@ -151,9 +151,9 @@ def _outcome_details(outcome: BackendOutcome) -> str:
         details.append(f"may also {_alternatives(others)}")
     if outcome.flips_at_nbytes is not None:
         details.append(f"depends on the buffer size ({show_bytes(outcome.flips_at_nbytes)})")
-    if outcome.variants and len(set(outcome.variants.values())) > 1:
-        variants = [f"{_INIT[name]}: {result}" for name, result in outcome.variants.items()]
-        details += variants
+    for name, result in (outcome.variants or {}).items():
+        if result != outcome.outcome:
+            details.append(f"{_INIT[name]}: {result}")
     return "; ".join(details)
 
 

@@ -150,7 +150,7 @@ def verdict_conflict_text(
     """A sentence if the verdict and the outcome on the backend disagree, else an empty text.
 
     The verdict covers every behaviour that torch.distributed allows; the outcome is that of one
-    backend. The sentence ends with the advice of the first finding that explains it.
+    backend. The sentence ends with the code of the finding that explains the difference.
     """
     if verdict is None or not verdict.complete:
         return ""
@@ -163,37 +163,22 @@ def verdict_conflict_text(
             f"{_OUTCOME_TEXT[outcome]}"
         )
     elif verdict.verdict == "invalid" and outcome == "completes":
-        text = f"A call has an invalid argument, but the program completes on {backend} anyway"
+        text = f"A call has an invalid argument, although the program completes on {backend}"
     elif not is_harmless and outcome == "completes":
-        text = (
-            "The program breaks the rules of torch.distributed; it completes on "
-            f"{backend} only by luck"
-        )
+        text = f"The program completes on {backend}, but it is not correct"
+    elif outcome == "completes" and any(f.severity == "error" for f in findings):
+        # For example, the ranks need more memory than the device has.
+        text = "All calls match, but the program cannot run for another reason"
     else:
         return ""
-    remedy = _first_remedy(findings)
-    return f"{text}. What to do: {remedy}" if remedy else f"{text}."
+    code = _explaining_code(findings)
+    return f"{text} (see {code})." if code else f"{text}."
 
 
-def _first_remedy(findings: Sequence[Finding]) -> str:
-    """The advice of the most severe finding; empty if no finding has advice."""
-    explaining = [f for f in findings if f.help and _may_explain(f)]
+def _explaining_code(findings: Sequence[Finding]) -> str:
+    """The code of the most severe finding with a remedy; empty if there is none."""
+    explaining = [f for f in findings if f.help and f.severity != "note"]
     if not explaining:
         return ""
     # "error" sorts before "warning".
-    finding = min(explaining, key=lambda f: f.severity)
-    advice = _final_advice(finding.help)
-    files = {place.file for place in finding.places}
-    return _shorten_file_references(advice, files.pop()) if len(files) == 1 else advice
-
-
-def _may_explain(finding: Finding) -> bool:
-    return finding.severity != "note" and finding.code != "DS705"
-
-
-def _final_advice(lines: Sequence[str]) -> str:
-    """The last sentence of a help: its last line, with the lines that it continues."""
-    first = len(lines) - 1
-    while first and (lines[first - 1].endswith((",", ":")) or lines[first].startswith("or ")):
-        first -= 1
-    return " ".join(lines[first:])
+    return min(explaining, key=lambda f: f.severity).code

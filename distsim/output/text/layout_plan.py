@@ -248,7 +248,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     texts += [
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         *_precision_texts(plan, rows),
-        "range: step time if costs are off by as much as measured on this hardware",
+        "range: step time if costs have the errors that were measured on this hardware",
         "memory: peak in % of device memory; 90 % of measured peaks are in the range",
         f"memory includes {_reserve_text(rows)} for the CUDA context and NCCL",
     ]

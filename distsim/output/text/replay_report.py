@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from distsim.analysis.critical_path import CriticalPathSegment
 from distsim.analysis.timeline import RankTimes
 from distsim.common.units import show_ns
+from distsim.output.json.simulation_result import rank_times_json
 from distsim.output.report_record import (
     Column,
     Paragraph,
@@ -86,6 +87,8 @@ def _header_section(found: AnyReplay, file: str) -> Section:
 
 def _conditions_text(found: AnyReplay) -> str:
     if isinstance(found, RecordedReplay):
+        if found.cluster:
+            return f"compute as recorded, communication predicted for cluster {found.cluster}"
         return "communication as recorded"
     return f"backend {found.run.profile}, cluster {found.cost.name}"
 
@@ -129,7 +132,7 @@ def _communication_text(found: AnyReplay) -> str:
         return f"Hardware model {found.cost.name}: {found.cost.error_band}."
     if found.largest_change_ns:
         changed = show_ns(found.largest_change_ns)
-        return f"{found.events} events replayed as recorded; the scale moves them by {changed}."
+        return f"{found.events} events replayed; the changes move them by up to {changed}."
     return f"{found.events} events replayed; all times match the recording exactly."
 
 
@@ -146,13 +149,14 @@ def replay_json(found: AnyReplay, file: str) -> dict[str, object]:
         "outcome": found.outcome,
         "partial": partial_run_json(source),
         "as_recorded": isinstance(found, RecordedReplay),
+        "predicted_communication": (isinstance(found, RecordedReplay) and found.cluster) or None,
         "profile": profile,
         "world_size": source.world_size,
         "calls": len(source),
         "trace_makespan_ns": source.makespan_ns,
         "makespan_ns": found.makespan_ns,
         "iteration_ns": found.timeline.iteration_ns,
-        "ranks": [r._asdict() for r in found.timeline.ranks],
+        "ranks": [rank_times_json(rank) for rank in found.timeline.ranks],
         "critical_path": [
             {**s._asdict(), "place": f"{s.place.file}:{s.place.line}"}
             for s in found.timeline.critical_path

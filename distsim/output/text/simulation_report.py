@@ -514,7 +514,17 @@ def prediction_range_text(simulation: Simulation) -> str:
     bounds = makespan_range(cost, simulation.program, simulation.timeline)
     if bounds is None:
         return text
-    return (
-        f"{text} Expected range of the run: {show_ns_range(*bounds)} (if all costs on the critical "
-        "path are low, or all are high)."
-    )
+    run_range = f"{show_ns_range(*bounds)} ({_range_condition(simulation)})"
+    return f"{text} Expected range of the run: {run_range}."
+
+
+def _range_condition(simulation: Simulation) -> str:
+    """What varies in the range of a run: communication, and compute without a given time."""
+    from distsim.simulation.training_metrics import has_estimated_compute
+
+    if has_estimated_compute(simulation.program):
+        return "if all communication and compute on the critical path is fast, or all is slow"
+    condition = "if all communication on the critical path is fast, or all is slow"
+    if any(piece.op == "compute" for piece in simulation.timeline.critical_path):
+        condition += "; compute times are taken as given"
+    return condition

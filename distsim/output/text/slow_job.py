@@ -17,6 +17,7 @@ from distsim.output.report_record import (
 )
 from distsim.output.report_text import write_text
 from distsim.output.text_layout import rank_list, ranks_label
+from distsim.recordings.recording import CHECKPOINT
 
 #: The table omits losses below this share of a step.
 _LEAST_SHOWN_SHARE = 0.0005
@@ -35,6 +36,7 @@ def slow_report(job: SlowJob) -> Report:
         *findings,
         # The parts are wrong if the ranks do not fit together.
         *([] if job.not_comparable else [_breakdown_section(job)]),
+        Section([Paragraph(text) for text in _what_if_texts(job)]),
         Section([Paragraph(text) for text in _provenance(job)]),
     ]
     return Report(sections)
@@ -136,7 +138,8 @@ def _slow_rank_texts(job: SlowJob, finding: SlowFinding) -> Iterator[str]:
             where = place.operation
         yield (
             f"rank {rank.rank}, {finding.phase}: {where} takes {show_ns(int(place.excess_ns))} "
-            f"longer than on {peers} ({show_ns(int(place.peer_ns))}), {steps}."
+            f"longer than on {peers}, where it takes {show_ns(int(place.peer_ns))}. This happens "
+            f"{steps}."
         )
     if finding.slow_steps:
         yield f"Slow steps: {rank_list(finding.slow_steps, 12)}."
@@ -181,6 +184,17 @@ def _breakdown_section(job: SlowJob) -> Section:
     return Section([Table(columns, rows, has_header=False)], "Step breakdown")
 
 
+def _what_if_texts(job: SlowJob) -> Iterator[str]:
+    what_if = job.what_if
+    if what_if is None:
+        return
+    before, after = show_ns(int(job.step_ns)), show_ns(int(what_if.step_ns))
+    yield f"With {', '.join(what_if.changes)}, a step would take {after} instead of {before}."
+    if what_if.unpredicted:
+        count = _count(what_if.unpredicted, "communication")
+        yield f"{count} of unknown kind or size: the recorded time is kept."
+
+
 # --- what was read ---
 
 
@@ -210,6 +224,7 @@ def _provenance(job: SlowJob) -> Iterator[str]:
             f"{_count(unusual, 'step')} with other operations than most steps, such as a "
             f"checkpoint or an evaluation: not analysed; {show_ns(int(others.mean()))} per step."
         )
+        yield from _checkpoint_texts(job)
     if recording.missing_ranks:
         yield f"No trace of {ranks_label(recording.missing_ranks)} was given."
     if recording.unexplained_gap_ns:
@@ -220,6 +235,18 @@ def _provenance(job: SlowJob) -> Iterator[str]:
         )
     for text in recording.notes:
         yield f"note: {text}"
+
+
+def _checkpoint_texts(job: SlowJob) -> Iterator[str]:
+    """Which of the steps that are not analysed save a checkpoint, if this is recorded."""
+    saved: dict[int, float] = {}
+    for (_, step), activities in job.recording.activities.items():
+        if job.selected[step] and not job.counted[step] and CHECKPOINT in activities:
+            saved[step] = max(saved.get(step, 0.0), activities[CHECKPOINT])
+    if saved:
+        names = rank_list([job.groups.graph.steps[step] for step in sorted(saved)], 12)
+        longest = show_ns(int(max(saved.values())))
+        yield f"Steps that save a checkpoint: {names} (up to {longest} on a rank)."
 
 
 def _percent(share: float) -> str:

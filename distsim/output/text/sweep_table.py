@@ -21,6 +21,8 @@ from distsim.planning.sweep.evaluate_point import RESULT_COLUMNS
 from distsim.planning.sweep.run_sweep import SweepResult, ranked_rows
 
 SCHEMA_VERSION = 1
+#: Columns whose cells stay texts in JSON.
+_TEXT_COLUMNS = ("key", "status", "outcome", "verdict", "findings", "reason")
 #: Columns of the table after those of the grid, from wide to narrow.
 _COLUMN_SETS = (
     ("outcome", "verdict", "makespan", "range", "tok/s/GPU", "MFU", "bubble", "memory"),
@@ -121,12 +123,15 @@ def sweep_json(swept: SweepResult) -> dict[str, object]:
         "computed": swept.computed,
         "known": swept.known,
         "points": [
-            {name: _parsed_value(value) for name, value in row.items()} for row in swept.rows
+            {name: _cell_json(name, text) for name, text in row.items()} for row in swept.rows
         ],
     }
 
 
-def _parsed_value(text: str) -> object:
+def _cell_json(column: str, text: str) -> object:
+    """The value of a cell; a point's key stays a text if it has only digits."""
+    if column in _TEXT_COLUMNS:
+        return text or None
     for kind in (int, float):
         try:
             number = kind(text)

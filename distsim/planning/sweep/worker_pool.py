@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from distsim.common.errors import EnvironmentFault, UsageError
 from distsim.common.installation import install_command
+from distsim.common.worker_process import end_with_parent, starting_workers
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -53,13 +54,21 @@ def run_tasks(
             return_as="generator_unordered",
             pre_dispatch="4*n_jobs",
         )
-        yield from pool(
-            joblib.delayed(_run_numbered)(function, number, task)
-            for number, task in enumerate(tasks)
-        )
+        parent = None if address else os.getpid()
+        with starting_workers():
+            results = pool(
+                joblib.delayed(_run_numbered)(function, number, task, parent)
+                for number, task in enumerate(tasks)
+            )
+        yield from results
 
 
-def _run_numbered(function: Callable[[T], R], number: int, task: T) -> tuple[int, R]:
+def _run_numbered(
+    function: Callable[[T], R], number: int, task: T, parent: int | None
+) -> tuple[int, R]:
+    """In a worker: run a task. ``parent``: the process that started the worker, if it did."""
+    if parent is not None:
+        end_with_parent(parent)
     return number, function(task)
 
 

@@ -40,6 +40,8 @@ BENCH_OPS: Final = (
 )
 BENCH_SIZES: Final = tuple(4096 * 4**k for k in range(7))  # 4 KiB to 16 MiB
 SESSIONS: Final = 3
+#: Ranks of one measurement: each is a process.
+_MAX_RANKS: Final = 1024
 
 
 class BenchRow(NamedTuple):
@@ -133,6 +135,11 @@ def _group_sizes(world_size: int) -> list[int]:
 def _check_request(ranks: Sequence[int], ops: Sequence[str]) -> None:
     if not ranks or min(ranks) < 2:
         raise UsageError("a measurement needs at least two ranks", "for example --ranks 2,4")
+    if max(ranks) > _MAX_RANKS:
+        raise UsageError(
+            f"{max(ranks)} ranks: each is a process, and bench starts at most {_MAX_RANKS}",
+            "for example --ranks 2,4",
+        )
     for op in ops:
         if op not in BENCH_OPS:
             raise UsageError(

@@ -21,7 +21,7 @@ A host call waits for the device if a device operation ended shortly before it r
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Hashable
 from typing import NamedTuple
@@ -32,6 +32,18 @@ _NCCL = re.compile(r"nccl(?:Dev)?Kernel_?([A-Za-z]+)|nccl(?:Dev)?[A-Z]\w*Kernel"
 #: A call that lasts longer, and returns this soon after a device operation, waited for it.
 _WAITING_NS = 100e3
 _RETURN_NS = 100e3
+#: By the names that c10 gives to the types of tensors.
+_ELEMENT_BYTES = {
+    "Byte": 1,
+    "Char": 1,
+    "Bool": 1,
+    "Half": 2,
+    "BFloat16": 2,
+    "Short": 2,
+    "Double": 8,
+    "Long": 8,
+}
+_USUAL_ELEMENT_BYTES = 4
 _BACKWARD = "autograd::engine::evaluate_function"
 _OPTIMIZER = "Optimizer.step#"
 
@@ -92,6 +104,9 @@ class _DeviceReader:
         events = profile.events
         self.backward = _merged([e for e in events if e.name.startswith(_BACKWARD)])
         self.optimizer = _merged([e for e in events if e.name.startswith(_OPTIMIZER)])
+        # Without host operations, nothing shows which kernels belong to the backward pass.
+        has_phases = any(e.category == "cpu_op" for e in events) or bool(self.backward[0])
+        self.first_phase = "forward" if has_phases else "compute"
         in_communication = _merged([e for e in events if e.name == "record_param_comms"])
         waits = [e.start for e in calls if e.name.endswith("StreamWaitEvent")]
         self.stream_waits = sorted(t for t in waits if not _covers(in_communication, t))
@@ -99,10 +114,15 @@ class _DeviceReader:
         launches = [self._launch(e) for e in self.device if is_communication(e)]
         host_waits = [wait.start for wait in self.waits]
         self.cuts = sorted({*launches, *self.stream_waits, *host_waits})
+        self.by_launch = sorted(self.device, key=self._launch)
+        self.launch_times = [self._launch(event) for event in self.by_launch]
+        self.wait_starts = host_waits
+        self.wait_ends = {wait.device_end for wait in self.waits}
 
     def step(self, start: float, end: float, number: int) -> DeviceStep:
         """The runs that were launched in a time, and the waits of the host in it."""
-        inside = [e for e in self.device if start <= self._launch(e) < end]
+        first, last = (bisect_left(self.launch_times, time) for time in (start, end))
+        inside = sorted(self.by_launch[first:last], key=lambda event: (event.start, event.end))
         counts: dict[Hashable, int] = defaultdict(int)
         runs: list[DeviceRun] = []
         by_stream: dict[str, list[ProfileEvent]] = defaultdict(list)
@@ -112,7 +132,8 @@ class _DeviceReader:
             runs.extend(self._runs(stream, events, number, counts))
         # Runs of one start: the one launched first comes first.
         runs.sort(key=lambda run: (run.start, run.launch))
-        waits = [wait for wait in self.waits if start <= wait.start < end]
+        first, last = (bisect_left(self.wait_starts, time) for time in (start, end))
+        waits = self.waits[first:last]
         return DeviceStep(start, end, runs, waits)
 
     def _launch(self, event: ProfileEvent) -> float:
@@ -135,14 +156,13 @@ class _DeviceReader:
     def _phase(self, time: float) -> str:
         if _covers(self.backward, time):
             return "backward"
-        return "optimizer" if _covers(self.optimizer, time) else "forward"
+        return "optimizer" if _covers(self.optimizer, time) else self.first_phase
 
     def _runs(
         self, stream: str, events: list[ProfileEvent], number: int, counts: dict[Hashable, int]
     ) -> list[DeviceRun]:
         runs: list[DeviceRun] = []
         previous: object = None
-        wait_ends = {wait.device_end for wait in self.waits}
         for event in events:
             launch = self._launch(event)
             if is_communication(event):
@@ -160,7 +180,7 @@ class _DeviceReader:
                 end = max(event.end, start)
                 runs.append(DeviceRun(stream, label, start, end, launch, None, 0, awaits))
             # A host wait ends with this operation, so the run does, too.
-            previous = None if event.end in wait_ends else epoch
+            previous = None if event.end in self.wait_ends else epoch
         return runs
 
     def _communication(
@@ -178,7 +198,8 @@ class _DeviceReader:
             partners = (group, *ends)
         counts[partners] += 1
         elements = args.get("In msg nelems")
-        size = elements if isinstance(elements, int) else 0
+        element_bytes = _ELEMENT_BYTES.get(str(args.get("dtype")), _USUAL_ELEMENT_BYTES)
+        size = elements * element_bytes if isinstance(elements, int) else 0
         key = (partners, number, counts[partners])
         launch = self._launch(event)
         return DeviceRun(stream, operation, event.start, event.end, launch, key, size, False)

@@ -23,6 +23,7 @@ _ALIGNING = (
     "allreduce",
     "allgather",
     "reduce_scatter",
+    "reducescatter",
     "alltoall",
     "_allgather",
     "_reduce_scatter",
@@ -32,7 +33,7 @@ _LAUNCH_NS = 20e3
 DeviceSteps = dict[tuple[int, int], DeviceStep]
 
 
-def cuda_recording(readings: Sequence[RankReading]) -> Recording:
+def cuda_recording(readings: Sequence[RankReading], format: str = FORMAT) -> Recording:
     """The job of these ranks. Raises UsageError if they have no step in common."""
     numbers = common_steps(readings)
     bases = base_shifts(readings)
@@ -45,7 +46,7 @@ def cuda_recording(readings: Sequence[RankReading]) -> Recording:
     job.add_rows()
     graph = job.builder.graph(numbers, job.origins)
     return recording_of_ranks(
-        readings, graph, FORMAT, clocks=clocks, unexplained_gap_ns=_unexplained_gaps(graph)
+        readings, graph, format, clocks=clocks, unexplained_gap_ns=_unexplained_gaps(graph)
     )
 
 

@@ -7,25 +7,23 @@ and CUDA calls are kept, with the arguments that readers use.
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import re
-import zlib
-from collections.abc import Callable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.file_io import open_bytes
+from distsim.recordings.readers.file_content import read_content
 from distsim.recordings.readers.profile_json import ParsedProfile, parse_profile
+from distsim.recordings.recording import CHECKPOINT, DATA_LOADING, GARBAGE_COLLECTION
 
-#: The largest file, uncompressed. JSON of this size needs about 10 GiB while it is parsed.
-LARGEST_FILE = 2 << 30
 SUFFIXES = (".json", ".json.gz")
 _STEP_NAME = re.compile(r"ProfilerStep#(\d{1,18})$")
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _MAX_RANKS = 1 << 17
-_GZIP_MAGIC = b"\x1f\x8b"
 #: Longer times are damage. Some profiles count from 1970, and int64 must hold nanoseconds.
 _LATEST_US = 4e15
 _LATEST_BASE_NS = 1 << 62
@@ -35,6 +33,7 @@ _DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _COMMUNICATION_ARGS = (
     "Collective name",
     "In msg nelems",
+    "dtype",
     "Process Group Name",
     "Process Group Ranks",
     "Src Rank",
@@ -45,6 +44,18 @@ _CALL_ARGS = ("Concrete Inputs", "Input Dims", *_COMMUNICATION_ARGS)
 _CALL_PREFIXES = ("c10d::", "record_param_comms")
 _NO_ARGS: Mapping[str, Any] = {}
 _KEPT = _HOST_CATEGORIES | _CUDA_CALLS | _DEVICE_CATEGORIES | {"cuda_sync"}
+#: Python functions, recorded with ``with_stack=True``, that explain why a rank is slow. `Python GC`
+#: needs ``record_python_gc_info`` (torch 2.13).
+_PYTHON_FUNCTION = "python_function"
+_ACTIVITIES = {
+    GARBAGE_COLLECTION: re.compile(r"Python GC$|<built-in function collect>$"),
+    CHECKPOINT: re.compile(
+        r"torch/serialization\.py\(\d+\): save$"
+        r"|torch/distributed/checkpoint/state_dict_saver\.py\(\d+\): (?:async_)?save$"
+    ),
+}
+_ACTIVITY_ENDS = ("GC", "collect>", "save")
+_LOADER = "enumerate(DataLoader)"
 
 
 class ProfileEvent(NamedTuple):
@@ -109,24 +120,13 @@ def read_profile(path: Path) -> RankProfile:
         _groups_of(info),
         base if isinstance(base, int) and abs(base) < _LATEST_BASE_NS else 0,
         kept,
-        _steps_of(kept),
+        steps_of(kept),
     )
 
 
 def _parse(path: Path, keep: Callable[[Any], ProfileEvent | None]) -> ParsedProfile:
-    try:
-        with open_bytes(path) as raw:
-            # The content decides, because names lose or gain `.gz` when files are copied.
-            is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
-            file = gzip.open(raw) if is_gzip else raw  # noqa: SIM115
-            content = file.read(LARGEST_FILE + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read: {error}", "check the file") from None
-    if len(content) > LARGEST_FILE:
-        raise UsageError(
-            f"{path} is larger than 2 GiB",
-            "record fewer steps, without `with_stack` and `record_shapes`",
-        )
+    remedy = "record fewer steps, without `with_stack` and `record_shapes`"
+    content = read_content(path, remedy)
     try:
         return parse_profile(content, keep)
     except UsageError:
@@ -146,12 +146,13 @@ class _EventReducer:
         if not isinstance(event, dict) or event.get("ph") != "X":
             return None
         category = str(event.get("cat", "")).lower()
-        if category not in _KEPT or not isinstance(event.get("ts"), int | float):
+        activity = _activity(str(event.get("name", ""))) if category == _PYTHON_FUNCTION else ""
+        if (category not in _KEPT and not activity) or not isinstance(event.get("ts"), int | float):
             return None
         start = _time_ns(event, "ts", self.path)
         has_length = isinstance(event.get("dur"), int | float)
         length = _time_ns(event, "dur", self.path) if has_length else 0.0
-        name = self._shared(str(event.get("name", "")))
+        name = self._shared(activity or str(event.get("name", "")))
         return ProfileEvent(
             name,
             self._shared(category),
@@ -163,6 +164,43 @@ class _EventReducer:
 
     def _shared(self, text: str) -> str:
         return self.texts.setdefault(text, text)
+
+
+def _activity(function: str) -> str:
+    """The activity that a Python function is known for, or an empty text."""
+    if not function.endswith(_ACTIVITY_ENDS):
+        return ""  # most of them
+    return next((kind for kind, names in _ACTIVITIES.items() if names.search(function)), "")
+
+
+def activity_times(events: Iterable[ProfileEvent]) -> list[tuple[str, float, float]]:
+    """Activity, start and end of all known activities, in the order of the events."""
+    found = []
+    for event in events:
+        if event.category == _PYTHON_FUNCTION:
+            found.append((event.name, event.start, event.end))
+        elif event.is_host and event.name.startswith(_LOADER):
+            found.append((DATA_LOADING, event.start, event.end))
+    return found
+
+
+def activities_in(
+    times: Sequence[tuple[str, float, float]], step: tuple[float, float]
+) -> dict[str, float]:
+    """How long each activity lasts in a step; nested and overlapping ones count once.
+
+    ``times``: by start. Activities that begin before the step are not counted.
+    """
+    totals: dict[str, float] = {}
+    reached: dict[str, float] = {}
+    first, last = (bisect_left(times, border, key=itemgetter(1)) for border in step)
+    for kind, start, end in times[first:last]:
+        begin = max(start, reached.get(kind, start))
+        until = min(end, step[1])
+        if until > begin:
+            totals[kind] = totals.get(kind, 0.0) + until - begin
+            reached[kind] = until
+    return totals
 
 
 def _kept_args(name: str, args: object) -> Mapping[str, Any]:
@@ -212,7 +250,7 @@ def _groups_of(info: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     return groups
 
 
-def _steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
+def steps_of(events: list[ProfileEvent]) -> dict[int, tuple[float, float]]:
     """The steps between two calls of `profiler.step()`; each lasts until the next one begins."""
     found: dict[int, tuple[float, float]] = {}
     for event in events:

@@ -13,7 +13,12 @@ from typing import Any, NamedTuple
 from distsim.common.errors import UsageError
 from distsim.recordings.event_graph import EventGraph
 from distsim.recordings.readers.kineto_cuda import DeviceStep, device_steps
-from distsim.recordings.readers.kineto_file import RankProfile, read_profile
+from distsim.recordings.readers.kineto_file import (
+    RankProfile,
+    activities_in,
+    activity_times,
+    read_profile,
+)
 from distsim.recordings.readers.kineto_gloo import RankHost, host_steps
 from distsim.recordings.readers.unmarked_steps import FoundSteps, find_steps
 from distsim.recordings.recording import Recording
@@ -23,6 +28,7 @@ class RankReading(NamedTuple):
     """One rank. ``profile``: without its events, with the times of its steps.
 
     ``device``: the steps of a rank with GPU events; ``host``: those of any other rank.
+    ``activities``: step -> activity -> its time, see `Recording.activities`.
     """
 
     profile: RankProfile
@@ -30,20 +36,27 @@ class RankReading(NamedTuple):
     found_steps: FoundSteps
     host: RankHost | None
     device: dict[int, DeviceStep] | None
+    activities: dict[int, dict[str, float]]
 
 
 def read_rank(path: Path, *, as_one_step: bool = False) -> RankReading:
     """Read one file. Raises UsageError. ``as_one_step``: ignore all signs of steps."""
-    profile = read_profile(path)
+    return reduced_rank(read_profile(path), as_one_step=as_one_step)
+
+
+def reduced_rank(profile: RankProfile, *, as_one_step: bool = False) -> RankReading:
+    """The steps of a profile, without its events."""
     found = find_steps(profile, as_one_step=as_one_step)
     profile = profile._replace(steps=found.steps)
     has_device = any(event.is_device for event in profile.events)
+    activities = activity_times(profile.events)
     return RankReading(
         profile._replace(events=[]),
         len(profile.events),
         found,
         None if has_device else host_steps(profile),
         device_steps(profile) if has_device else None,
+        {step: activities_in(activities, times) for step, times in profile.steps.items()},
     )
 
 
@@ -71,6 +84,11 @@ def recording_of_ranks(
     """The recording of a job, with what the files of all kinds of profiles contain."""
     profiles = [reading.profile for reading in readings]
     present = {profile.rank for profile in profiles}
+    activities = {
+        (reading.profile.rank, index): reading.activities.get(number, {})
+        for reading in readings
+        for index, number in enumerate(graph.steps)
+    }
     world = max([profile.world_size for profile in profiles] + [max(present) + 1])
     return Recording(
         graph,
@@ -78,6 +96,7 @@ def recording_of_ranks(
         files=tuple(profile.file for profile in profiles),
         world_size=world,
         is_profile=True,
+        activities=activities,
         missing_ranks=tuple(rank for rank in range(world) if rank not in present),
         operation_count=sum(reading.event_count for reading in readings),
         **fields,

@@ -133,6 +133,7 @@ class KernelCounter:
     """Counts kernels, for `count_kernels`. Its methods may be called from any thread.
 
     ``before_kernel`` is called before each kernel is counted, and may `take` those before.
+    ``is_paused``: nothing is counted now.
     """
 
     def __init__(self, site: Callable[[], str] | None) -> None:
@@ -141,9 +142,12 @@ class KernelCounter:
         self._current: Counter[ComputeKernel] = Counter()
         self._by_site: dict[str, Counter[ComputeKernel]] = {}
         self.before_kernel: Callable[[], None] | None = None
+        self.is_paused = False
 
     def add(self, kernel: ComputeKernel) -> None:
         """Count a kernel, and its line in the script if lines are wanted."""
+        if self.is_paused:
+            return
         if self.before_kernel is not None:
             self.before_kernel()
         site = self._site() if self._site is not None else None

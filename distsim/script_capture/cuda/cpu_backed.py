@@ -1,7 +1,7 @@
 """The fuller emulation: real CUDA tensors in CPU memory, by the extension.
 
 The extension registers device, allocator and kernels with torch's C++. This module adds what torch
-asks in Python, and refuses what cannot be captured on such a device (CUDA graphs).
+asks in Python.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from distsim.script_capture.cuda.fake_driver import (
     common_patches,
     make_constant,
 )
+from distsim.script_capture.cuda.graphs import CUDAGraph, is_recording
 from distsim.script_capture.cuda.hide_gpus import temporary_environment
 from distsim.script_capture.cuda.stream_log import name_new_stream
 from distsim.script_capture.cuda.sync_batchnorm import register as register_sync_batchnorm
 from distsim.script_capture.cuda.wide_outputs import register as register_wide_outputs
-from distsim.script_capture.errors import UnsupportedError
 
 #: The device, once the patches are installed.
 _installed_devices: Final[list[ExtensionDevice]] = []
@@ -130,16 +130,20 @@ def compile_patches() -> list[CudaPatch]:
     return [
         CudaPatch("torch:_TorchCompileInductorWrapper", "__call__", run_traced_graph, reason),
         CudaPatch(
-            "torch.cuda",
-            "graph_pool_handle",
+            "torch.cuda.graphs",
+            "_graph_pool_handle",
             make_constant((0, 1)),
-            "asked for before a CUDA graph is made: the graph is what is refused",
+            "all CUDA graphs share one memory pool",
         ),
+        *[
+            CudaPatch(module, "CUDAGraph", CUDAGraph, "graphs are recorded and run here")
+            for module in ("torch.cuda", "torch.cuda.graphs")
+        ],
         CudaPatch(
-            "torch.cuda.graphs:CUDAGraph",
-            "__new__",
-            refuse_cuda_graphs,
-            "the replay of a graph runs no Python, so capture would not see its calls",
+            "torch.cuda.graphs",
+            "_cuda_isCurrentStreamCapturing",
+            is_recording,
+            "optimizers ask whether a graph is being recorded",
         ),
     ]
 
@@ -151,14 +155,6 @@ def run_traced_graph(wrapper: object, model: Any, inputs: Sequence[Any], **more:
     """
     aot_eager: Any = import_module("torch._dynamo.backends.debugging").aot_eager
     return aot_eager(model, inputs)
-
-
-def refuse_cuda_graphs(cls: type, *args: object, **more: object) -> None:
-    """Raises UnsupportedError."""
-    raise UnsupportedError(
-        "distsim capture does not support CUDA graphs (torch.cuda.CUDAGraph):"
-        " turn them off in the program"
-    )
 
 
 def storage_patches() -> list[CudaPatch]:

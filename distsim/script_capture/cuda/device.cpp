@@ -327,9 +327,23 @@ void check_one_device(const c10::FunctionSchema& schema, std::optional<Device>& 
   }
 }
 
+// Whether the host waits in this operator until its stream is idle: it reads a value, or copies between host and device. A copy that is
+// not told to be asynchronous waits in both directions (copy_kernel_cuda in aten/src/ATen/native/cuda/Copy.cpp).
+bool makes_host_wait(const c10::FunctionSchema& schema, const Stack& stack, size_t begin) {
+  const auto& name = schema.name();
+  if (name == "aten::copy_") {
+    const IValue &to = stack[begin], &from = stack[begin + 1], &asynchronous = stack[begin + 2];
+    return to.toTensor().device() != from.toTensor().device() && !asynchronous.toBool() && to.toTensor().numel() > 0;
+  }
+  return name == "aten::_local_scalar_dense" || name == "aten::nonzero" || name == "aten::masked_select" || name == "aten::equal" ||
+         name == "aten::_unique2";
+}
+void log_host_wait();
+
 void fallback(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size(), begin = stack->size() - count;
+  const bool host_waits = makes_host_wait(schema, *stack, begin);
   Shown shown;
   HostGenerator generator;
   std::optional<Device> first;
@@ -380,6 +394,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     }
   }
   for (auto& [_, both] : shown.original) shown.update(both.second, both.first);
+  if (host_waits) log_host_wait();
 }
 
 // --- what has no CPU kernel, or one by another name ---
@@ -534,8 +549,21 @@ void log_step(StepKind kind, int64_t event, c10::StreamId stream) {
   // Without a second stream, work is in order anyway; only the host can wait.
   if (next_stream == 1 && kind <= StepKind::kBlock) return;
   std::lock_guard<std::mutex> guard(stream_log_mutex);
+  if (kind == StepKind::kSyncStream && !stream_log.empty()) {
+    const auto& last = stream_log.back();
+    if (last.kind == static_cast<int64_t>(kind) && last.stream == stream) return;
+  }
   stream_log.push_back({static_cast<int64_t>(kind), event, stream});
   stream_log_size = static_cast<int64_t>(stream_log.size());
+}
+
+// Python's, to read the log at once: the line of the script is that of the wait.
+std::atomic<void (*)()> on_host_wait{nullptr};
+
+void log_host_wait() {
+  auto found = current_stream.find(here);
+  log_step(StepKind::kSyncStream, 0, found == current_stream.end() ? 0 : found->second);
+  if (auto call = on_host_wait.load()) call();
 }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
@@ -719,6 +747,7 @@ void distsim_reset_peak() { peak = allocated.load(); }
 int64_t distsim_get_stream(int index) { return Guard().getStream(Device(kDevice, static_cast<DeviceIndex>(index))).id(); }
 void distsim_set_stream(int index, int64_t id) { current_stream[static_cast<DeviceIndex>(index)] = id; }
 void distsim_log_synchronize() { log_step(StepKind::kSyncDevice, 0, 0); }
+void distsim_set_on_host_wait(void (*function)()) { on_host_wait = function; }
 int64_t distsim_stream_log_size() { return stream_log_size; }
 // The stream of this thread, where there is more than one; -1 otherwise.
 int64_t distsim_current_stream() { return next_stream == 1 ? -1 : Guard().getStream(Device(kDevice, here)).id(); }

@@ -261,6 +261,7 @@ _NO_OP_FUNCTIONS: Final = {
     "_cuda_init": "torch.cuda.init, at the first use of a device",
     "_cuda_synchronize": "torch.cuda.synchronize: the CPU has done its work when a call returns",
     "_cuda_emptyCache": "torch.cuda.empty_cache: there is no cache",
+    "_host_emptyCache": "torch.cuda.graph, before it records",
     "_cuda_ipc_collect": "torch.cuda.ipc_collect",
     "_cuda_sleep": "torch.cuda._sleep, with which tests make a device busy",
     "_cuda_setMemoryFraction": "torch.cuda.set_per_process_memory_fraction",

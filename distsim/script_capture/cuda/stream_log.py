@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import linecache
 import re
+from collections.abc import Callable
 from types import FrameType
 from typing import Final, NamedTuple
 
@@ -66,6 +67,14 @@ class StreamLog:
         self._size.restype = self._current.restype = self._take.restype = ctypes.c_int64
         self._take.argtypes = [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
         self._steps = (ctypes.c_int64 * (3 * _CHUNK))()
+        self._set_on_host_wait = library.distsim_set_on_host_wait
+        self._on_host_wait: object = None
+
+    def call_on_host_wait(self, function: Callable[[], None]) -> None:
+        """Call this where the host waits for a value, so that the log is read at that line."""
+        # C++ has only its address, so it must stay alive.
+        self._on_host_wait = ctypes.CFUNCTYPE(None)(function)
+        self._set_on_host_wait(self._on_host_wait)
 
     def current(self) -> str:
         """The stream that is current in this thread."""

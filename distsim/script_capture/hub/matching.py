@@ -170,7 +170,8 @@ class CallMatcher:
     # --- messages ---
     def _box(self, call: RankCall, receiver: int) -> Hashable:
         """The queue in which a send and a receive can meet."""
-        tag = call.tag if self.profile.tags else 0
+        has_channels = OPERATIONS[call.op].signals
+        tag = call.tag if self.profile.tags or has_channels else 0
         return (id(call.group), receiver, tag, call.device)
 
     def post_receive(self, call: RankCall) -> list[RankCall]:
@@ -208,7 +209,7 @@ class CallMatcher:
     def _post_message(self, call: RankCall) -> list[RankCall]:
         item = len(self.items)
         self.items.append(call)
-        if call.op == "isend":
+        if OPERATIONS[call.op].direction == "send":
             box = self._box(call, call.peer)
             self.messages.send(box, call.rank, item)
             call.results = []

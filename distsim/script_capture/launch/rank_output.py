@@ -11,7 +11,13 @@ import io
 import os
 import sys
 import threading
-from typing import Any, TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
+
+#: The descriptors of standard output and standard error.
+_STDOUT: Final = 1
+_STDERR: Final = 2
 
 
 class _WholeLines(io.RawIOBase):
@@ -87,4 +93,22 @@ def write_whole_lines(prefix: str = "") -> None:
         setattr(sys, name, lines)
 
 
-__all__ = ["write_whole_lines"]
+@contextmanager
+def output_on_stderr() -> Iterator[None]:
+    """Let everything that is written to standard output go to standard error.
+
+    This includes processes that are started meanwhile, and C++ code. So standard output has the
+    report only, for a program that reads it.
+    """
+    sys.stdout.flush()
+    kept = os.dup(_STDOUT)
+    os.dup2(_STDERR, _STDOUT)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, _STDOUT)
+        os.close(kept)
+
+
+__all__ = ["output_on_stderr", "write_whole_lines"]

@@ -11,10 +11,11 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Final, NamedTuple
 
 from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation, stream_log
+from distsim.script_capture.cuda.graphs import set_graph_hooks
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
@@ -25,6 +26,7 @@ from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions
 from distsim.script_capture.rank.call_sites import CallSiteFinder
 from distsim.script_capture.rank.client import HubClient
 from distsim.script_capture.rank.exit_reason import exit_of_exception
+from distsim.script_capture.rank.graph_calls import ClientGraphHooks
 from distsim.script_capture.rank.line_trace import LineTrace
 
 #: prctl(2): set the signal that a process gets when its parent ends.
@@ -32,6 +34,8 @@ _PR_SET_PDEATHSIG: Final = 1
 #: The variables with the rank and the number of ranks of a process that capture started.
 RANK_VARIABLE: Final = "DISTSIM_RANK"
 RANKS_VARIABLE: Final = "DISTSIM_RANKS"
+#: Frames between the script and `HubClient.report_streams`, if C++ calls it.
+_DIRECT_DEPTH: Final = 3
 #: Functions that end a process, or replace it by another program, without running Python's exit.
 _ENDING_FUNCTIONS: Final = (
     (os, ("_exit", "abort", "kill", "execv", "execve")),
@@ -118,6 +122,9 @@ def run_rank_process(
         CudaEmulation(CPU_ALIASED, "").install(child_options.alias_devices)
     client = HubClient(address, regions, CallSiteFinder(target.file))
     client.streams = stream_log()
+    if client.streams is not None:
+        client.streams.call_on_host_wait(partial(client.report_streams, _DIRECT_DEPTH))
+    set_graph_hooks(ClientGraphHooks(client))
     _limit_torch_threads()
     _flush_before_exit(client)
 
@@ -204,6 +211,10 @@ def _run_with_options(
             from distsim.script_capture.patches.fake_tensors import fake_tensor_mode
 
             modes.enter_context(fake_tensor_mode())
+        if child_options.checks_values and not child_options.fakes:
+            from distsim.script_capture.patches.race_probes import RaceProbes
+
+            modes.enter_context(RaceProbes(client).install())
         if child_options.counts:
             from distsim.script_capture.compute.kernel_counter import count_kernels
 

@@ -28,6 +28,7 @@ from distsim.script_capture.patches.p2p_fast_path import P2PFastPath
 from distsim.script_capture.patches.rebind import rebind_references
 from distsim.script_capture.patches.split_group import GroupSplitter
 from distsim.script_capture.patches.store_classes import StoreClasses
+from distsim.script_capture.patches.symmetric_memory import install_symmetric_memory
 from distsim.script_capture.patches.unsupported import refuse_unsupported_transports
 from distsim.script_capture.protocol.message_types import timeout_in_ns
 from distsim.script_capture.rank.client import HubClient
@@ -89,6 +90,7 @@ class TorchPatches:
         self._patch_groups()
         self._patch_calls()
         refuse_unsupported_transports()
+        install_symmetric_memory()
         report_all_backends_available()
         self._patch_stores()
         self._patch_futures()

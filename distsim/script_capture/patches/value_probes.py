@@ -5,7 +5,8 @@ Calls can match and still train garbage. These probes report, with the line of t
 - DDP: the order of the parameters when the model is wrapped, the parameters at each forward pass,
   and gradients, optimizer state and learning rates at each optimizer step;
 - FSDP1 and FSDP2: which unit each all_gather of parameters belongs to;
-- DTensor: parameters with the placement Replicate, at each optimizer step.
+- DTensor: parameters with the placement Replicate, at each optimizer step;
+- dropout under tensor parallelism (`distsim.script_capture.patches.random_probes`).
 
 A value is reported as a checksum of its bytes, and compared in
 `distsim.script_capture.result.value_checks`. Models that synchronise without these wrappers are not
@@ -15,19 +16,16 @@ purpose, so its models are exempt.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakKeyDictionary
 
+from distsim.script_capture.patches.random_probes import RandomProbes
+from distsim.script_capture.patches.value_checksums import checksum
 from distsim.script_capture.rank.client import HubClient
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Entry = tuple[str, str]
 
@@ -44,9 +42,11 @@ class ValueProbes:
         self._steps: WeakKeyDictionary[object, Iterator[int]] = WeakKeyDictionary()
         self._numbers: WeakKeyDictionary[object, int] = WeakKeyDictionary()
         self._next_number = itertools.count()
+        self.random = RandomProbes(client)
 
     def install(self) -> None:
-        """Patch DDP, FSDP and the optimizers of this process."""
+        """Patch DDP, FSDP, the optimizers and dropouts of this process."""
+        self.random.install()
         ddp: Any = import_module("torch.nn.parallel").DistributedDataParallel
         ddp.__init__ = self._after_init(ddp.__init__)
         ddp.forward = self._before_forward(ddp.forward)
@@ -82,6 +82,7 @@ class ValueProbes:
         def init(model: Any, *args: Any, **kwargs: Any) -> None:
             original(model, *args, **kwargs)
             ranks = _ranks_of(model.process_group)
+            self.random.data_parallel.add(ranks)
             named = list(model.module.named_parameters())
             for name, parameter in named:
                 self.replicated[id(parameter)] = (name, ranks)
@@ -127,6 +128,8 @@ class ValueProbes:
         def init(unit: Any, *args: Any, **kwargs: Any) -> None:
             original(unit, *args, **kwargs)
             self._numbers[unit] = next(self._next_number)
+            group = getattr(unit, "process_group", None) or unit._all_gather_process_group
+            self.random.data_parallel.add(_ranks_of(group))
 
         return init
 
@@ -188,16 +191,4 @@ def _replicating_ranks(parameter: Any) -> Iterator[tuple[int, ...]]:
             yield _ranks_of(parameter.device_mesh.get_group(dimension))
 
 
-def checksum(tensor: Tensor) -> str:
-    """A checksum of the values; tensors with equal values have equal ones."""
-    plain = tensor.detach()
-    if not plain.is_contiguous():
-        plain = plain.contiguous()
-    size = plain.numel() * plain.element_size()
-    if not size or not plain.data_ptr():  # a fake tensor has no memory
-        return ""
-    memory = (ctypes.c_char * size).from_address(plain.data_ptr())
-    return f"{zlib.crc32(memory):08x}"
-
-
-__all__ = ["ValueProbes", "checksum"]
+__all__ = ["ValueProbes"]

@@ -51,6 +51,11 @@ from typing import Final, NamedTuple
 #: How the keys begin by which a TCPStore waits for its server and for its workers.
 SERVER_KEY_PREFIX: Final = "the server of "
 WORKERS_KEY_PREFIX: Final = "all "
+#: Kinds of reports of values about random states (`distsim.script_capture.hub.state.ValueReport`).
+DROPOUT_REPORT: Final = "dropout"
+MODEL_GROUP_REPORT: Final = "model group"
+#: The kind of a report of two uses of one tensor that no wait orders.
+RACE_REPORT: Final = "race"
 
 
 class CallOrigin(NamedTuple):

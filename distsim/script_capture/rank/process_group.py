@@ -12,13 +12,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from distsim.script_capture.cuda.emulation import cuda_is_emulated
+from distsim.script_capture.cuda.graphs import RecordedGraph, graph_being_recorded
 from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.protocol.message_types import timeout_in_ns
 from distsim.script_capture.protocol.wire import PayloadLocation, encoded_call_number
 from distsim.script_capture.rank.client import HubClient
+from distsim.script_capture.rank.graph_calls import RecordedRequest
 from distsim.script_capture.rank.profiler_events import is_profiling, record_profiler_event
 from distsim.script_capture.rank.reduce_ops import (
     PREMUL_SUM,
@@ -219,6 +222,11 @@ class ProcessGroupMethods:
         ``peer`` is a global rank: that of the other side, or of the root. ``extra`` has further
         arguments, such as ``reduce_op``.
         """
+        graph = graph_being_recorded()
+        if graph is not None:
+            arguments: dict[str, Any] = {"peer": peer, "tag": tag, "transfer": transfer, **extra}
+            make = partial(self.call, op, inputs, outputs, opts, **arguments)
+            return self._recorded_call(graph, None if graph.inside_operator else make, outputs)
         client = self.client
         is_sync = _is_synchronous(opts)
         buffers = [*inputs, *outputs]
@@ -261,6 +269,18 @@ class ProcessGroupMethods:
         else:
             client.post(encoded, blobs)
             request.waited = request.done = is_sync
+        return work
+
+    def _recorded_call(
+        self, graph: RecordedGraph, make: Callable[[], object] | None, outputs: Sequence[Tensor]
+    ) -> Any:
+        """The work of a call in a CUDA graph; each replay makes the call."""
+        request: Any = RecordedRequest(self.client, graph, make)
+        request.results = outputs
+        work = self.make_work(request, outputs)
+        batch = self.__dict__.get("batch")
+        if batch is not None:
+            batch.append(work)
         return work
 
     def _check_device(self, tensor: Tensor) -> None:
@@ -388,6 +408,9 @@ class ProcessGroupMethods:
     def start_batch(self) -> None:
         """Collect the calls that follow, until `end_batch`."""
         self.__dict__["batch"] = []
+        graph = graph_being_recorded()
+        if graph is not None:
+            graph.add_step(self.start_batch)
 
     def end_batch(self) -> list[Any]:
         """Send all calls of the batch at once. Returns their works.
@@ -396,6 +419,10 @@ class ProcessGroupMethods:
         their own: in one launch of NCCL there is no order between them and messages
         (ncclGroupEnd).
         """
+        graph = graph_being_recorded()
+        if graph is not None:
+            graph.add_step(self.end_batch)
+            return self.__dict__.pop("batch", None) or []
         entries: list[_BatchEntry] = self.__dict__.pop("batch", None) or []
         numbers = [entry.message[_NUMBER_FIELD] for entry in entries]
         # A stable sort: messages first, each kind in its own order.

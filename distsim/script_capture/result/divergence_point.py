@@ -8,17 +8,14 @@ printing on rank 0, do not matter.
 
 Limits: a branch and its call on one line are one line; the report names that line anyway. Branches
 that end in equally many calls are not reported, because ranks often call one collective on two
-lines. Messages between ranks are not examined, because senders and receivers differ by design.
+lines. For messages between ranks, see `distsim.script_capture.result.message_divergence`.
 """
 
 from __future__ import annotations
 
-import ast
-import linecache
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from typing import Final, NamedTuple
 
 from distsim.findings.finding_types import Finding, SourceLocation
@@ -27,16 +24,17 @@ from distsim.script_capture.hub.state import RankProcess
 from distsim.script_capture.protocol.message_types import NO_CALL_SITE
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.rank.line_trace import TracedLine
+from distsim.script_capture.result.trace_difference import (
+    TraceDifference,
+    indentation,
+    trace_differences,
+)
 
 #: Findings on calls that do not match, and on values that differ.
 _CODE_PREFIXES: Final = ("DS2", "DS3")
 _VALUES_CODE: Final = "DS612"
 #: Kinds of calls that all members of a group make, and waits for these.
 _COLLECTIVE_KINDS: Final = frozenset({"collective", "wait"})
-#: So many equal lines in a row end a difference.
-_RESYNC_LINES: Final = 3
-#: Lines of each rank that are searched for the end of a difference.
-_RESYNC_WINDOW: Final = 5000
 _LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
 #: In place of the operation of a finding's place.
 _BRANCH: Final = "branch"
@@ -63,17 +61,6 @@ class DivergencePoint(NamedTuple):
     other_calls: tuple[TracedLine, ...]
 
 
-class _Difference(NamedTuple):
-    """What one rank executes, and the other does not, before both execute the same lines again.
-
-    ``is_last``: they are not seen to do so, because a rank ends, or is blocked, before.
-    """
-
-    own_end: int
-    other_end: int
-    is_last: bool
-
-
 def find_divergence(
     own: Sequence[TracedLine],
     other: Sequence[TracedLine],
@@ -85,14 +72,8 @@ def find_divergence(
     Either the ranks make unequally many of the calls in it, or it leads to where a rank is blocked
     in one of them.
     """
-    i = j = 0
-    while True:
-        while i < len(own) and j < len(other) and own[i] == other[j]:
-            i, j = i + 1, j + 1
-        if i == 0 or i == len(own) or j == len(other):
-            # A rank that executes no further line ended, or is blocked in a call.
-            return None
-        difference = _difference_at(own, other, i, j)
+    for difference in trace_differences(own, other):
+        i, j = difference.own_start, difference.other_start
         own_calls = tuple(line for line in own[i : difference.own_end] if line in own_weights)
         other_calls = tuple(
             line for line in other[j : difference.other_end] if line in other_weights
@@ -101,91 +82,22 @@ def find_divergence(
         more -= sum(other_weights[line] for line in other_calls)
         ends_in_call = own[-1] in own_weights or other[-1] in other_weights
         if abs(more) >= _HALF_A_CALL or (difference.is_last and ends_in_call):
-            last = own[i - 1]
-            occurrence = own[:i].count(last)
-            return DivergencePoint(last, occurrence, own[i], other[j], own_calls, other_calls)
-        i, j = difference.own_end, difference.other_end
+            return point_of(difference, own, other, own_calls, other_calls)
+    # A rank that executes no further line ended, or is blocked in a call.
+    return None
 
 
-def _difference_at(
-    own: Sequence[TracedLine], other: Sequence[TracedLine], i: int, j: int
-) -> _Difference:
-    """The difference at (i, j). It ends at the nearest place where the ranks are together again.
-
-    It is sought only up to where a rank executes the branch again. Otherwise a rank that skips the
-    rest of a loop's body would seem to execute the loop's first lines once more.
-    """
-    branch = own[i - 1]
-    own_end = _next_index(own, branch, i)
-    other_end = _next_index(other, branch, j)
-    own_window = range(i, min(i + _RESYNC_WINDOW, own_end))
-    other_window = range(j, min(j + _RESYNC_WINDOW, other_end))
-    nearest = _nearest_common(
-        {k: own[k] for k in own_window if _is_behind(own[k], branch)},
-        {k: other[k] for k in other_window if _is_behind(other[k], branch)},
-    )
-    if nearest is not None:
-        return _Difference(*nearest, is_last=False)
-    # The branch may be the end of its function: then several equal lines show where it returned.
-    nearest = _nearest_common(
-        {k: tuple(own[k : k + _RESYNC_LINES]) for k in own_window},
-        {k: tuple(other[k : k + _RESYNC_LINES]) for k in other_window},
-    )
-    if nearest is None:
-        return _Difference(own_end, other_end, own_end == len(own) or other_end == len(other))
-    k, found = nearest
-    # A few equal lines at the end may be a function that both ranks call, from different lines.
-    is_at_end = len(own) - k < _RESYNC_LINES or len(other) - found < _RESYNC_LINES
-    return _Difference(k, found, is_at_end and k > i and found > j)
-
-
-def _next_index(lines: Sequence[TracedLine], line: TracedLine, start: int) -> int:
-    """The index of the next execution of a line; the number of lines if there is none."""
-    for k in range(start, len(lines)):
-        if lines[k] == line:
-            return k
-    return len(lines)
-
-
-def _nearest_common(
-    own: Mapping[int, object], other: Mapping[int, object]
-) -> tuple[int, int] | None:
-    """The indices, with the least sum, at which both ranks have the same value."""
-    first: dict[object, int] = {}
-    for k, value in other.items():
-        first.setdefault(value, k)
-    pairs = [(k, first[value]) for k, value in own.items() if value in first]
-    return min(pairs, key=sum, default=None)
-
-
-# --- the structure of the script ---
-def _is_behind(line: TracedLine, branch: TracedLine) -> bool:
-    """Whether a line of the branch's function is outside of what the branch contains."""
-    if line.file != branch.file or _indentation(line) > _indentation(branch):
-        return False
-    functions = _functions_by_line(branch.file)
-    return functions.get(line.line) == functions.get(branch.line)
-
-
-@cache
-def _functions_by_line(file: str) -> Mapping[int, int]:
-    """The first line of the innermost function that contains a line; absent outside of all."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return {}
-    found: dict[int, int] = {}
-    # Breadth first, so that inner functions override those around them.
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-            found.update(dict.fromkeys(lines, node.lineno))
-    return found
-
-
-def _indentation(line: TracedLine) -> int:
-    code = linecache.getline(*line)
-    return len(code) - len(code.lstrip())
+def point_of(
+    difference: TraceDifference,
+    own: Sequence[TracedLine],
+    other: Sequence[TracedLine],
+    own_calls: tuple[TracedLine, ...],
+    other_calls: tuple[TracedLine, ...],
+) -> DivergencePoint:
+    """The place where a difference starts."""
+    i, j = difference.own_start, difference.other_start
+    last = own[i - 1]
+    return DivergencePoint(last, own[:i].count(last), own[i], other[j], own_calls, other_calls)
 
 
 # --- findings ---
@@ -196,18 +108,19 @@ def divergent_finding(findings: Sequence[Finding]) -> Finding | None:
     first = findings[0]
     if not first.code.startswith(_CODE_PREFIXES) and first.code != _VALUES_CODE:
         return None
-    kinds = {_kind_of(place.op) for place in first.places if place.line}
+    kinds = {kind_of(place.op) for place in first.places if place.line}
     if first.code != _VALUES_CODE and not (kinds and kinds <= _COLLECTIVE_KINDS):
         return None
-    return first if len(_compared_ranks(first)) == 2 else None
+    return first if len(compared_ranks(first)) == 2 else None
 
 
-def _kind_of(op: str) -> str:
+def kind_of(op: str) -> str:
+    """The kind of an operation; "" for what is none."""
     operation = OPERATIONS.get(op)
     return "" if operation is None else operation.kind
 
 
-def _compared_ranks(finding: Finding) -> list[int]:
+def compared_ranks(finding: Finding) -> list[int]:
     """Two ranks that differ: those whose calls are named first, else any affected ones."""
     named = [place.rank for place in finding.places if place.rank is not None]
     others = (*finding.core, *finding.awaited, *finding.ranks)
@@ -221,7 +134,7 @@ def collective_lines(ranks: Mapping[int, RankProcess]) -> dict[int, Counter[Trac
         lines = found[rank] = Counter()
         for event in process.events:
             call = event.call
-            if call is None or _kind_of(call.op) != "collective":
+            if call is None or kind_of(call.op) != "collective":
                 continue
             if len(call.group.ranks) == len(ranks):
                 place = process.sites.get(event.site, NO_CALL_SITE)
@@ -242,7 +155,7 @@ def with_divergence(
     finding = divergent_finding(findings)
     if finding is None:
         return tuple(findings)
-    own, other = _compared_ranks(finding)
+    own, other = compared_ranks(finding)
     own_lines, other_lines = traces.get(own, ()), traces.get(other, ())
     named = dict.fromkeys((TracedLine(place.file, place.line) for place in finding.places), 1.0)
     point = find_divergence(own_lines, other_lines, named, named)
@@ -252,7 +165,7 @@ def with_divergence(
         point = find_divergence(own_lines, other_lines, own_weights, other_weights)
     if point is None:
         return tuple(findings)
-    explained = _explained(finding, point, (own, other), traces)
+    explained = explained_by_point(finding, point, (own, other), traces)
     return (explained, *findings[1:])
 
 
@@ -261,20 +174,21 @@ def _weights(lines: Sequence[TracedLine], calls: Mapping[TracedLine, int]) -> Ca
     return {line: calls[line] / count for line, count in executions.items()}
 
 
-def _explained(
+def explained_by_point(
     finding: Finding,
     point: DivergencePoint,
     ranks: tuple[int, int],
     traces: Mapping[int, Sequence[TracedLine]],
 ) -> Finding:
+    """The finding, with the place where two ranks diverge, what follows there, and a remedy."""
     own, other = ranks
     main_file = finding.places[0].file
-    line = _line_text(point.line, main_file)
+    line = line_text(point.line, main_file)
     text = source_text(*point.line)
     message = [
         finding.message,
         f"  ranks {min(ranks)} and {max(ranks)} diverge at {line}, "
-        f"when it runs for the {_ordinal(point.occurrence)} time:",
+        f"when it runs for the {ordinal(point.occurrence)} time:",
         f"    {text}",
         *_next_lines({own: point.own_next, other: point.other_next}, main_file),
     ]
@@ -282,44 +196,46 @@ def _explained(
         counts = {rank: traces[rank].count(call) for rank in sorted(ranks)}
         if len(set(counts.values())) > 1:
             ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
-            message.append(f"    {_line_text(call, main_file)} runs {ran}")
+            message.append(f"    {line_text(call, main_file)} runs {ran}")
             break
-    remedy = f"{_remedy(point, text, line)}: {text}"
-    column = _indentation(point.line) + 1
-    place = SourceLocation(point.line.file, point.line.line, column, _BRANCH, own)
-    return replace(
-        finding,
-        message="\n".join(message),
-        help=(remedy,),
-        places=(place, *finding.places),
-    )
+    remedy = f"{_remedy(point, text, line)}: `{text}`"
+    explained = replace(finding, message="\n".join(message), help=(remedy,))
+    return with_branch(explained, point.line, own)
+
+
+def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH) -> Finding:
+    """The finding with this line as its first place."""
+    place = SourceLocation(line.file, line.line, indentation(line) + 1, op, rank)
+    return replace(finding, places=(place, *finding.places))
 
 
 def _remedy(point: DivergencePoint, text: str, line: str) -> str:
     if text.startswith(_LOOP_KEYWORDS):
-        return f"run the loop at {line} equally often on all ranks"
+        return f"run the loop at {line} the same number of times on all ranks"
     calls = (*point.own_calls, *point.other_calls)
     is_in_both = bool(point.own_calls and point.other_calls)
-    if is_in_both and all(_indentation(call) > _indentation(point.line) for call in calls):
+    if is_in_both and all(indentation(call) > indentation(point.line) for call in calls):
         return f"make the same calls in the same order in both branches of {line}"
     return f"let all ranks take the same branch at {line}"
 
 
 def _next_lines(next_lines: Mapping[int, TracedLine], main_file: str) -> list[str]:
     return [
-        f"    rank {rank} continues with {_line_text(following, main_file)}: "
+        f"    rank {rank} continues with {line_text(following, main_file)}: "
         f"{source_text(*following)}"
         for rank, following in sorted(next_lines.items())
     ]
 
 
-def _line_text(line: TracedLine, main_file: str) -> str:
+def line_text(line: TracedLine, main_file: str) -> str:
+    """A line as texts name it; its file only if it is not the finding's."""
     if line.file == main_file:
         return f"line {line.line}"
     return f"{line.file}:{line.line}"
 
 
-def _ordinal(number: int) -> str:
+def ordinal(number: int) -> str:
+    """For example 1st."""
     if number % 100 in (11, 12, 13):
         return f"{number}th"
     return f"{number}{ {1: 'st', 2: 'nd', 3: 'rd'}.get(number % 10, 'th') }"

@@ -26,11 +26,13 @@ from distsim.script_capture.protocol.message_types import (
     CallOrigin,
 )
 from distsim.script_capture.result.build_program import build_program, world_backend
+from distsim.script_capture.result.random_state_checks import random_state_findings
 from distsim.script_capture.result.rank_status import (
     STORE_KEY,
     CapturedRankStatus,
     rank_statuses,
 )
+from distsim.script_capture.result.stream_races import stream_race_findings
 from distsim.script_capture.result.thread_order import (
     ThreadOrder,
     calling_threads,
@@ -97,8 +99,9 @@ def evaluate_capture(
     statuses = rank_statuses(captured, simulation.program.world_size)
 
     findings = with_backward_explanation(in_torch_terms(simulation.findings), statuses)
-    wrong_values = value_findings(captured.ranks)
-    findings = (*wrong_values, *findings)
+    wrong_values = [*value_findings(captured.ranks), *random_state_findings(captured.ranks)]
+    races = stream_race_findings(captured.ranks)
+    findings = (*wrong_values, *races, *findings)
     if has_mismatched_collective(captured):
         # The script stopped before it could wait for its requests.
         findings = tuple(finding for finding in findings if finding.code != "DS501")
@@ -108,7 +111,7 @@ def evaluate_capture(
     is_blocked = captured.ended == "stalled" and _all_exited_normally(captured, outcome)
     if outcome == "hangs" or is_blocked:
         found = with_store_key_findings(found, statuses)
-    if outcome == "completes" and wrong_values:
+    if outcome == "completes" and (wrong_values or races):
         found = replace(found, outcome="wrong-data", verdict=None)
     if outcome == "completes" and _each_rank_ran_alone(captured):
         found = _without_communication(captured, found)

@@ -242,9 +242,9 @@ def _required_matches(
 
 def _needs_no_peer(call: RankCall) -> bool:
     """Whether a call can complete although no other rank has arrived."""
-    if call.op == "isend":
-        return True
     operation = OPERATIONS[call.op]
+    if operation.direction == "send":
+        return True
     if operation.kind != "collective":
         return False
     group = call.group

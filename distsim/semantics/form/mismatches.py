@@ -159,7 +159,7 @@ class ProgramMismatches:
         other ranks.
         """
         for _, found in self._messages(self.receives.tolist()):
-            if found is not None and found[1].crash:
+            if found is not None and found[1].stops_ranks:
                 return "messages do not fit"
         if not all(map(self._is_harmless, self.instances.tolist())):
             return "collectives do not fit"
@@ -235,7 +235,7 @@ class ProgramMismatches:
             return False
         for compared in (rows, *combinations(row_by_kind.values(), 2)):
             found = self._find(compared, instance)
-            if found is not None and (found[1].crash or found[1].hangs):
+            if found is not None and found[1].stops_ranks:
                 return False
         return True
 

@@ -162,7 +162,7 @@ class CollectiveRules(MessageRules):
             return None
         mismatch = found[1]
         # If nothing crashes, the first call of this kind has already been reported as a mismatch.
-        if mismatch.crash or not kind_is_known:
+        if mismatch.crash or mismatch.raises or not kind_is_known:
             self._apply_mismatch(tuple(arrived.values()), found, instance, out)
         return mismatch
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.backends.profile import MismatchOutcome
+from distsim.findings.final_state import RankEndStatus
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.semantics.form.instructions import PartKind
 from distsim.semantics.form.mismatches import find_mismatch
@@ -34,8 +35,8 @@ _NO_INSTANCE = -1
 class MessageRules(MachineTables):
     """Rules for sends and receives that have left their queues."""
 
-    #: Ranks that a mismatch kills at the end of the current transition (G14).
-    ranks_to_crash: list[int]
+    #: Ranks that a mismatch ends after the current transition, and with which status (G14).
+    ranks_to_end: list[tuple[int, RankEndStatus]]
 
     # --- posting ---
     def _send(self, state: RunState, row: int, out: TransitionListener) -> None:
@@ -268,5 +269,6 @@ class MessageRules(MachineTables):
     ) -> MismatchOutcome:
         fields, mismatch = found
         out.mismatched(RowsMismatched(rows, fields, mismatch.outcome, instance, mismatch.crash))
-        self.ranks_to_crash += mismatch.crash
+        self.ranks_to_end += [(rank, "crashed") for rank in mismatch.crash]
+        self.ranks_to_end += [(rank, "raised") for rank in mismatch.raises]
         return mismatch

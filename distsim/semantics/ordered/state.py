@@ -38,7 +38,8 @@ class SchedulerChoice(NamedTuple):
     - ``step``: rank ``a`` runs its next host instruction.
     - ``finish``: row ``a``, which is due, finishes.
     - ``take``: the any-source receive ``a`` takes the message ``b`` (both are rows).
-    - ``close``: the process of rank ``a``, which has ended its program, closes its sockets.
+    - ``close``: the process of rank ``a``, which has ended its program, closes its sockets, or
+      those of some groups.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class TransitionListener(Protocol):
     - ``released``: a host that was blocked at a rendezvous may continue.
     - ``ended``: a rank reached its end; ``gone``: its process has ended. A process that exits
       slowly reports its end twice, first without ``gone``.
+    - ``groups_closed``: a process that exits has closed the connections of some groups.
     - ``touched``: the content of a box with any-source receives has changed.
 
     ``quiet`` listeners need no ``started`` events, except for batches that are one launch.
@@ -92,6 +94,9 @@ class TransitionListener(Protocol):
 
     def ended(self, rank: int, gone: bool, /) -> None:
         """A rank has ended; ``gone``: its process has ended as well."""
+
+    def groups_closed(self, rank: int, /) -> None:
+        """A process that exits has closed the connections of some groups."""
 
     def touched(self, box: int, /) -> None:
         """The content of a box with any-source receives has changed."""
@@ -157,6 +162,12 @@ class RankEnded(NamedTuple):
     gone: bool
 
 
+class GroupsClosed(NamedTuple):
+    """A process that exits has closed the connections of some groups."""
+
+    rank: int
+
+
 TransitionEvent = (
     RowStarted
     | RowsMatched
@@ -166,6 +177,7 @@ TransitionEvent = (
     | RowsMismatched
     | HostReleased
     | RankEnded
+    | GroupsClosed
 )
 
 
@@ -209,6 +221,10 @@ class TransitionRecorder:
         """Record the event."""
         self.events.append(RankEnded(rank, gone))
 
+    def groups_closed(self, rank: int, /) -> None:
+        """Record the event."""
+        self.events.append(GroupsClosed(rank))
+
     def touched(self, box: int, /) -> None:
         """Ignored: only an engine needs to know where to look again."""
 
@@ -241,7 +257,8 @@ class RunState:
     - ``exiting``: ranks that have ended, and whose process has not; ``joining``: those of them that
       had open collectives.
     - ``lost_ranks``: ranks whose process has ended, or that have closed a group.
-    - ``closed_groups``: (rank, group) whose connections the rank's own timeout closed.
+    - ``closed_groups``: (rank, group) whose connections the rank's own timeout or its exit closed.
+    - ``dropped``: by rank, messages whose handle was dropped before they matched.
 
     By row:
 
@@ -277,6 +294,7 @@ class RunState:
     hung_on: dict[int, tuple[int, ...]]
     receive_of: dict[int, int]
     closed_groups: dict[tuple[int, int], bool]
+    dropped: dict[int, list[int]]
     matcher: MessageMatcher
     lost_ranks: dict[int, None]
     silenced: dict[tuple[int, int, int], SilencedPair]
@@ -300,6 +318,7 @@ class RunState:
             self.hung_on.copy(),
             self.receive_of.copy(),
             self.closed_groups.copy(),
+            _copy_lists(self.dropped),
             self.matcher.copy(),
             self.lost_ranks.copy(),
             self.silenced.copy(),
@@ -310,8 +329,8 @@ class RunState:
         """Equal for states with the same future.
 
         ``exiting``, ``joining``, ``open_launches``, ``buffered_bytes``, ``receive_of``, ``queues``,
-        ``lost_ranks`` and ``arrived_by_kind`` follow from the rest. Where several ranks have
-        arrived, their order is no part of the key.
+        ``lost_ranks``, ``dropped`` and ``arrived_by_kind`` follow from the rest. Where several
+        ranks have arrived, their order is no part of the key.
         """
         at_rendezvous = frozenset((i, frozenset(ranks)) for i, ranks in self.at_rendezvous.items())
         sends = frozenset((channel, tuple(rows)) for channel, rows in self.sends.items())

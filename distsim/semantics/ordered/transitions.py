@@ -20,6 +20,7 @@ from collections.abc import Callable
 from distsim.backends.gloo import monitored_barrier_error
 from distsim.backends.message_matching import MessageMatcher
 from distsim.backends.profile import BackendProfile
+from distsim.findings.final_state import RankEndStatus
 from distsim.program.model import Program
 from distsim.semantics.form.instructions import (
     AwaitRendezvous,
@@ -30,6 +31,7 @@ from distsim.semantics.form.instructions import (
     WaitForRows,
 )
 from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.ordered.exit_rules import ExitRules
 from distsim.semantics.ordered.machine_tables import (
     OP_BLOCK,
     OP_DROP,
@@ -40,7 +42,6 @@ from distsim.semantics.ordered.machine_tables import (
     OP_SYNC,
     OP_WAIT,
 )
-from distsim.semantics.ordered.queue_rules import QueueRules
 from distsim.semantics.ordered.state import (
     CHOICE_CLOSE,
     CHOICE_FINISH,
@@ -48,8 +49,8 @@ from distsim.semantics.ordered.state import (
     CHOICE_TAKE,
     CLOSED,
     DUE,
-    QUEUED,
     RUNNING,
+    GroupsClosed,
     HostReleased,
     RankEnded,
     RowDone,
@@ -71,12 +72,17 @@ OWN_TIMEOUT_MESSAGE = "Application timeout caused pair closure"
 _DROPPED_WORK_MESSAGE = (
     "Attempted destruction of AsyncWork before work has completed, terminating the program."
 )
-_SEND, _COLLECTIVE = int(PartKind.SEND), int(PartKind.COLLECTIVE)
+#: What a rank reports that a mismatch ends, by its status.
+_MISMATCH_MESSAGES: dict[RankEndStatus, str] = {
+    "crashed": "aborted: what came did not fit the buffer",
+    "raised": "EOFError: Ran out of input",
+}
+_SEND = int(PartKind.SEND)
 #: What `TransitionRules.open_row` returns if no row is open.
 NO_OPEN_ROW = -1
 
 
-class TransitionRules(QueueRules):
+class TransitionRules(ExitRules):
     """What may happen to a `RunState` of a program under a profile.
 
     The tables that it inherits are static; only states change.
@@ -86,9 +92,7 @@ class TransitionRules(QueueRules):
         self, program: Program | LinkedProgram, profile: BackendProfile | None = None
     ) -> None:
         super().__init__(program, profile)
-        self.ranks_to_crash = []
-        #: Whether processes outlive their programs, as if every rank stayed connected.
-        self.processes_stay = False
+        self.ranks_to_end = []
 
     # --- states ---
     def initial(self) -> RunState:
@@ -117,6 +121,7 @@ class TransitionRules(QueueRules):
             hung_on={},
             receive_of={},
             closed_groups={},
+            dropped={},
             matcher=MessageMatcher(self.profile.specific_first),
             lost_ranks=dict.fromkeys(sorted(absent)),
             silenced={},
@@ -150,18 +155,18 @@ class TransitionRules(QueueRules):
         """Exits by which messages may be lost: whether they happen before or after others is a
         race.
         """
-        return [exit for exit in self._exits(state) if self.has_open_requests(state, exit.a)]
+        return [exit for exit in self._exits(state) if self.open_messages(state, exit.a)]
 
     def _exits(self, state: RunState) -> list[SchedulerChoice]:
-        """Processes that may close. An exit is slow: transfers that have begun finish before, and
-        all but `exits_with_open_messages` wait until nothing else can happen.
+        """Processes whose exit may proceed. An exit is slow: transfers that have begun finish
+        before, and all but `exits_with_open_messages` wait until nothing else can happen.
         """
-        ready = (rank for rank in state.exiting if self._may_close(state, rank))
+        ready = (rank for rank in state.exiting if self._may_continue_exit(state, rank))
         return [SchedulerChoice(CHOICE_CLOSE, rank) for rank in ready]
 
-    def _may_close(self, state: RunState, rank: int) -> bool:
+    def _may_continue_exit(self, state: RunState, rank: int) -> bool:
         is_transferring = DUE in state.phase[self.base[rank] : self.base[rank + 1]]
-        return not is_transferring and not self.open_collectives(state, rank)
+        return not is_transferring and self.can_continue_exit(state, rank)
 
     def due_rows(self, state: RunState) -> list[int]:
         """The rows for which everything that they need has arrived."""
@@ -232,7 +237,7 @@ class TransitionRules(QueueRules):
         elif choice.kind == CHOICE_TAKE:
             self.take(state, choice.b, out)
         else:
-            self.close_process(state, choice.a, out)
+            self.continue_exit(state, choice.a, out)
 
     def take(self, state: RunState, send: int, out: TransitionListener) -> None:
         """The oldest any-source receive of the message's box takes the message."""
@@ -271,11 +276,17 @@ class TransitionRules(QueueRules):
                     ranks.append(self.rank_of[event.row])
                 elif type(event) is HostReleased:
                     ranks.append(event.rank)
-                elif type(event) is RankEnded and event.gone and self.detects_peer_death:
+                elif self._breaks_waits(event):
                     # Any rank may have waited for the process that has ended.
                     ranks.extend(range(len(state.pc)))
             seen = len(out.events)
         return out.events
+
+    def _breaks_waits(self, event: TransitionEvent) -> bool:
+        """Whether connections have closed, so that waits of other ranks may raise."""
+        if type(event) is RankEnded:
+            return event.gone and self.detects_peer_death
+        return type(event) is GroupsClosed
 
     def finish(self, state: RunState, row: int, out: TransitionListener) -> None:
         """A row that is due finishes."""
@@ -292,10 +303,10 @@ class TransitionRules(QueueRules):
                 self.try_start(state, rank, follower, out)
         else:
             self.end_row(state, row, out)
-        if self.ranks_to_crash:
+        if self.ranks_to_end:
             self.abort(state, out)
         if state.joining and self.rank_of[row] in state.joining:
-            self._cancel_broken_collectives(state, out)
+            self.cancel_broken_collectives(state, out)
 
     def kill(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
         """End a rank from outside, at its current instruction: a fault at a given time."""
@@ -327,14 +338,14 @@ class TransitionRules(QueueRules):
             self._arrive_at_rendezvous(state, rank, instruction, out)
         elif op == OP_EXIT:
             assert isinstance(instruction, ExitRank)
-            self._exit(state, rank, instruction, out)
+            self.end_program(state, rank, instruction, out)
         else:
             state.pc[rank] += 1
             if op == OP_DROP:
                 self._drop(state, rank, instruction, out)
             elif self.lock and op == OP_WAIT:
                 self.start_waiting_collective(state, rank, out)
-        if self.ranks_to_crash:
+        if self.ranks_to_end:
             self.abort(state, out)
 
     def _raise(
@@ -349,7 +360,7 @@ class TransitionRules(QueueRules):
         broken = next((row for row in parts if state.phase[row]), NO_OPEN_ROW)
         if broken != NO_OPEN_ROW and self.part(broken).call.op == "monitored_barrier":
             message = self._monitored_barrier_message(state, broken) or message
-        self._exit(state, rank, ExitRank(wait.position, "raised", message), out)
+        self.end_program(state, rank, ExitRank(wait.position, "raised", message), out)
 
     def _monitored_barrier_message(self, state: RunState, row: int) -> str:
         """What the rank that checks the arrivals says if a member can no longer arrive."""
@@ -436,94 +447,19 @@ class TransitionRules(QueueRules):
     ) -> None:
         """The program drops the last handle of a message's request.
 
-        G4: gloo has already sent the notice of an unmatched message, which keeps its place in the
-        queue. A partner that matches it does so in vain (`MessageRules.pair`), but a sender is
-        released (`p2p.work_dropped_irecv`). MPI ends the process (``~AsyncWork``).
+        G4: gloo cancels it. MPI ends the process (``~AsyncWork``).
         """
         assert isinstance(instruction, DropRequest)
         row = self.base[rank] + instruction.row
         if self.profile.dropped == "crashes":
             end = ExitRank(instruction.position, "crashed", _DROPPED_WORK_MESSAGE)
-            self._exit(state, rank, end, out)
+            self.end_program(state, rank, end, out)
         elif state.phase[row] == RUNNING:
-            state.phase[row] = CLOSED
-            out.cancelled(row)
-            self.released(state, row, out)
-
-    def _exit(self, state: RunState, rank: int, end: ExitRank, out: TransitionListener) -> None:
-        """A rank ends, and its process with it.
-
-        If the backend lets a process that exits by itself wait for its collectives, the driver
-        closes the process (`close_process`). That takes time, in which open messages still arrive.
-        """
-        if state.ends[rank] is not None:
-            return
-        state.ends[rank] = end
-        if not end.gone or (self.processes_stay and end.status == "ended"):
-            state.ends[rank] = end._replace(gone=False)
-            self._leave_rendezvous(state, rank)
-            out.ended(rank, False)
-            return
-        exits_by_itself = end.status in ("ended", "raised")
-        if exits_by_itself and self.profile.joins_collectives_at_exit:
-            state.ends[rank] = end._replace(gone=False)
-            state.exiting[rank] = None
-            if self.open_collectives(state, rank):
-                state.joining[rank] = None
-            self._leave_rendezvous(state, rank)
-            out.ended(rank, False)
-            self._cancel_broken_collectives(state, out)
-            return
-        self.close_process(state, rank, out)
-
-    def _leave_rendezvous(self, state: RunState, rank: int) -> None:
-        for arrived in state.at_rendezvous.values():
-            arrived.pop(rank, None)
-
-    def close_process(self, state: RunState, rank: int, out: TransitionListener) -> None:
-        """The process of a rank that has ended closes its sockets, and its open requests are lost.
-
-        The ranks that need them find out through `broken`.
-        """
-        end = state.ends[rank]
-        assert end is not None
-        state.ends[rank] = end._replace(gone=True)
-        state.exiting.pop(rank, None)
-        state.joining.pop(rank, None)
-        self._leave_rendezvous(state, rank)
-        out.ended(rank, True)
-        if self.detects_peer_death:
-            state.lost_ranks[rank] = None
-        for row in range(self.base[rank], self.base[rank + 1]):
-            if state.phase[row]:
-                self.cancel(state, row, out)
-        if state.joining:
-            self._cancel_broken_collectives(state, out)
-
-    def open_collectives(self, state: RunState, rank: int) -> list[int]:
-        """The open rows of a rank's collectives."""
-        rows = range(self.base[rank], self.base[rank + 1])
-        return [row for row in rows if state.phase[row] and self.kind[row] == _COLLECTIVE]
-
-    def has_open_requests(self, state: RunState, rank: int) -> bool:
-        """Whether any request of a rank is open."""
-        return any(state.phase[self.base[rank] : self.base[rank + 1]])
-
-    def _cancel_broken_collectives(self, state: RunState, out: TransitionListener) -> None:
-        """A collective that an exit waits for, and that can no longer complete, ends with an error,
-        which no code sees.
-        """
-        for rank in tuple(state.joining):
-            for row in self.open_collectives(state, rank):
-                if state.phase[row] > QUEUED and self.broken(state, row):
-                    self.cancel(state, row, out)
-            if not self.open_collectives(state, rank):
-                state.joining.pop(rank, None)
+            self.drop_message(state, row, out)
 
     def abort(self, state: RunState, out: TransitionListener) -> None:
-        """G14: end the processes that a mismatch kills."""
-        while self.ranks_to_crash:
-            rank = self.ranks_to_crash.pop(0)
-            position = self.position(state, rank)
-            end = ExitRank(position, "crashed", "aborted: what came did not fit the buffer")
-            self._exit(state, rank, end, out)
+        """End the ranks that a mismatch kills (G14), or that raise because of it."""
+        while self.ranks_to_end:
+            rank, status = self.ranks_to_end.pop(0)
+            end = ExitRank(self.position(state, rank), status, _MISMATCH_MESSAGES[status])
+            self.end_program(state, rank, end, out)

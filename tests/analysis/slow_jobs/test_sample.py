@@ -108,7 +108,10 @@ def test_an_unknown_file_gives_one_line_with_the_reason(folder):
     notes = distsim.slow(folder).raw.recording.notes
 
     assert any("notes.json: unrecognised JSON" in note for note in notes)
-    assert any("gpu.nsys-rep: Nsight Systems reports are not supported" in note for note in notes)
+    assert any(
+        "gpu.nsys-rep: export Nsight Systems reports with `nsys export --type sqlite`" in note
+        for note in notes
+    )
 
 
 def test_results_look_like_the_others():

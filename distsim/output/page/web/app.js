@@ -9,6 +9,7 @@ import { button, h, replace, section } from "./dom.js";
 import { findingsList, firstPlace, sourceView } from "./findings.js";
 import { plural, shortened, showRanks } from "./format.js";
 import { groupsView, trafficView } from "./groupview.js";
+import { longestWaitsTable, speedupsTable } from "./helps.js";
 import { keysDialog, listen, listenKeys } from "./input.js";
 import { memoryView } from "./memoryview.js";
 import { Model } from "./model.js";
@@ -148,6 +149,7 @@ function body(model, timeline) {
   const values = each((_, index) => valuesTable(model, index));
   const paths = each((_, index) => pathTable(model, index));
   const breakdown = breakdownTable(model);
+  const helps = [...each((_, index) => longestWaitsTable(model, index)), ...each((_, index) => speedupsTable(model, index))];
   const collectives = collectivesTable(model);
   const flight = flightCurve(model);
   return [
@@ -159,9 +161,10 @@ function body(model, timeline) {
       h("div", { class: "frame" }, h("div", { class: "left" }, overview(model, timeline), timeline.box, legend(model)), details)),
     section("step", "Step by step", "", presentPanel(model)),
     breakdown && section("breakdown", "Where the time goes", "Shares of the time of all ranks.", breakdown),
+    helps.length > 0 && section("helps", "What would help", "", ...helps),
     steps.length > 0 && section("steps", "Steps", "Consecutive identical steps share a row. Click a row to show its first step.", ...steps),
     paths.length > 0 && section("path", "Critical path", "", ...paths),
-    section("ranks", "Ranks", "Exposed: communication without compute. Waiting: blocked in a call before its peers arrive.", ranksTable(model)),
+    section("ranks", "Ranks", "Compute: the device or the host works. Exposed: communication without compute. Waiting: blocked in a call before its peers arrive.", ranksTable(model)),
     (collectives || flight) && section("collectives", "Collectives and bandwidth", collectives ? "algbw and busbw as defined by nccl-tests." : "", collectives,
       curves.length > 0 && bandwidth(model, curves), flight && h("h3", {}, "Bytes in flight"), flight),
     memory.length > 0 && section("memory", "Memory", "", ...memory),

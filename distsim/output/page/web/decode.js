@@ -1,4 +1,4 @@
-/** Decodes the data in the page to typed columns: the counterpart of `distsim/output/page/data_encoding.py` and `columns.py`. */
+/** Decodes the data in the page to typed columns: the counterpart of `distsim/output/page/data_encoding.py` and `call_columns.py`. */
 
 /**
  * Decodes base64 of deflated bytes: the JSON, and the numbers of each column.

@@ -125,7 +125,7 @@ function price(model) {
   const most = Math.max(known.ns, 1);
   return h("section", {}, h("h4", {}, `Predicted cost: ${showNs(known.ns)}`),
     h("p", { class: "grey" }, `${known.form}; ${showBytes(known.nbytes)} among ${plural(known.n, "rank")} on ${plural(known.nodes, "node")}`
-      + `${took >= 0 && took !== known.ns ? `; in this run ${showNs(took)}` : ""}`),
+      + `${took >= 0 && took !== known.ns ? `; in this run ${showNs(took)}${took < known.ns ? " (the call returns before the transfer ends)" : ""}` : ""}`),
     h("table", { class: "terms" }, h("tbody", {}, ...known.terms.map(([what, how, ns]) => h("tr", {}, h("th", { scope: "row" }, what),
       h("td", { class: "number" }, showNs(ns)), h("td", { class: "bar" }, bar(ns / most)), h("td", { class: "grey" }, how))))),
     known.others.length > 0 && h("details", {}, h("summary", {}, `Other algorithms and protocols (${known.others.length})`),
@@ -155,7 +155,7 @@ function waiting(model) {
   if (!wait) return waitElsewhere(model) ?? h("section", {}, h("h4", {}, "No wait: this call returned without blocking."));
   const waited = wait.end - wait.start;
   if (wait.kind === STUCK) return h("section", {}, h("h4", {}, `Blocked for ${showNs(waited)}, until the end of the run`));
-  const pieces = mergedPieces(run, reasonsOf(model, wait));
+  const pieces = mergedPieces(run, reasonsOf(model, index, row, wait));
   return h("section", {}, h("h4", {}, `Why it waits ${showNs(waited)}`), mostOfIt(model, pieces, waited),
     h("ol", { class: "chain" }, ...pieces.slice(0, MOST_STEPS).map(([piece, times]) => h("li", {},
       h("span", { class: "when" }, showNs(piece.end - piece.start)), link(model, index, piece.row, pieceWords(model, index, piece, times)))),
@@ -173,7 +173,7 @@ function waitElsewhere(model) {
   const ender = run.ended_by[row] > run.position[row] ? rowAt(run, run.rank[row], run.ended_by[row]) : -1;
   const rows = [...partsOf(run, row), ...(ender >= 0 ? [ender] : [])].filter((other) => waits.has(other));
   if (!rows.length) return null;
-  return h("section", {}, h("h4", {}, "This call returned without blocking, but a call of it waits:"),
+  return h("section", {}, h("h4", {}, "This call returned without blocking. Its request is waited for here:"),
     h("ul", { class: "plain" }, ...rows.slice(0, MOST_MATES).map((other) => {
       const { start, end } = /** @type {{start: number, end: number}} */ (waits.get(other));
       return h("li", {}, link(model, index, other, `${callWords(run, other)} waits ${showNs(end - start)}`));
@@ -181,13 +181,31 @@ function waitElsewhere(model) {
 }
 
 /**
+ * The longest part of a wait in words; empty if the call does not wait, or if nothing happened during the wait.
+ * @param {Model} model
+ * @param {number} index
+ * @param {number} row
+ */
+export function mainReason(model, index, row) {
+  const wait = model.waitsIn(index).get(row);
+  const pieces = wait ? mergedPieces(model.runs[index], reasonsOf(model, index, row, wait)) : [];
+  return pieces.length ? pieceWords(model, index, longestPiece(pieces), 1) : "";
+}
+
+/** @param {[Piece, number][]} pieces */
+function longestPiece(pieces) {
+  return pieces.reduce((a, b) => (b[0].end - b[0].start > a[0].end - a[0].start ? b : a))[0];
+}
+
+/**
  * The chain of work and transfers during a wait, the latest first.
  * @param {Model} model
+ * @param {number} index
+ * @param {number} row
  * @param {{start: number, end: number}} wait
  * @returns {Piece[]}
  */
-function reasonsOf(model, wait) {
-  const { run: index, row } = model.chosen;
+function reasonsOf(model, index, row, wait) {
   const run = model.runs[index];
   const walk = model.walk(index);
   const requests = requestsOf(run, row).filter((request) => run.finished[request] > wait.start);
@@ -221,7 +239,7 @@ function pieceWords(model, index, piece, times) {
  */
 function mostOfIt(model, pieces, waited) {
   if (!pieces.length) return null;
-  const [most] = pieces.reduce((a, b) => (b[0].end - b[0].start > a[0].end - a[0].start ? b : a));
+  const most = longestPiece(pieces);
   const share = (most.end - most.start) / waited;
   if (pieces.length < 2 || share < 0.3) return null;
   return h("p", {}, `${Math.round(100 * share)} % of the wait: ${pieceWords(model, model.chosen.run, most, 1)}.`);

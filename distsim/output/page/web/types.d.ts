@@ -53,6 +53,8 @@ interface Head {
   figures: [string, string, string][];
   /** [name, category, share of the time of all ranks] */
   breakdown: [string, string, number][];
+  /** [resource, run time if it were twice as fast] */
+  speedups: [string, number][];
   findings: Finding[]; more_findings: number;
   /** [rank, compute, exposed, waiting, idle, finished or -1] */
   ranks: [number, number, number, number, number, number][];

@@ -134,7 +134,8 @@ def index_page() -> str:
         [("backends", "what gloo, nccl and mpi support, and which one to choose")],
         left=(0, 1),
     )
-    known = ["Operations", *operations[1:], "", "Training strategies", *strategies[1:], ""]
+    known = ["Operations, and the state after each call", *operations[1:], ""]
+    known += ["Training strategies", *strategies[1:], ""]
     pages = (
         ("scenario", "all keys; `world.nodes` or `all_reduce.op` explains one of them"),
         ("expressions", "expressions in numbers, quantities and conditions"),

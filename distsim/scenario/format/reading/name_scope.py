@@ -68,6 +68,7 @@ class NameScope:
         self.groups: set[str] = {"world"}
         self.tensors: dict[str, object] = {}
         self.handles: set[str] = set()
+        self._undeclared_tensors: set[str] = set()
         #: By name, its one meaning, as messages word it.
         self.meaning: dict[str, str] = dict.fromkeys(
             RESERVED_NAMES, ("a built-in name of expressions")
@@ -282,7 +283,15 @@ class NameScope:
         known = f"axes of the mesh: {name_list(self.axes)}"
         return f"unknown axis {axis}; {known}{did_you_mean(axis, self.axes)}"
 
-    def unknown_tensor_message(self, name: str) -> str:
-        """The message for a tensor that is not declared."""
+    def report_unknown_tensor(self, path: DataPath, name: str, *, at_key: bool = False) -> None:
+        """Report the use of a tensor that is not declared.
+
+        If the name resembles a declared one, each use is a mistake of its own. Otherwise the
+        declaration is missing, which is reported once.
+        """
+        advice = did_you_mean(name, self.tensors)
+        if not advice and name in self._undeclared_tensors:
+            return
+        self._undeclared_tensors.add(name)
         known = f"declared tensors: {name_list(self.tensors)}"
-        return f"unknown tensor {name}; {known}{did_you_mean(name, self.tensors)}"
+        self.problems.add(path, f"unknown tensor {name}; {known}{advice}", at_key=at_key)

@@ -240,7 +240,7 @@ class ProgramNameChecker:
             if row.kind == "wait":
                 self._check_handle(leaf, full_path)
             elif name != "handle" and leaf.name not in self.scope.tensors:
-                self.problems.add(full_path, self.scope.unknown_tensor_message(leaf.name))
+                self.scope.report_unknown_tensor(full_path, leaf.name)
             if leaf.index is not None:
                 shift = len(leaf.name) + 1  # the index follows the name and @
                 self.scope.expression(leaf.index, full_path, local_names, shift=shift)

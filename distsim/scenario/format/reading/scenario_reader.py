@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from distsim.common.errors import UsageError
 from distsim.common.expressions import Expression
-from distsim.common.message_text import did_you_mean, name_list, value_text
+from distsim.common.message_text import closest_name, did_you_mean, name_list, value_text
 from distsim.operations.core.field_types import PerRank, expression_field
 from distsim.scenario.format.models.base_model import FormatModel
 from distsim.scenario.format.models.entries import Entry
@@ -124,18 +124,35 @@ class _ScenarioReader:
         found["groups"] = self._groups()
         scope.define_groups(found["groups"], world_size)
         scope.groups.update(name for name in self._names("groups") if isinstance(name, str))
+        scope.groups.update(self._names_under_misspelt("groups"))
         declared = {
             name: self._tensor(name, value) for name, value in self._names("tensors").items()
         }
         found["tensors"] = self._with_defaults(declared)
         scope.define_tensors(found["tensors"])
-        scope.tensors |= dict.fromkeys(declared)
+        scope.tensors |= dict.fromkeys([*declared, *self._names_under_misspelt("tensors")])
         found["program"] = self._program(found["iterations"])
         ProgramNameChecker(scope).check(found["program"])
         found["memory"] = self._memory(scope)
         found["faults"] = self._faults(scope)
         if found["expect"] is not None:
             self._check_expectations(found["expect"], scope, found["tensors"])
+
+    def _names_under_misspelt(self, key: str) -> list[str]:
+        """The names under an unknown key that resembles ``key``.
+
+        The unknown key is reported, so the use of these names is not reported as a second mistake.
+        """
+        return [
+            name
+            for written, names in self.data.items()
+            if self._is_misspelt(written, key) and isinstance(names, Mapping)
+            for name in names
+        ]
+
+    @staticmethod
+    def _is_misspelt(written: object, key: str) -> bool:
+        return written not in TOP_LEVEL_KEYS and closest_name(written, TOP_LEVEL_KEYS) == key
 
     # --- values of any key ---
     def _scalar(self, key: str, default: Any = None) -> Any:
@@ -376,7 +393,7 @@ class _ScenarioReader:
                     path, f"{reference} contains numbers; expected numbers, found true or false"
                 )
             if name not in scope.tensors:
-                self.problems.add(path, scope.unknown_tensor_message(reference), at_key=True)
+                scope.report_unknown_tensor(path, reference, at_key=True)
         for key in ("ranks", "core"):
             scope.ranks_in_world(getattr(expect, key) or (), ("expect", key))
 

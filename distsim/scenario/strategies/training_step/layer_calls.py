@@ -321,7 +321,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
             cast_bytes = 4 + FLOAT_DTYPE_BYTES[self.train.dtype]
             total += cast_bytes * sum(self.layer_parameters())
         return compute(
-            f"{word}, memory",
+            f"{word}, memory-bound",
             {"bytes": units.size_text(total)},
             kernels=KERNELS_PER_LAYER[self.train.tensor_calls][is_backward],
         )

@@ -56,7 +56,7 @@ from distsim.planning.estimate import StepEstimator
 from distsim.planning.rank_timer import EntryPrices
 from distsim.scenario import Scenario
 from distsim.scenario.strategies.base import ExpansionContext
-from distsim.scenario.strategies.training_step.transformer_fields import TransformerFields
+from distsim.scenario.strategies.training_step.transformer import Transformer
 from distsim.simulation.simulate_scenario import simulate
 
 CLUSTERS = {"A100": "dgx-a100", "H100": "dgx-h100", "B200": "dgx-b200", "GB200": "gb200-nvl72"}
@@ -251,7 +251,7 @@ def _timed_s(row: dict[str, str], micro_batches: int) -> float:
         cluster_from(cluster_of(row)), world, min(number(row, "gpus_per_node", 8), world)
     )
     context = ExpansionContext(world, cost.machine_size, mesh, "nccl", 1, {}, frozenset())
-    train = TransformerFields.model_validate(step_of(row, micro_batches))
+    train = Transformer.model_validate(step_of(row, micro_batches))
     refused = train.refuse(context)
     if refused:
         raise UsageError(refused[0][1])

@@ -159,6 +159,7 @@ def plan(
     step: Mapping[str, Any] | None = None,
     choices: Mapping[str, Sequence[Any]] | None = None,
     memory_reserve: int | None = None,
+    framework: str | None = None,
     jobs: int | None = None,
     address: str | None = None,
     output: str | Path | None = None,
@@ -173,15 +174,16 @@ def plan(
     several. ``global_batch``: sequences per step. ``sequence``: tokens per sequence; None takes the
     model's maximum, but at most 8192. ``ranks_per_node``: None takes the cluster's. ``step``:
     further fields of ``transformer``. ``choices``: the only values to try, as ``{"tp": [1, 2]}``.
-    ``memory_reserve``: bytes per rank for the CUDA context and NCCL; None estimates it. ``jobs``:
-    worker processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or
+    ``memory_reserve``: bytes per rank for the CUDA context and NCCL; None estimates it.
+    ``framework``: try only what `megatron`, `torchtitan` or `deepseek` supports. ``jobs``: worker
+    processes; None uses all cores. ``address``: a Dask or Ray cluster. ``output``: a CSV or
     Parquet file that keeps the rows and is resumed. ``budget``: try this many layouts, chosen by a
     guided search that starts from ``seed``. ``top``: rows in the text. ``progress`` is called with
     the numbers of layouts done and of all layouts. Raises UsageError.
     """
     from dataclasses import replace
 
-    from distsim.planning.plan_request import checked_plan_request
+    from distsim.planning.plan_request import checked_plan_request, for_framework
     from distsim.planning.ranking import PlanOptions, plan_layouts
 
     counts = [gpus] if isinstance(gpus, int) else list(gpus)
@@ -201,6 +203,8 @@ def plan(
         for count in counts
         for one in clusters
     ]
+    if framework is not None:
+        requests = [for_framework(request, framework) for request in requests]
     if memory_reserve is not None:
         _check_memory_reserve(memory_reserve, clusters)
     requests = [replace(request, reserve_nbytes=memory_reserve) for request in requests]

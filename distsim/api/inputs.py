@@ -63,6 +63,9 @@ def holds_profiles(folder: str | Path) -> bool:
 def _starts_like_profile(path: Path) -> bool:
     """Whether a JSON file may come from PyTorch's profiler; a scenario may be JSON as well."""
     try:
+        # Opening a pipe waits for its writer.
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             start = file.read(_PROFILE_START_BYTES)
     except OSError:

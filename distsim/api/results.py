@@ -257,17 +257,17 @@ class PlanAnswer(Answer):
         return dump_yaml(self.raw.question(best).scenario(best.layout, cluster))
 
     def best_torchtitan_config(self) -> str | None:
-        """The fastest layout as a TOML configuration of torchtitan; None if no layout fits."""
+        """The fastest layout that torchtitan has, as its TOML configuration; None without one."""
         from distsim.output.text.framework_arguments import torchtitan_config
 
-        best = self.raw.best
+        best = self.raw.best_for("torchtitan")
         return None if best is None else torchtitan_config(self.raw.question(best), best.layout)
 
     def best_megatron_arguments(self) -> str | None:
-        """The fastest layout as arguments of Megatron-LM; None if no layout fits."""
+        """The fastest layout that Megatron-LM has, as its arguments; None without one."""
         from distsim.output.text.framework_arguments import megatron_arguments
 
-        best = self.raw.best
+        best = self.raw.best_for("megatron")
         return None if best is None else megatron_arguments(self.raw.question(best), best.layout)
 
     def to_svg(self) -> Picture:

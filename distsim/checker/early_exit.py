@@ -52,11 +52,13 @@ POSTING_STEPS = (STEP_POST, STEP_MESSAGE, STEP_JOIN, STEP_COLLECTIVE)
 #: Up to this many withdrawals, every combination is tried. With more, the combinations tried are
 #: those in which each partner meets a prefix of an exiting rank's rows, if there are at most
 #: `MAX_COMBINATIONS` of these; otherwise only single withdrawals and all of them together. Each
-#: combination costs a run, so at most `MAX_SINGLE` of them are single ones, from all over the
-#: program: with one for every row, the cost would grow with the square of the program.
+#: combination costs a run. So at most `MAX_SINGLE` of them are single ones, from all over the
+#: program: with one for every row, the cost would grow with the square of the program. Small
+#: programs may have more, as long as all runs together have about `MAX_ROWS_OF_SINGLE` rows.
 MAX_OPEN_ROWS = 6
 MAX_COMBINATIONS = 128
 MAX_SINGLE = 8
+MAX_ROWS_OF_SINGLE = 100_000
 #: The second part of a `WithdrawnRow` that is withdrawn from all partners.
 ALL_PARTNERS = -1
 #: Looked up once, because Python 3.11 takes long to find a member of an enumeration.
@@ -185,7 +187,8 @@ def _candidate_sets(requests: _OpenRequests) -> Iterator[tuple[WithdrawnRow, ...
     if prod(len(in_order) + 1 for in_order in by_partner) <= MAX_COMBINATIONS:
         yield from _suffix_sets(by_partner)
         return
-    for withdrawal in withdrawals[:: ceil(count / MAX_SINGLE)]:
+    most = max(MAX_SINGLE, MAX_ROWS_OF_SINGLE // requests.linked.rows)
+    for withdrawal in withdrawals[:: ceil(count / most)]:
         yield (withdrawal,)
     yield tuple(withdrawals)
 

@@ -15,18 +15,22 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from distsim.backends import CONTRACT_READINGS
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.call_mismatch import CallMismatch, message_mismatch, sequence_mismatch
 from distsim.checker.matching.channel_layout import ChannelLayout
 from distsim.checker.reading_result import ReadingResult
-from distsim.common.arrays import sorted_union
+from distsim.common.arrays import IntArray, sorted_union
 from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
 from distsim.semantics.form.instructions import (
     KIND_COLLECTIVE,
+    KIND_RECEIVE,
+    KIND_SEND,
     CompilationUnit,
     ExitRank,
     LaunchPart,
@@ -302,8 +306,8 @@ class OpenRequestFilter:
     """Finds the open requests whose loss may change the result of a program.
 
     The loss of a collective changes nothing if no member waits for it and the calls of all members
-    are the same: it is only a leak. Messages always count, because a lost message changes which
-    messages the later receives match.
+    are the same: it is only a leak. A lost message changes which messages the later receives of its
+    channel match, so all messages of a channel are judged together.
     """
 
     def __init__(self, linked: LinkedProgram) -> None:
@@ -311,23 +315,51 @@ class OpenRequestFilter:
 
     def can_matter(self, row: int) -> bool:
         """Whether the loss of a row may change the result."""
+        if KIND_SEND <= self.linked.kind[row] <= KIND_RECEIVE:
+            return int(self.linked.channel[row]) in self._channels
         instance = int(self.linked.instance[row])
         if self.linked.kind[row] != KIND_COLLECTIVE or instance < 0:
             return True
         return instance in self._instances
 
     @cached_property
+    def _channels(self) -> set[int]:
+        """The channels of messages for which some rank waits, or whose sizes may differ."""
+        linked = self.linked
+        messages = np.flatnonzero((linked.kind >= KIND_SEND) & (linked.kind <= KIND_RECEIVE))
+        channel, signature = linked.channel[messages], linked.signature[messages]
+        order = np.lexsort((signature, channel))
+        channel, signature = channel[order], signature[order]
+        changes = (channel[1:] == channel[:-1]) & (signature[1:] != signature[:-1])
+        found = set(channel[1:][changes].tolist())
+        found.update(linked.channel[self._waited_rows].tolist())
+        if linked.open_boxes.size:
+            found.update(channel.tolist())
+        return found
+
+    @cached_property
+    def _waited_rows(self) -> IntArray:
+        """The rows for which some host waits."""
+        found = [np.zeros(0, dtype=np.int64)]
+        for unit in self.linked.units:
+            own_rows = np.array(sorted(_waited_rows_of(unit)), dtype=np.int64)
+            found += [self.linked.base[rank] + own_rows for rank in unit.ranks]
+        return np.concatenate(found)
+
+    @cached_property
     def _instances(self) -> set[int]:
         """The collectives for which some member waits, or whose calls may differ."""
         linked = self.linked
         unlike, uneven = suspect_instances(linked)
-        found = {*unlike.tolist(), *uneven.tolist()}
-        for unit in linked.units:
-            waited: set[int] = set()
-            for instruction in unit.instructions:
-                if isinstance(instruction, WaitForRows):
-                    waited.update(instruction.rows)
-            for rank in unit.ranks:
-                rows = [linked.base[rank] + row for row in waited]
-                found.update(linked.instance[rows].tolist())
-        return found
+        waited = linked.instance[self._waited_rows].tolist()
+        return {*unlike.tolist(), *uneven.tolist(), *waited}
+
+
+def _waited_rows_of(unit: CompilationUnit) -> set[int]:
+    """The rows for which the hosts of a unit wait; of a batch, those of its messages too."""
+    waited: set[int] = set()
+    for instruction in unit.instructions:
+        if isinstance(instruction, WaitForRows):
+            waited.update(instruction.rows)
+    launches = [launch for launch in unit.launches if launch.row in waited]
+    return waited.union(*([part.row for part in launch.parts] for launch in launches))

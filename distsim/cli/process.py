@@ -134,6 +134,7 @@ def _end_interrupted() -> NoReturn:
     """End this process after Ctrl-C."""
     with suppress(OSError, ValueError):
         sys.stdout.flush()
+    console.stop_progress()
     console.note("interrupted")
     # Without cleaning up: a large heap takes seconds to tear down.
     os._exit(INTERRUPTED)

@@ -34,6 +34,7 @@ __all__ = [
     "read_lines",
     "escape_control_characters",
     "escape_json_control_characters",
+    "files_below",
     "write_file",
 ]
 
@@ -115,6 +116,29 @@ def write_file(path: str | os.PathLike[str], data: str | bytes | Iterable[str | 
             f"cannot write {shown}: {error}",
             "name a file in a writable folder",
         ) from None
+
+
+def files_below(
+    folder: str | os.PathLike[str], unreadable: list[OSError] | None = None
+) -> list[Path]:
+    """The regular files in a folder and its subfolders, sorted; links to folders are not followed.
+
+    Subfolders that cannot be read are added to ``unreadable``. If it is None, they raise
+    UsageError.
+    """
+    errors: list[OSError] = [] if unreadable is None else unreadable
+    found: list[Path] = []
+    for parent, _, names in os.walk(folder, onerror=errors.append):
+        found += [
+            Path(parent, name) for name in names if os.path.isfile(os.path.join(parent, name))
+        ]
+    if unreadable is None and errors:
+        name = escape_control_characters(str(errors[0].filename), one_line=True)
+        raise UsageError(
+            f"cannot read the folder {name}: {errors[0].strerror}",
+            "name files, or a folder that you may read",
+        )
+    return sorted(found)
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:

@@ -33,7 +33,10 @@ from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.compiler import exit_by_fault
 from distsim.semantics.form.instructions import BlockForever, ExitRank, Instruction, PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.order_dependence import exits_change_result
+from distsim.semantics.form.order_dependence import (
+    exits_change_result,
+    exits_with_open_requests,
+)
 from distsim.semantics.ordered.blocked_state import blocked_state_at
 from distsim.semantics.ordered.machine_tables import OP_DROP, OP_POST, OP_RENDEZVOUS, OP_WAIT
 from distsim.semantics.ordered.state import DUE, RUNNING, RowsMismatched
@@ -89,7 +92,8 @@ def simulate_in_order(
     follow = follow or {}
     # Most programs end with nothing open and no rank blocked. Then it makes no difference whether
     # processes end, and a run in which they stay is faster: hosts need not look for lost ranks.
-    rules.processes_stay = rules.detects_peer_death
+    may_lose_requests = exits_with_open_requests(rules.linked)
+    rules.processes_stay = rules.detects_peer_death and not may_lose_requests
     engine = _EventDrivenEngine(rules, cost, follow)
     run = engine.run()
     if rules.processes_stay and engine.exits_matter(run):

@@ -95,7 +95,9 @@ class Table(NamedTuple):
     """Rows of cells by the keys of their columns.
 
     ``layouts``, from wide to narrow: the first one that fits the page is used; if none fits, the
-    lines are cut. A table without layouts shows all columns and is never cut.
+    lines are cut. A table without layouts shows all columns and is never cut. ``hidden_note``: the
+    line below a table that lacks columns of the widest layout, with `{columns}` for their keys and
+    `{width}` for the width that shows them.
     """
 
     columns: Sequence[Column]
@@ -104,6 +106,7 @@ class Table(NamedTuple):
     limit: RowLimit | None = None
     indent: str = "  "
     has_header: bool = True
+    hidden_note: str = ""
 
 
 Block = Paragraph | Verbatim | Table

@@ -59,8 +59,19 @@ def _table_block_lines(table: Table) -> list[str]:
     for layout in table.layouts:
         lines = _laid_out_lines(table, layout)
         if _excess_width(lines.all) <= 0:
-            return _finished_lines(table, lines)
-    return [truncated(line, page_width()) for line in _finished_lines(table, lines)]
+            return [*_finished_lines(table, lines), *_hidden_note_lines(table, layout)]
+    cut = [truncated(line, page_width()) for line in _finished_lines(table, lines)]
+    return [*cut, *_hidden_note_lines(table, table.layouts[-1])]
+
+
+def _hidden_note_lines(table: Table, layout: TableLayout) -> list[str]:
+    """The note about the columns that a layout lacks; none if it has all of them."""
+    widest = table.layouts[0]
+    hidden = [key for key in widest.columns if key not in layout.columns]
+    if not table.hidden_note or not hidden:
+        return []
+    width = page_width() + _excess_width(_laid_out_lines(table, widest).all)
+    return wrapped_lines(table.hidden_note.format(columns=", ".join(hidden), width=width), "  ")
 
 
 class _TableLines(NamedTuple):

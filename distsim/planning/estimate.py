@@ -8,7 +8,7 @@ layouts through caches, because a plan evaluates hundreds of layouts.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple, cast
@@ -17,13 +17,21 @@ from distsim.backends.nccl import SEND_BUFFER
 from distsim.common import units
 from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.planning.pipeline_timer import (
+    ExecutedPass,
     MicroBatchPass,
     PipelineRankClock,
     PipelineTimer,
     PipelineWork,
     calls_by_rank,
+    executed_passes,
 )
-from distsim.planning.rank_timer import LAUNCH, MEMORY, EntryPrices, RankTimer
+from distsim.planning.rank_timer import (
+    LAUNCH,
+    MATRIX_PRODUCTS,
+    MEMORY,
+    EntryPrices,
+    RankTimer,
+)
 from distsim.scenario.strategies.base import Entry, ExpansionContext
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
 from distsim.scenario.strategies.pipeline.rank_calls import PipelineCall
@@ -39,6 +47,9 @@ _SIMULATED_MICRO_BATCHES = 4
 #: This number times the ranks of a pipeline is the number of micro-batches that fill it; all
 #: further ones take the same time.
 _ROUNDS_TO_FILL = 2
+#: How many micro-batches are added at a time once the pipeline is full. The interleaved schedule
+#: adds as many as there are ranks. DualPipe adds one in each direction.
+_MICRO_BATCHES_OF_ROUND = {"1f1b": 1, "zbv": 1, "dualpipe_v": 1, "dualpipe": 2}
 #: Categories of a rank's time besides its own work.
 PIPELINE, DATA, NORM = "pipeline", "data", "norm"
 
@@ -100,10 +111,12 @@ class StepEstimator(TransformerStepWriter):
         """
         ranks = self.context.mesh[str(self.train.axis("pipeline", self.context))]
         schedule = self.train.schedule
-        has_complete_rounds = self.train.micro_batches % ranks == 0
-        if schedule == "1f1b" or (schedule == "interleaved_1f1b" and has_complete_rounds):
+        count = self.train.micro_batches
+        if schedule in _MICRO_BATCHES_OF_ROUND:
+            return _ROUNDS_TO_FILL * ranks + count % _MICRO_BATCHES_OF_ROUND[schedule]
+        if schedule == "interleaved_1f1b" and count % ranks == 0:
             return _ROUNDS_TO_FILL * ranks
-        return self.train.micro_batches
+        return count
 
     def peak_bytes(self) -> list[int]:
         """The peak memory of each rank of the pipeline."""
@@ -114,6 +127,24 @@ class StepEstimator(TransformerStepWriter):
             self.footprint(self.schedule.stages_of(rank), actions).total
             for rank, actions in enumerate(self.schedule.rows)
         ]
+
+    def least_step_ns(self) -> int:
+        """A time that no step can be shorter than: a rank's own work in the layers.
+
+        Messages, embedding and head are not included, so that this takes no schedule.
+        """
+        per_micro_batch = 0
+        for stage in self.schedule.stages_of(self.schedule.ranks // 2) if self.stages > 1 else (0,):
+            layers = self.layers_of_stage[self.model_stage(stage)]
+            if self.stages > 1 and self.overlaps_pairs:
+                per_micro_batch += layers * self._pass_time("pair").device_ns
+            else:
+                words = ("forward", "backward")
+                per_micro_batch += layers * sum(self._pass_time(w).device_ns for w in words)
+        if self.has_copies:
+            # A rank runs half of the micro-batches on each of its two stages.
+            per_micro_batch //= 2
+        return self.train.micro_batches * per_micro_batch
 
     def step(self) -> StepTime:
         """The time of a step. Raises PipelineHang if the schedule hangs."""
@@ -142,7 +173,7 @@ class StepEstimator(TransformerStepWriter):
     # --- with a pipeline ---
     def _time_with_pipeline(self) -> StepTime:
         count, filling = self.train.micro_batches, self._filling_count
-        round_size = 1 if self.train.schedule == "1f1b" else self.schedule.ranks
+        round_size = _MICRO_BATCHES_OF_ROUND.get(self.train.schedule, self.schedule.ranks)
         if count <= filling + round_size:
             return self._run_pipeline(count)
         return _extrapolated(
@@ -158,11 +189,12 @@ class StepEstimator(TransformerStepWriter):
         if self.work.ahead:
             clocks = PipelineTimer(calls, schedule, self.work).run()
         spent: Counter[str] = Counter()
-        for stage in range(self.stages):
-            per_micro_batch = self._spent(stage)
-            spent.update({kind: micro_batches * ns for kind, ns in per_micro_batch.items()})
+        for done, times in self._executed(schedule, calls, micro_batches).items():
+            per_pass = self._spent(done)
+            spent.update({kind: times * ns for kind, ns in per_pass.items()})
         for rank in clocks.ranks:
             self._finish_gradients(rank, schedule.stages_of(rank.number), spent)
+        self._sum_copies(clocks.ranks, spent)
         self._synchronize_ranks(clocks.ranks, spent)
         for rank in clocks.ranks:
             spent[LAUNCH] += rank.launch_ns
@@ -175,20 +207,20 @@ class StepEstimator(TransformerStepWriter):
     def _calls(self, micro_batches: int) -> tuple[PipelineSchedule, list[list[PipelineCall]]]:
         """The schedule for a number of micro-batches, and the calls of each rank."""
         ranks = self.context.mesh[str(self.train.axis("pipeline", self.context))]
-        key = ("schedule", self.train.schedule, self.train.chunks, ranks, micro_batches)
+        overlaps = self.overlaps_pairs
+        key = ("schedule", self.train.schedule, self.train.chunks, ranks, micro_batches, overlaps)
         if key not in self.schedules:
             train = self.train.model_copy(update={"micro_batches": micro_batches})
             schedule = train.pipeline_strategy(self.context).build_schedule(self.context)
-            self.schedules[key] = (schedule, calls_by_rank(schedule))
+            self.schedules[key] = (schedule, calls_by_rank(schedule, overlaps))
         return cast("tuple[PipelineSchedule, list[list[PipelineCall]]]", self.schedules[key])
 
     @cached_property
     def work(self) -> PipelineWork:
         """The work between the messages, and the durations of the messages."""
         stages = range(self.stages)
-        has_gradient_groups = self.dense_group is not None or self.expert_group is not None
         last = None
-        if self.train.overlap_grad_reduce and has_gradient_groups:
+        if self.reduces_in_last_backward:
             last = {stage: self._last_backward_pieces(stage) for stage in stages}
         nbytes = self.cost.boundary_numel * DTYPE_BYTES[self.train.dtype]
         messages: dict[tuple[int, int], int] = {}
@@ -202,7 +234,51 @@ class StepEstimator(TransformerStepWriter):
             last,
             messages,
             SEND_BUFFER.limit({}) // nbytes,
+            self._halves(),
+            self._pairs(),
         )
+
+    def _halves(self) -> dict[int, dict[str, MicroBatchPass]]:
+        """Both halves of each stage's backward pass, if the schedule has them."""
+        if not self.splits_backward:
+            return {}
+        return {
+            stage: {"I": self._pass("backward input", stage), "W": self._weight_pass(stage)}
+            for stage in range(self.stages)
+        }
+
+    def _weight_pass(self, stage: int) -> MicroBatchPass:
+        layer = self._pass_time("backward weight")
+        return MicroBatchPass(self.layers_of_stage[stage], layer.device_ns, layer.host_ns)
+
+    def _pairs(self) -> dict[tuple[int, int], MicroBatchPass] | None:
+        """The pairs of passes that overlap, by their stages; None if none do."""
+        if not self.overlaps_pairs:
+            return None
+        pairs: dict[tuple[int, int], MicroBatchPass] = {}
+        for stages in self.overlapped_stage_pairs():
+            parts = self._pair_parts(*stages)
+            count = sum(times for _, times in parts)
+            device_ns = sum(part.device_ns * times for part, times in parts)
+            host_ns = sum(part.host_ns * times for part, times in parts)
+            # All parts count as equal layers: the host launches them one after the other.
+            pairs[stages] = MicroBatchPass(1, device_ns, host_ns) if count else MicroBatchPass()
+        return pairs
+
+    def _pair_parts(self, forward: int, backward: int) -> list[tuple[EntriesTime, int]]:
+        """The parts of a pair, each with the number of its repetitions, as they are simulated."""
+        layers = self.layers_of_stage[forward], self.layers_of_stage[backward]
+        pairs, last = min(layers), self.stages - 1
+        parts = [
+            ("embedding forward", int(forward == 0)),
+            ("head backward", int(backward == last)),
+            ("pair", pairs),
+            ("forward", layers[0] - pairs),
+            ("backward", layers[1] - pairs),
+            ("head forward", int(forward == last)),
+            ("embedding backward", int(backward == 0)),
+        ]
+        return [(self._pass_time(word), times) for word, times in parts if times]
 
     def _message(self, a: int, b: int, nbytes: int) -> int:
         """The time of a message between two ranks of the pipeline.
@@ -224,19 +300,41 @@ class StepEstimator(TransformerStepWriter):
             self.product_dtype,
             self.train.loss_parallel,
             self.train.tensor_overlap,
+            self.train.expert_dispatch,
             self.prices.inside((self.tensor_axis, self.context_axis, self.expert_axis)),
         )
         if key not in self.cache:
             entries_of = {
                 "forward": self.layer_forward,
                 "backward": self.layer_backward,
+                "backward input": self.layer_backward_input,
+                "backward weight": self.layer_backward_weight,
+                "pair": self.overlapped_layers,
                 "head forward": self.head_forward,
                 "head backward": self.head_backward,
                 "embedding forward": self.embedding_forward,
                 "embedding backward": self.embedding_backward,
             }
-            self.cache[key] = self._time_of(entries_of[word]())
+            entries = entries_of[word]()
+            time = self._time_of(entries)
+            self.cache[key] = self._slowed_by_overlap(time, entries) if word == "pair" else time
         return cast("EntriesTime", self.cache[key])
+
+    def _slowed_by_overlap(self, time: EntriesTime, entries: Sequence[Entry]) -> EntriesTime:
+        """The time of a pair of passes whose computations run at the same time as exchanges.
+
+        Unlike gradients, which overlap with the last micro-batch only, these exchanges overlap in
+        every micro-batch, so the slowdown of kernels by communication matters.
+        """
+        exchanges_ns = 0
+        for entry in entries:
+            fields = entry.get("all_to_all_single")
+            if isinstance(fields, dict) and "as" in fields:
+                exchanges_ns += self.prices.collective("all_to_all_single", fields).ns
+        hidden_ns = max(exchanges_ns - time.spent[str(self.expert_axis)], 0)
+        extra_ns = round(hidden_ns * (1 - 1 / self.prices.cost.cluster.device.overlap_compute))
+        spent = time.spent + Counter({MATRIX_PRODUCTS: extra_ns})
+        return EntriesTime(time.device_ns + extra_ns, time.host_ns, spent)
 
     def _time_of(self, entries: Sequence[Entry]) -> EntriesTime:
         """The time of entries alone. The host's time is separate, because the host runs ahead."""
@@ -250,27 +348,46 @@ class StepEstimator(TransformerStepWriter):
         stage; in the backward pass it is the other way round.
         """
         layer = self._pass_time(word)
+        direction = word.split()[0]
         embedding, head = 0, 0
         if stage == 0:
-            embedding = self._pass_time(f"embedding {word}").device_ns
+            embedding = self._pass_time(f"embedding {direction}").device_ns
         if stage == self.stages - 1:
-            head = self._pass_time(f"head {word}").device_ns
+            head = self._pass_time(f"head {direction}").device_ns
         before, after = (embedding, head) if word == "forward" else (head, embedding)
         return MicroBatchPass(
             self.layers_of_stage[stage], layer.device_ns, layer.host_ns, before, after
         )
 
-    def _spent(self, stage: int) -> Counter[str]:
-        """The categories of time of a micro-batch's passes on a stage."""
-        spent: Counter[str] = Counter()
-        for word in ("forward", "backward"):
+    def _executed(
+        self,
+        schedule: PipelineSchedule,
+        calls: Sequence[Sequence[PipelineCall]],
+        micro_batches: int,
+    ) -> Mapping[ExecutedPass, int]:
+        """How often each pass runs."""
+        if self.splits_backward:
+            return executed_passes(calls, schedule, self.overlaps_pairs)
+        return {(kind, s): micro_batches for kind in "FB" for s in range(self.stages)}
+
+    def _spent(self, done: ExecutedPass) -> Counter[str]:
+        """The categories of time of a pass."""
+        kind, stage, *others = done
+        if kind == "pair":
+            parts = self._pair_parts(stage, others[0])
+        elif kind == "W":
+            parts = [(self._pass_time("backward weight"), self.layers_of_stage[stage])]
+        else:
+            word = {"F": "forward", "B": "backward", "I": "backward input"}[kind]
+            direction = word.split()[0]
             parts = [(self._pass_time(word), self.layers_of_stage[stage])]
             if stage == self.stages - 1:
-                parts.append((self._pass_time(f"head {word}"), 1))
+                parts.append((self._pass_time(f"head {direction}"), 1))
             if stage == 0:
-                parts.append((self._pass_time(f"embedding {word}"), 1))
-            for part, times in parts:
-                spent.update({kind: times * ns for kind, ns in part.spent.items()})
+                parts.append((self._pass_time(f"embedding {direction}"), 1))
+        spent: Counter[str] = Counter()
+        for part, times in parts:
+            spent.update({kind: times * ns for kind, ns in part.spent.items()})
         return spent
 
     def _last_backward_pieces(self, stage: int) -> list[MicroBatchPass]:
@@ -318,6 +435,16 @@ class StepEstimator(TransformerStepWriter):
                 transfers = self._gradient_transfers(self.stage_parameters(stage))
                 rank.current += sum(ns for _, ns in transfers)
         spent[DATA] += rank.current - before_ns
+
+    def _sum_copies(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
+        """DualPipe: both ranks of a stage sum the shards of their gradients."""
+        members = self.prices.members(self.train.axis("pipeline", self.context))
+        for first, second in zip(ranks[: len(ranks) // 2], reversed(ranks), strict=False):
+            pair = (members[first.number], members[second.number])
+            for entry in self.sum_copies(self.schedule.stages_of(first.number)):
+                fields = cast("dict[str, Any]", entry["all_reduce"])
+                ns = self.prices.collective_ns("all_reduce", fields, pair)
+                self._meet((first, second), ns, spent)
 
     def _synchronize_ranks(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
         """Collectives among ranks of the pipeline: tied embeddings, and the norm."""

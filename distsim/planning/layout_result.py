@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from distsim.common.units import show_ns
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.memory_fit import MemoryFit, memory_fit
 from distsim.hardware.cost.prediction_range import COMPUTE_RANGE, communication_range
@@ -23,6 +24,10 @@ from distsim.planning.rank_timer import LAUNCH, MATRIX_PRODUCTS, MEMORY, EntryPr
 #: are matrix products, work bound by memory bandwidth, launches of the host, waiting for other
 #: stages, and `data`: exposed communication of gradients and parameters among replicas.
 _MODEL_AXES = ("tp", "cp", "ep")
+
+
+#: How the reason begins if a layout is much slower than the fastest one.
+SLOW_REASON = "it is much slower than the fastest layouts"
 
 
 class StepTimePart(NamedTuple):
@@ -120,8 +125,10 @@ class LayoutEvaluator:
             self.ranges = CostRanges(COMPUTE_RANGE, communication)
         self._steps: dict[object, StepTime] = {}
 
-    def outcome(self, layout: ParallelLayout) -> LayoutResult | RejectedLayout:
-        """The evaluated layout, or the reason why it is impossible: memory, or a hang."""
+    def outcome(
+        self, layout: ParallelLayout, limit_ns: int | None = None
+    ) -> LayoutResult | RejectedLayout:
+        """The evaluated layout, or the reason why it is rejected: memory, a hang, or the limit."""
         request = self.request
         estimator = self.timed(layout)
         needed = max(estimator.peak_bytes())
@@ -131,6 +138,8 @@ class LayoutEvaluator:
             return RejectedLayout(
                 layout, f"it does not fit: a rank needs at least {percent} % of the device's memory"
             )
+        if limit_ns is not None and estimator.least_step_ns() > limit_ns:
+            return RejectedLayout(layout, f"{SLOW_REASON}: more than {show_ns(limit_ns)}")
         try:
             step = self.step(layout, estimator)
         except PipelineHang as hang:
@@ -223,4 +232,11 @@ def _share_key(kind: str) -> str:
     return "norm" if kind in (NORM, "world") else "data"
 
 
-__all__ = ["LayoutResult", "LayoutEvaluator", "StepTimePart", "is_order_certain", "step_time_parts"]
+__all__ = [
+    "SLOW_REASON",
+    "LayoutEvaluator",
+    "LayoutResult",
+    "StepTimePart",
+    "is_order_certain",
+    "step_time_parts",
+]

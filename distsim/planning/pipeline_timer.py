@@ -12,7 +12,9 @@ any source, so a step that completes here completes in every order of events.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
@@ -45,7 +47,9 @@ class PipelineWork(NamedTuple):
     """The work between messages.
 
     ``last``: the last backward pass of a stage in pieces if gradients are sent during it, else
-    None.
+    None. ``halves``: the input's and the weights' half of a backward pass, by stage, if the
+    schedule has halves. ``pairs``: a forward and a backward pass that overlap, by their stages;
+    None if none overlap.
     """
 
     forward: Mapping[int, MicroBatchPass]
@@ -55,6 +59,8 @@ class PipelineWork(NamedTuple):
     message_ns: Mapping[tuple[int, int], int]
     #: Messages of a channel that the backend buffers; 0: a send waits for its receive.
     ahead: int = 0
+    halves: Mapping[int, Mapping[str, MicroBatchPass]] = MappingProxyType({})
+    pairs: Mapping[tuple[int, int], MicroBatchPass] | None = None
 
 
 class PipelineHang(Exception):
@@ -138,7 +144,7 @@ class PipelineTimer:
     def step(self, rank: PipelineRankClock, call: PipelineCall) -> bool:
         if call.what == "compute":
             assert call.action is not None
-            self.compute(rank, call.action)
+            self.compute(rank, call.action, call.beside)
             return True
         if call.what == "start":
             return self.post(rank, call.messages, self.pair(rank, call.messages[0]))
@@ -151,11 +157,24 @@ class PipelineTimer:
             return posted and self.wait(rank, call.messages)
         return True  # silent
 
-    def compute(self, rank: PipelineRankClock, action: PipelineAction) -> None:
-        stage = action.stage
-        if action.kind == "F":
-            rank.work(self.does.forward[stage])
+    def compute(
+        self, rank: PipelineRankClock, action: PipelineAction, beside: PipelineAction | None
+    ) -> None:
+        key = executed_pass(self.schedule, action, beside, self.does.pairs is not None)
+        if key is None:
             return
+        kind, *stages = key
+        if kind == "pair":
+            assert self.does.pairs is not None
+            rank.work(self.does.pairs[stages[0], stages[1]])
+        elif kind == "F":
+            rank.work(self.does.forward[stages[0]])
+        elif kind == "B":
+            self._backward(rank, stages[0])
+        else:
+            rank.work(self.does.halves[stages[0]][kind])
+
+    def _backward(self, rank: PipelineRankClock, stage: int) -> None:
         self.left[stage] -= 1
         if self.does.last is not None and not self.left[stage]:
             for piece in self.does.last[stage]:
@@ -242,9 +261,57 @@ class PipelineTimer:
         return True
 
 
-def calls_by_rank(schedule: PipelineSchedule) -> list[list[PipelineCall]]:
-    """The calls of every rank of the pipeline."""
-    return [calls_of_rank(schedule, rank) for rank in range(schedule.ranks)]
+#: A kind of pass and the model's stages: ("F", stage), ("B", …), ("I", …), ("W", …), or
+#: ("pair", stage of the forward pass, stage of the backward pass).
+ExecutedPass = tuple[str, int] | tuple[str, int, int]
 
 
-__all__ = ["PipelineTimer", "MicroBatchPass", "PipelineHang", "PipelineWork", "calls_by_rank"]
+def executed_pass(
+    schedule: PipelineSchedule,
+    action: PipelineAction,
+    beside: PipelineAction | None,
+    overlaps: bool,
+) -> ExecutedPass | None:
+    """The pass that an action runs, with its own time; None if it runs nothing.
+
+    A pair that overlaps runs with its forward pass. Stage 0 has no gradient of its input, so
+    PyTorch runs its whole backward pass at the weights' half, as
+    `distsim.scenario.strategies.pipeline.rank_entries` does.
+    """
+    stage = action.stage % schedule.length
+    if beside is not None and overlaps:
+        return ("pair", stage, beside.stage % schedule.length) if action.kind == "F" else None
+    if action.kind in "IW" and action.stage == 0 and schedule.issue != "batched":
+        return None if action.kind == "I" else ("B", stage)
+    return action.kind, stage
+
+
+def executed_passes(
+    calls: Sequence[Sequence[PipelineCall]], schedule: PipelineSchedule, overlaps: bool
+) -> Counter[ExecutedPass]:
+    """How often each pass runs on all ranks of the pipeline together."""
+    count: Counter[ExecutedPass] = Counter()
+    for row in calls:
+        for call in row:
+            if call.action is not None and call.what == "compute":
+                done = executed_pass(schedule, call.action, call.beside, overlaps)
+                count.update([] if done is None else [done])
+    return count
+
+
+def calls_by_rank(schedule: PipelineSchedule, overlaps: bool = False) -> list[list[PipelineCall]]:
+    """The calls of every rank of the pipeline. ``overlaps``: passes of a pair overlap."""
+    return [
+        calls_of_rank(schedule, rank, waits_before_pairs=overlaps) for rank in range(schedule.ranks)
+    ]
+
+
+__all__ = [
+    "ExecutedPass",
+    "MicroBatchPass",
+    "PipelineHang",
+    "PipelineTimer",
+    "PipelineWork",
+    "calls_by_rank",
+    "executed_passes",
+]

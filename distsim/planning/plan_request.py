@@ -10,6 +10,7 @@ from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
+from distsim.planning.frameworks import FP8_DTYPE, FRAMEWORKS, PRECISIONS, SCHEDULES
 from distsim.planning.layouts import DEFAULT_SEQUENCE, ParallelLayout, PlanRequest
 
 MAX_GPUS = 2**17
@@ -25,7 +26,12 @@ _LAYOUT_FIELDS = (
     "chunks",
     "sequence",
 )
-_RECOMPUTE_CHOICES = ("none", "selective", "op", "full")
+#: The values of the layout's fields that are words.
+_WORD_CHOICES = {
+    "recompute": ("none", "selective", "modules", "op", "full"),
+    "schedule": SCHEDULES,
+    "precision": PRECISIONS,
+}
 _MAX_ZERO_STAGE = 3
 
 
@@ -58,6 +64,7 @@ def checked_plan_request(
             "for example --global-batch 512",
         )
     layout_choices = _checked_choices(choices or {})
+    _check_precisions(layout_choices, cluster)
     per_node = ranks_per_node or gpus_per_machine(cluster.name)
     _check_gpu_count(gpus, per_node)
     request = PlanRequest(
@@ -98,6 +105,37 @@ def _check_gpu_count(gpus: int, per_node: int) -> None:
     raise UsageError(f"--gpus {gpus}: does not fill whole nodes of {per_node} GPUs", remedy)
 
 
+def for_framework(request: PlanRequest, framework: str) -> PlanRequest:
+    """The request for what one framework supports.
+
+    Raises UsageError for an unknown framework, and for a chosen schedule that it lacks.
+    """
+    if framework not in FRAMEWORKS:
+        raise UsageError(
+            f"--framework {framework}: expected {name_list(FRAMEWORKS)}"
+            f"{did_you_mean(framework, FRAMEWORKS)}",
+            "without --framework, plan tries what any framework supports",
+        )
+    supported = FRAMEWORKS[framework]
+    for schedule in request.choices.get("schedule", ()):
+        if schedule not in supported.schedules:
+            raise UsageError(
+                f"--restrict schedule={schedule}: {supported.title} does not have it",
+                f"{supported.title} has {name_list(supported.schedules)}",
+            )
+    return replace(request, framework=framework)
+
+
+def _check_precisions(choices: Mapping[str, Sequence[Any]], cluster: Cluster) -> None:
+    """Raises UsageError for FP8 on a device without a rate for it."""
+    device = cluster.device
+    if "fp8" in choices.get("precision", ()) and FP8_DTYPE not in device.peak:
+        raise UsageError(
+            f"--restrict precision=fp8: {device.name or cluster.name} has no rate for FP8",
+            "use --restrict precision=bf16, or a cluster with H100 or newer GPUs",
+        )
+
+
 def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[str | int, ...]]:
     """The values of the layout's fields that are tried, numbers as integers."""
     known = [name for name in ParallelLayout._fields if name != "gpus"]
@@ -117,13 +155,13 @@ def _checked_choices(choices: Mapping[str, Sequence[Any]]) -> dict[str, tuple[st
                     f"--restrict {text}: {word} is not a value of {name}",
                     "for example --restrict tp=1,2 or --restrict recompute=none",
                 )
-        checked[name] = words if name == "recompute" else tuple(map(int, words))
+        checked[name] = words if name in _WORD_CHOICES else tuple(map(int, words))
     return checked
 
 
 def _is_choice(field: str, word: str) -> bool:
-    if field == "recompute":
-        return word in _RECOMPUTE_CHOICES
+    if field in _WORD_CHOICES:
+        return word in _WORD_CHOICES[field]
     if field == "zero":
         return is_number(word, 0, _MAX_ZERO_STAGE)
     return is_number(word, 1, MAX_GPUS)

@@ -17,6 +17,7 @@ from distsim.common.errors import UsageError
 from distsim.common.version import __version__
 from distsim.hardware.cluster import Cluster
 from distsim.hardware.cost.memory_fit import MemoryFit
+from distsim.planning.frameworks import FRAMEWORKS
 from distsim.planning.layout_result import (
     LayoutEvaluator,
     LayoutResult,
@@ -35,6 +36,9 @@ _LAYOUTS_PER_CHUNK = 12
 MAX_RISKY_LAYOUTS = 3
 #: For fewer layouts, worker processes are not worth their start.
 _MIN_LAYOUTS_FOR_WORKERS = 60
+#: In searches of more layouts, a sample of this size is timed first. Layouts that take more than
+#: `_WORTH_TIMING` times as long as its fastest one are not timed.
+_LARGE_SEARCH, _SAMPLE_SIZE, _WORTH_TIMING = 4000, 200, 1.5
 #: No cell of a table of results is larger.
 _LARGEST_CELL = 1 << 62
 PLAN_COLUMNS = (
@@ -49,6 +53,8 @@ PLAN_COLUMNS = (
     "zero",
     "recompute",
     "micro_batch",
+    "schedule",
+    "precision",
     "status",
     "step_ns",
     "low_ns",
@@ -74,10 +80,14 @@ ProgressCallback = Callable[[int, int], None]
 
 
 class LayoutChunk(NamedTuple):
-    """The task of a worker: layouts of one request."""
+    """The task of a worker: layouts of one request.
+
+    ``limit_ns``: layouts that take longer for certain are rejected without being timed.
+    """
 
     request: PlanRequest
     layouts: tuple[ParallelLayout, ...]
+    limit_ns: int | None = None
 
 
 class LayoutId(NamedTuple):
@@ -117,6 +127,15 @@ class LayoutPlan:
     @property
     def best(self) -> LayoutResult | None:
         return self.ranked[0].outcome if self.ranked else None
+
+    def best_for(self, framework: str) -> LayoutResult | None:
+        """The fastest layout that a framework can run; None if it can run none of them."""
+        supported = FRAMEWORKS[framework]
+        for ranked in self.ranked:
+            layout = ranked.outcome.layout
+            if supported.can_run(layout.schedule, layout.recompute):
+                return ranked.outcome
+        return None
 
     @property
     def certain(self) -> tuple[RankedLayout, ...]:
@@ -219,21 +238,48 @@ class _Planner:
                 results[candidate] = _from_row(
                     self.requests[candidate.request], candidate.layout, row, str(self.table.path)
                 )
-        chunks = _layout_chunks(self.requests, missing)
-        done = 0
-        self.report_progress(done, len(missing))
+        sample = _sample_of_large_search(missing)
+        self.report_progress(0, len(missing))
+        self._evaluate(results, sample, {}, len(missing), 0)
+        sampled = set(sample)
+        others = [candidate for candidate in missing if candidate not in sampled]
+        self._evaluate(results, others, self._limits(sample, results), len(missing), len(sample))
+        return results
+
+    def _limits(self, sample: Sequence[LayoutId], results: ResultByLayout) -> dict[int, int]:
+        """For each request, the longest step that is worth timing; none without a sample."""
+        limits: dict[int, int] = {}
+        for place in sample:
+            result = results[place]
+            if isinstance(result, LayoutResult) and not result.fit.may_run_out:
+                limit_ns = round(_WORTH_TIMING * result.step_ns)
+                limits[place.request] = min(limits.get(place.request, limit_ns), limit_ns)
+        return limits
+
+    def _evaluate(
+        self,
+        results: ResultByLayout,
+        layouts: Sequence[LayoutId],
+        limits: Mapping[int, int],
+        total: int,
+        done: int,
+    ) -> None:
+        """Evaluate layouts in worker processes, and add their results."""
+        chunks = [
+            (number, chunk._replace(limit_ns=limits.get(number)))
+            for number, chunk in _layout_chunks(self.requests, layouts)
+        ]
         for index, chunk_results in run_tasks(
             evaluate_chunk,
             [chunk for _, chunk in chunks],
-            jobs=self._jobs(len(missing)),
+            jobs=self._jobs(len(layouts)),
             address=self.options.address,
         ):
             number, chunk = chunks[index]
             for layout, result in zip(chunk.layouts, chunk_results, strict=True):
                 self._add(results, LayoutId(number, layout), result)
             done += len(chunk_results)
-            self.report_progress(done, len(missing))
-        return results
+            self.report_progress(done, total)
 
     def search(self, candidates: Sequence[LayoutId], budget: int) -> ResultByLayout:
         """Evaluate layouts one by one, each proposed by the results so far.
@@ -323,6 +369,18 @@ class _Planner:
         return layout_key(self.requests[place.request], place.layout)
 
 
+def _sample_of_large_search(layouts: Sequence[LayoutId]) -> list[LayoutId]:
+    """Some layouts of a search that is too large to time all of them; else none.
+
+    The fastest one shows which of the others are worth timing.
+    """
+    if len(layouts) <= _LARGE_SEARCH:
+        return []
+    # An odd stride meets all values of fields with an even number of choices.
+    stride = len(layouts) // _SAMPLE_SIZE | 1
+    return list(layouts[::stride])
+
+
 def _layout_chunks(
     requests: Sequence[PlanRequest], layouts: Sequence[LayoutId]
 ) -> list[tuple[int, LayoutChunk]]:
@@ -348,7 +406,7 @@ def _layout_chunks(
 def evaluate_chunk(chunk: LayoutChunk) -> list[LayoutResult | RejectedLayout]:
     """The work of a worker process."""
     evaluator = LayoutEvaluator(chunk.request)
-    return [evaluator.outcome(layout) for layout in chunk.layouts]
+    return [evaluator.outcome(layout, chunk.limit_ns) for layout in chunk.layouts]
 
 
 # --- ranking ---
@@ -413,8 +471,9 @@ def layout_key(request: PlanRequest, layout: ParallelLayout) -> str:
         dict(request.step),
         request.cluster.key,
         request.reserve_nbytes,
+        request.framework,
     ]
-    text = json.dumps([__version__, "plan 2", step, list(layout)], sort_keys=True, default=str)
+    text = json.dumps([__version__, "plan 3", step, list(layout)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

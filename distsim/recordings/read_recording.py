@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from distsim.common.errors import UsageError
+from distsim.common.file_io import files_below
 from distsim.common.reading_limits import activate, current_factor, reading_limits
 from distsim.common.worker_process import end_with_parent, starting_workers
 from distsim.recordings.readers.chakra_file import is_chakra_name
@@ -159,14 +160,10 @@ def _find_files(paths: Sequence[Path]) -> JobFiles:
 def _files_below(folder: Path, notes: list[str]) -> list[Path]:
     """All files of a folder and its subfolders; unreadable ones are noted."""
 
-    def note_unreadable(error: OSError) -> None:
-        notes.append(f"{error.filename} cannot be read: {error.strerror}")
-
-    found: list[Path] = []
-    for parent, _, names in os.walk(folder, onerror=note_unreadable):
-        inner = [Path(parent, name) for name in names]
-        found += [path for path in inner if path.is_file()]
-    return sorted(found)
+    unreadable: list[OSError] = []
+    found = files_below(folder, unreadable)
+    notes += [f"{error.filename} cannot be read: {error.strerror}" for error in unreadable]
+    return found
 
 
 def _enter(files: JobFiles, path: Path) -> bool:

@@ -73,9 +73,11 @@ class FlowChange(NamedTuple):
     ``lost_deliveries``: messages that now reach another buffer. ``message_arguments``: different
     directions, peers and tags of the messages of each rank. ``hasty_sends``: sends that no longer
     wait for as many receives, whose data they may need. ``renamed``: messages from one tensor to
-    another of a different name. ``edited_before_exit``: ranks that exit early and whose calls up to
-    that exit are no longer their first calls. ``empty_sends``: additional sends of a tensor without
-    content, if the original sends of the rank have some.
+    another of a different name, or between copies of different numbers. ``edited_before_exit``:
+    ranks that exit early and whose calls up to that exit are no longer their first calls.
+    ``empty_sends``: additional sends of a tensor without content, if the original sends of the rank
+    have some. ``overwritten``: additional messages that a later message overwrites before any call
+    reads them. ``duplicate_sends``: sends of the same content to the same rank as an earlier send.
     """
 
     lost_reads: int
@@ -89,9 +91,11 @@ class FlowChange(NamedTuple):
     renamed: int
     edited_before_exit: int
     empty_sends: int
+    overwritten: int
+    duplicate_sends: int
 
 
-NO_FLOW_CHANGE: Final = FlowChange(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+NO_FLOW_CHANGE: Final = FlowChange(*[0] * 13)
 
 
 class DataFlow:
@@ -107,6 +111,7 @@ class DataFlow:
         specs = program.tensors.items()
         self._with_value = {name for name, spec in specs if spec.value is not None}
         self._unread = 0
+        self._overwritten = 0
         self._arguments: set[tuple[object, ...]] = set()
         self._channels: dict[tuple[object, ...], tuple[list[_Buffer], list[_Buffer]]] = {}
         for rank in program.present:
@@ -130,18 +135,21 @@ class DataFlow:
                 changed._receives_before.get(sent, count) < count
                 for sent, count in self._receives_before.items()
             ),
-            sum(n for each, n in changed._deliveries.items() if each.sent != each.received),
+            sum(n * _differences(each) for each, n in changed._deliveries.items()),
             sum(
                 changed._order.get(rank, [])[: len(self._order[rank])] != self._order[rank]
                 for rank in self._exiting
             ),
             changed._empty_sends(self),
+            max(0, changed._overwritten - self._overwritten),
+            sum(count - 1 for count in changed._sent.values()),
         )
 
     def _follow(self, rank: int, calls: Iterable[ResolvedCall]) -> None:
         origins: dict[_Buffer, _Origin] = {}
         numbers: Counter[tuple[str, object]] = Counter()
         unused: set[_Buffer] = set()
+        received: set[_Buffer] = set()
         steps = self._order.setdefault(rank, [])
         for call in calls:
             if call.op in _ENDS:
@@ -153,6 +161,7 @@ class DataFlow:
                 steps.append(step)
             reads = [_key(buffer) for buffer in _read_buffers(call)]
             unused.difference_update(reads)
+            received.difference_update(reads)
             if call.op in _SENDS or OPERATIONS[call.op].kind == "local":
                 for buffer in reads:
                     origin = origins.get(buffer, _INITIAL)
@@ -164,6 +173,9 @@ class DataFlow:
                 numbers[call.op, partner] += 1
                 origins[buffer] = (call.op, partner, numbers[call.op, partner])
                 self._writes[rank, buffer] += 1
+                if call.op in _RECEIVES:
+                    self._overwritten += buffer in received
+                    received.add(buffer)
                 if call.op in _RECEIVES or OPERATIONS[call.op].kind == "local":
                     self._unread += buffer in unused
                     unused.add(buffer)
@@ -263,6 +275,12 @@ def _calls_until_exit(program: Program, rank: int) -> Iterator[ResolvedCall]:
         yield from call.parts or (call,)
         if call.op in _ENDS:
             return
+
+
+def _differences(delivery: _Delivery) -> int:
+    """In how many of name and copy the sent and the received tensor differ."""
+    pairs = zip(delivery.sent, delivery.received, strict=True)
+    return sum(sent != received for sent, received in pairs)
 
 
 def _waits(program: Program, rank: int, position: int) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import NamedTuple
 
 from distsim.operations.core.resolved_call import ResolvedCall
@@ -53,13 +54,34 @@ class Contribution(NamedTuple):
         return self.op, self.partners, self.root
 
 
+class _MessageCall(NamedTuple):
+    """A send (``op``) from ``source`` to ``target``, or the receive of it."""
+
+    op: str
+    source: int
+    target: int
+
+    @property
+    def counterpart(self) -> _MessageCall:
+        return self._replace(op="recv" if self.op == "send" else "send")
+
+
+def _message_calls(contributions: Iterable[Contribution]) -> Iterator[_MessageCall]:
+    for each in contributions:
+        if each.op in _SENDING_OP.values() and each.partners:
+            peer = each.partners[0]
+            ends = (each.rank, peer) if each.op == "send" else (peer, each.rank)
+            yield _MessageCall(each.op, *ends)
+
+
 class DataLoss(NamedTuple):
     """How far a changed program departs from the original one; less is better.
 
     ``lost``: contributions of the correct ranks that no longer arrive. ``changed_ranks``: correct
     ranks whose calls differ. ``lost_by_outliers``: lost contributions of the other ranks.
     ``tensor_sets``: sets of tensors that ranks exchange; fewer, if all ranks name the same tensors.
-    ``fewer_calls``: messages and collectives that ranks make less often than before.
+    ``fewer_calls``: messages and collectives that ranks make less often than before. ``added``:
+    tensors that ranks give and did not give before.
     """
 
     lost: int
@@ -67,6 +89,7 @@ class DataLoss(NamedTuple):
     lost_by_outliers: int
     tensor_sets: int = 0
     fewer_calls: int = 0
+    added: int = 0
 
 
 class ExchangedData:
@@ -78,12 +101,17 @@ class ExchangedData:
 
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
-        lost = lost_by_outliers = changed_ranks = fewer_calls = 0
+        lost = lost_by_outliers = changed_ranks = fewer_calls = added = 0
         kept_exchanges = {each.exchange for each in changed._all()}
+        calls = Counter(chain.from_iterable(map(_message_calls, self.by_rank.values())))
         for rank, before in self.by_rank.items():
             after = changed.by_rank.get(rank, [])
             missing = Counter(before) - Counter(after)
             fewer_calls += max(0, len(before) - len(after))
+            additional = Counter(after) - Counter(before)
+            redirected = _redirected_sends(missing, additional, calls)
+            added += sum(n for each, n in additional.items() if each.carries_data and each.tensors)
+            added -= redirected
             if rank in outliers:
                 # A collective that only outliers make, such as saving on rank 0, needs the other
                 # ranks. If it disappears altogether, its data are lost.
@@ -94,10 +122,11 @@ class ExchangedData:
                 lost_by_outliers += missing.total()
                 continue
             lost += sum(count for each, count in missing.items() if each.carries_data)
+            lost -= redirected
             lost += max(0, _receive_count(before) - _receive_count(after))
             changed_ranks += before != after
         tensor_sets = len(kept_exchanges)
-        return DataLoss(lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls)
+        return DataLoss(lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added)
 
     def _lost_of_root(
         self, rank: int, missing: Counter[Contribution], counted: list[Contribution]
@@ -115,13 +144,21 @@ class ExchangedData:
     ) -> int:
         """How many contributions are lost that the correct ranks made before the failure.
 
-        ``ended_at``: the number of contributions that each rank completed.
+        ``ended_at``: the number of contributions that each rank completed. A message counts only if
+        both sides made their call.
         """
+        made = {rank: before[: ended_at.get(rank, 0)] for rank, before in self.by_rank.items()}
+        calls = Counter(chain.from_iterable(map(_message_calls, made.values())))
         lost = 0
-        for rank, before in self.by_rank.items():
-            if rank not in outliers:
-                completed = Counter(before[: ended_at.get(rank, 0)])
-                lost += (completed - Counter(changed.by_rank.get(rank, []))).total()
+        for rank, completed in made.items():
+            if rank in outliers:
+                continue
+            missing = Counter(completed) - Counter(changed.by_rank.get(rank, []))
+            lost += missing.total()
+            missing_messages = Counter(_message_calls(missing.elements()))
+            for message, count in missing_messages.items():
+                unmatched = calls[message] - calls[message.counterpart]
+                lost -= min(count, max(0, unmatched))
         return lost
 
     def drops_reduction(self, changed: ExchangedData) -> bool:
@@ -141,6 +178,21 @@ class ExchangedData:
     def _all(self) -> Iterator[Contribution]:
         for contributions in self.by_rank.values():
             yield from contributions
+
+
+def _redirected_sends(
+    missing: Counter[Contribution],
+    additional: Counter[Contribution],
+    calls: Counter[_MessageCall],
+) -> int:
+    """How many missing sends of a rank, which no rank received, now go to another rank."""
+    redirected: Counter[tuple[tuple[str, int, int], ...]] = Counter()
+    for each, count in missing.items():
+        for message in _message_calls([each]):
+            if message.op == "send" and calls[message] > calls[message.counterpart]:
+                redirected[each.tensors] += count
+    sent = Counter(each.tensors for each in additional.elements() if each.op == "send")
+    return (redirected & sent).total()
 
 
 def _count_like(

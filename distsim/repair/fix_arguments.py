@@ -51,6 +51,34 @@ def use_group_ranks(
                 )
 
 
+def name_expected_sources(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """Receives from any source that expect one sender name it."""
+    changed, sources = copy.deepcopy(data), []
+    for path in step_paths(data):
+        entry = value_at(data, path)
+        fields = fields_of(entry)
+        if "assume_src" in fields:
+            sources.append(fields.pop("assume_src"))
+            named = make_step(op_of(entry), {**fields, "src": sources[-1]}, ranks_of(entry))
+            value_at(changed, path[:-1])[int(path[-1])] = named
+    if sources:
+        values = " and ".join(map(str, dict.fromkeys(sources)))
+        yield f"set src to {values}, the sender that the program relies on", changed
+
+
+def drop_invalid_tags(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A message with a negative tag gets the default tag."""
+    for path in named:
+        entry = value_at(data, path)
+        fields = fields_of(entry)
+        tag = fields.pop("tag", 0)
+        if isinstance(tag, int) and tag < 0:
+            step = make_step(op_of(entry), fields, ranks_of(entry))
+            yield f"{op_of(entry)}: drop tag {tag}", with_steps_replaced(data, path, [step])
+
+
 def unify_shapes(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
     """A tensor gets one shape on all ranks: the most common one."""
     declared = data.get("tensors") or {}

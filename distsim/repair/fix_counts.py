@@ -13,7 +13,9 @@ from typing import Any, Final, TypeGuard
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    declared_tensor,
     fields_of,
+    group_members,
     make_step,
     op_of,
     ranks_of,
@@ -55,8 +57,8 @@ def transpose_splits(
         if "output_splits" not in fields or "group" in fields:
             continue
         splits, output = fields.get("input_splits"), fields.get("output")
-        tensor = declared.get(output) if isinstance(output, str) else None
-        if not isinstance(tensor, dict) or not _is_square(splits):
+        tensor = declared_tensor(data, output)
+        if tensor is None or not _is_square(splits):
             continue
         world = range(len(splits))
         rows = {rank: sum(splits[other][rank] for other in world) for rank in world}
@@ -92,10 +94,10 @@ def fit_whole(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, 
         if whole_field is None or size is None:
             continue
         part_field = "input" if whole_field == "output" else "output"
-        part: Any = declared.get(fields.get(part_field))
-        whole = declared.get(fields.get(whole_field))
+        part: Any = declared_tensor(data, fields.get(part_field))
+        whole = declared_tensor(data, fields.get(whole_field))
         rows = _row_count(part)
-        if not isinstance(rows, int) or not isinstance(whole, dict):
+        if not isinstance(rows, int) or whole is None:
             continue
         shape = [rows * size, *part["shape"][1:]]
         if whole.get("shape") != shape:
@@ -108,7 +110,7 @@ def fit_whole(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, 
 
 def _group_size(data: ScenarioData, group: object) -> int | None:
     """The number of members, if the file writes it as a number."""
-    members: Any = data.get("world") if group is None else (data.get("groups") or {}).get(group)
+    members: object = data.get("world") if group is None else group_members(data, group)
     if isinstance(members, list):
         return len(members)
     return members if isinstance(members, int) else None
@@ -122,7 +124,7 @@ def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, S
     for path in named:
         padded = {}
         for name in fields_of(value_at(data, path)).values():
-            tensor: Any = declared.get(name) if isinstance(name, str) else None
+            tensor: Any = declared_tensor(data, name)
             rows = _row_count(tensor)
             if isinstance(rows, int) and rows % world:
                 shape = [-(-rows // world) * world, *tensor["shape"][1:]]

@@ -105,7 +105,9 @@ def _moved(
     changed = copy.deepcopy(data)
     if on_all_ranks:
         for other in later:
-            value_at(changed, other).pop("ranks", None)
+            entry = value_at(changed, other)
+            if isinstance(entry, dict):
+                entry.pop("ranks", None)
     steps = value_at(changed, path[:-1])
     destroy = steps.pop(int(path[-1]))
     # The list is one item shorter, so the position of the last use is now that behind it.

@@ -15,6 +15,7 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     calling_ranks,
+    declared_tensor,
     fields_of,
     make_step,
     names_in,
@@ -244,16 +245,15 @@ def _counterparts(
 
 def _computed_tensors(data: ScenarioData, list_path: DataPath, received: object) -> list[str]:
     """Other tensors that a rank computes, declared like the one that its peer receives."""
-    declared = data.get("tensors") or {}
-    like = declared.get(received) if isinstance(received, str) else None
-    if not isinstance(like, dict):
+    like = declared_tensor(data, received)
+    if like is None:
         return []
     found: dict[str, None] = {}
     for entry in value_at(data, list_path):
         fields = fields_of(entry)
         written = {"assign": [fields.get("tensor")], "compute": fields.get("writes") or []}
         for name in written.get(op_of(entry), ()):
-            if name != received and _is_declared_like(declared.get(name), like):
+            if name != received and _is_declared_like(declared_tensor(data, name), like):
                 found[str(name)] = None
     return list(found)
 
@@ -277,8 +277,8 @@ def _receive_buffer(data: ScenarioData, steps: list[object], sent: object, sourc
 def _unwritten_buffer(data: ScenarioData, steps: list[object], sent: object) -> str:
     """A tensor that the steps read and never write, declared like the sent one; "" if none."""
     declared = data.get("tensors") or {}
-    like = declared.get(sent) if isinstance(sent, str) else None
-    if not isinstance(like, dict):
+    like = declared_tensor(data, sent)
+    if like is None:
         return ""
     read: set[str] = set()
     written: set[str] = set()
@@ -300,8 +300,8 @@ def _unwritten_buffer(data: ScenarioData, steps: list[object], sent: object) -> 
 def _free_buffer(data: ScenarioData, sent: object) -> str:
     """A tensor that no call uses, declared like the sent one; "" if there is none."""
     declared = data.get("tensors") or {}
-    like = declared.get(sent) if isinstance(sent, str) else None
-    if not isinstance(like, dict):
+    like = declared_tensor(data, sent)
+    if like is None:
         return ""
     used = names_in(json.dumps(data["program"]))
     for name, tensor in declared.items():

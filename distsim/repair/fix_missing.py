@@ -19,14 +19,15 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     fields_of,
+    group_members,
     make_step,
     op_of,
     owner_ranks,
     ranks_of,
+    selected_ranks,
     step_list_of_ranks,
     step_paths,
     value_at,
-    value_by_rank,
     with_steps_replaced,
 )
 
@@ -37,13 +38,17 @@ _REQUEST_FIELDS: Final = ("async", "as")
 def extend_to_all_ranks(
     data: ScenarioData, paths: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A call that only some ranks make is made by all."""
+    """A collective, or new_group, that only some ranks call is called by all."""
     for path in paths:
         entry = value_at(data, path)
-        if ranks_of(entry) is not None and OPERATIONS[op_of(entry)].kind != "p2p":
+        if ranks_of(entry) is not None and _needs_all_ranks(entry):
             found = copy.deepcopy(data)
             del value_at(found, path)["ranks"]
             yield f"call {op_of(entry)} on all ranks", found
+
+
+def _needs_all_ranks(entry: object) -> bool:
+    return _is_collective(entry) or op_of(entry) == "new_group"
 
 
 def extend_blocks(
@@ -100,14 +105,8 @@ def _is_block(entry: object) -> bool:
 
 def _is_for_most(program: Program, ranks: Any) -> bool:
     """Whether a selector chooses most ranks; True if that depends on more than the rank."""
-    if isinstance(ranks, int):
-        chosen = 1
-    elif isinstance(ranks, list):
-        chosen = len(ranks)
-    else:
-        values = value_by_rank(program, ranks)
-        chosen = sum(map(bool, values)) if values else program.world_size
-    return 2 * chosen > program.world_size
+    chosen = selected_ranks(ranks)
+    return chosen is None or 2 * len(chosen) > program.world_size
 
 
 def _split_block(block: ScenarioData) -> list[ScenarioData]:
@@ -215,10 +214,12 @@ def _placed_collectives(data: ScenarioData) -> dict[int, list[_PlacedCollective]
 
 
 def _has_expression(data: ScenarioData, path: DataPath) -> bool:
-    """Whether a selector of a step, or of a block around it, is an expression."""
+    """Whether a selector of a step, or of a block around it, depends on more than the rank."""
     for end in range(2, len(path) + 1):
         entry = value_at(data, path[:end])
-        if isinstance(path[end - 1], int) and isinstance(ranks_of(entry), str):
+        if not isinstance(path[end - 1], int) or ranks_of(entry) is None:
+            continue
+        if selected_ranks(ranks_of(entry)) is None:
             return True
     return False
 
@@ -261,11 +262,11 @@ def make_same_call(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[
 def copy_to_other_ranks(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A collective in one list of steps is copied into another list."""
+    """A collective, or new_group, in one list of steps is copied into another list."""
     lists = [path[:-1] for path in step_paths(data)]
     for path in named:
         entry = value_at(data, path)
-        if OPERATIONS[op_of(entry)].kind == "p2p":
+        if not _needs_all_ranks(entry):
             continue
         for list_path in dict.fromkeys(lists):
             if list_path == path[:-1]:
@@ -336,11 +337,7 @@ def _shared_collectives(
     found = []
     for call in calls:
         name = next(iter(call.values())).get("group")
-        members: Any = (data.get("groups") or {}).get(name)
-        if isinstance(members, dict):
-            members = members.get("ranks")
-        elif name is None:
-            members = (rank, other)
+        members = (rank, other) if name is None else group_members(data, name)
         if isinstance(members, list | tuple) and rank in members and other in members:
             found.append(call)
     return found

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Final
 
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
@@ -17,6 +17,7 @@ from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    declared_tensor,
     fields_of,
     make_step,
     op_of,
@@ -58,23 +59,40 @@ def _repeat_words(number: int, before: int) -> str:
     return f"repeat {number} times instead of {before} (`times: {number}`)"
 
 
-def other_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
-    """A loop runs a little more or less often, or once for each other rank.
+def more_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop runs a little more often, or once for each other rank.
 
     Ranks may need equally many messages without having equal loops: a loop over the workers on one
     rank, and one message on each worker.
     """
-    world = program.world_size
+    for path, times in _loops_with_equal_times(data, program):
+        for number in (times + 1, program.world_size - 1, program.world_size, times + 2):
+            if number > times:
+                yield _with_times(data, path, number, times)
+
+
+def fewer_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop runs a little less often, or once for each other rank."""
+    for path, times in _loops_with_equal_times(data, program):
+        for number in (times - 1, program.world_size - 1, program.world_size, times - 2):
+            if 0 < number < times:
+                yield _with_times(data, path, number, times)
+
+
+def _loops_with_equal_times(data: ScenarioData, program: Program) -> Iterator[tuple[DataPath, int]]:
+    """The loops that run equally often on all ranks, and how often."""
     for path in step_paths(data):
         values = set(value_by_rank(program, times_of(value_at(data, path))))
-        if len(values) != 1:
-            continue
-        (times,) = values
-        for number in dict.fromkeys((times + 1, times - 1, world - 1, world, times + 2, times - 2)):
-            if number > 0 and number != times:
-                changed = copy.deepcopy(data)
-                value_at(changed, path)["repeat"]["times"] = number
-                yield _repeat_words(number, times), changed
+        if len(values) == 1:
+            yield path, values.pop()
+
+
+def _with_times(
+    data: ScenarioData, path: DataPath, number: int, before: int
+) -> tuple[str, ScenarioData]:
+    changed = copy.deepcopy(data)
+    value_at(changed, path)["repeat"]["times"] = number
+    return _repeat_words(number, before), changed
 
 
 def _iterations_words(number: int, values: list[int]) -> str:
@@ -163,9 +181,11 @@ def _with_output_rows(
     data: ScenarioData, output: object, received: dict[int, list[int]]
 ) -> ScenarioData | None:
     declared = data.get("tensors") or {}
-    tensor: Any = declared.get(output) if isinstance(output, str) else None
-    shape = tensor.get("shape") if isinstance(tensor, dict) else None
-    if not isinstance(shape, list) or not shape or len(received) != data.get("world"):
+    tensor = declared_tensor(data, output)
+    shape = None if tensor is None else tensor.get("shape")
+    if tensor is None or not isinstance(shape, list) or not shape:
+        return None
+    if len(received) != data.get("world"):
         return None
     rows = {rank: sum(splits) for rank, splits in received.items()}
     return {**data, "tensors": {**declared, output: {**tensor, "shape": [rows, *shape[1:]]}}}
@@ -173,7 +193,8 @@ def _with_output_rows(
 
 __all__ = [
     "equal_iterations",
-    "other_iterations",
+    "fewer_iterations",
+    "more_iterations",
     "roots_as_numbers",
     "splits_as_numbers",
 ]

@@ -1,4 +1,4 @@
-"""Repairs of the order of calls and of waiting: batches, requests, waits at the end, moved steps.
+"""Repairs of the order of calls and of waiting: batches, requests, waits, loops, moved steps.
 
 The calls and their arguments stay the same. Each function yields (words, changed data).
 """
@@ -6,6 +6,7 @@ The calls and their arguments stay the same. Each function yields (words, change
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
@@ -19,7 +20,9 @@ from distsim.repair.scenario_data import (
     parenthesised_line,
     paths_by_list,
     ranks_of,
+    step_paths,
     tensor_names,
+    times_of,
     value_at,
 )
 
@@ -153,15 +156,32 @@ def wait_before_use(
             user = next(users, None)
             if user is not None:
                 changed = copy.deepcopy(data)
-                changed_steps = value_at(changed, path[:-1])
-                changed_steps.insert(user, changed_steps.pop(wait))
+                _wait_earlier(value_at(changed, path[:-1]), handle, wait, user)
                 yield f"wait for {handle} before {op_of(steps[user])} uses {tensor}", changed
 
 
 def _first_wait_for(handle: object, steps: list[Any], start: int) -> int | None:
-    """The position of the first later step that waits for this request alone."""
-    waits = (k for k in range(start + 1, len(steps)) if _is_only_wait_for(steps[k], handle))
+    """The position of the first later step that waits for this request."""
+    waits = (k for k in range(start + 1, len(steps)) if handle in _awaited_handles(steps[k]))
     return next(waits, None)
+
+
+def _wait_earlier(steps: list[Any], handle: object, wait: int, target: int) -> None:
+    """Wait for a request at an earlier position; a wait for others as well keeps the others."""
+    entry = steps.pop(wait)
+    others = [each for each in _awaited_handles(entry) if each != handle]
+    if others:
+        steps.insert(wait, make_step("wait", {"handles": others}, ranks_of(entry)))
+        entry = make_step("wait", {"handles": handle}, ranks_of(entry))
+    steps.insert(target, entry)
+
+
+def _awaited_handles(entry: object) -> list[object]:
+    """The handles that a step waits for by name; empty if it is no wait."""
+    if op_of(entry) != "wait":
+        return []
+    handles = fields_of(entry).get("handles")
+    return list(handles) if isinstance(handles, list) else [handles]
 
 
 def _uses(entry: object, tensor: str) -> bool:
@@ -175,8 +195,37 @@ def _uses(entry: object, tensor: str) -> bool:
     return False
 
 
-def _is_only_wait_for(entry: object, handle: object) -> bool:
-    return op_of(entry) == "wait" and fields_of(entry).get("handles") in (handle, [handle])
+# --- loops ---
+def reverse_loops(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A loop that counts down counts up, or the other way round."""
+    for path in step_paths(data):
+        repeat = value_at(data, path).get("repeat") if times_of(value_at(data, path)) else None
+        if not isinstance(repeat, dict) or "index" not in repeat:
+            continue
+        index, times = str(repeat["index"]), repeat["times"]
+        down = f"{times} - 1 - {index}"
+        counts_down = down in repr(repeat["steps"])
+        changed = copy.deepcopy(data)
+        steps = value_at(changed, path)["repeat"]["steps"]
+        if counts_down:
+            written = re.escape(down)
+            steps[:] = _with_texts_replaced(steps, rf"\({written}\)|{written}", index)
+            yield f"use {index} in place of {down} in this loop", changed
+        elif re.search(rf"\b{re.escape(index)}\b", repr(repeat["steps"])):
+            steps[:] = _with_texts_replaced(steps, rf"\b{re.escape(index)}\b", f"({down})")
+            yield f"use {down} in place of {index} in this loop", changed
+
+
+def _with_texts_replaced(value: Any, pattern: str, replacement: str) -> Any:
+    """A value in which all texts that match a pattern are replaced, except in selectors."""
+    if isinstance(value, dict):
+        return {
+            key: item if key == "ranks" else _with_texts_replaced(item, pattern, replacement)
+            for key, item in value.items()
+        }
+    if isinstance(value, list):
+        return [_with_texts_replaced(item, pattern, replacement) for item in value]
+    return re.sub(pattern, replacement, value) if isinstance(value, str) else value
 
 
 # --- moves ---

@@ -13,6 +13,7 @@ from distsim.repair.scenario_data import (
     fields_of,
     op_of,
     ranks_of,
+    selected_ranks,
     step_paths,
     times_of,
     value_at,
@@ -28,7 +29,8 @@ def with_place(
 ) -> str:
     """The words of a proposal, after the line, the ranks and the group of the changed call.
 
-    The default group is not named: most calls use it.
+    ``lines``: the lines in the user's file; 0 for calls that an earlier change added. The default
+    group is not named: most calls use it.
     """
     if before["program"] == after["program"]:
         return _with_tensor_place(words, before, after, lines)
@@ -36,22 +38,27 @@ def with_place(
     if inserted is not None:
         neighbour, side = inserted
         ranks = "" if _NAMES_RANKS.search(words) else f", {_ranks_text(before, neighbour)}"
+        if not lines.get(neighbour):
+            return f"{side} {_added_call(before, neighbour)}{ranks}: {words}"
         return f"line {lines[neighbour]}{ranks}: {side} this line, {words}"
-    path = _first_changed_step(before, after)
+    path = _moved_step(before, after) or _first_changed_step(before, after)
     if path is None:
         return words
-    place = [f"line {lines[path]}"] if lines.get(path) else []
+    place = [f"line {lines[path]}" if lines.get(path) else _added_call(before, path)]
     # A proposal for all ranks may say so in a better place of its sentence.
     if _ALL_RANKS not in words:
         place.append(_ranks_text(before, path))
     group = _group_of(value_at(before, path))
     if group not in ("", "world"):
         place.append(f"group {group}")
-    if not place:
-        return words
     # Words such as "barrier: …" name the operation, which belongs to the place.
     separator = ", " if re.match(r"\w+: ", words) else ": "
     return f"{', '.join(place)}{separator}{words}"
+
+
+def _added_call(before: ScenarioData, path: DataPath) -> str:
+    """A call that an earlier change added, so that the user's file has no line for it."""
+    return f"the added {op_of(value_at(before, path)) or 'block'}"
 
 
 def _with_tensor_place(
@@ -80,6 +87,23 @@ def _inserted_step(before: ScenarioData, after: ScenarioData) -> tuple[DataPath,
         if place == 0:
             return (*list_path, 0), "before"
         return (*list_path, place - 1), "after"
+    return None
+
+
+def _moved_step(before: ScenarioData, after: ScenarioData) -> DataPath | None:
+    """The call that the change moves within its list; None for any other change."""
+    lists = {path[:-1] for path in step_paths(before)}
+    for list_path in sorted(lists, key=len, reverse=True):
+        old, new = value_at(before, list_path), _value_or_none(after, list_path)
+        if not isinstance(new, list) or len(new) != len(old) or new == old:
+            continue
+        first = next(k for k, entry in enumerate(old) if new[k] != entry)
+        for moved in range(first, len(old)):
+            rest = [*old[:moved], *old[moved + 1 :]]
+            place = next((k for k, entry in enumerate(rest) if new[k] != entry), len(rest))
+            if [*rest[:place], old[moved], *rest[place:]] == new:
+                return (*list_path, moved)
+        return None
     return None
 
 
@@ -115,12 +139,12 @@ def _value_or_none(data: Any, path: DataPath) -> Any:
 def _ranks_text(data: ScenarioData, path: DataPath) -> str:
     for end in range(len(path), 1, -1):
         chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
-        if isinstance(chosen, list) and all(isinstance(rank, int) for rank in chosen):
-            return rank_list(chosen)
-        if isinstance(chosen, int):
-            return rank_list([chosen])
-        if chosen is not None:
-            return f"ranks where {chosen}"
+        if chosen is None:
+            continue
+        ranks = selected_ranks(chosen)
+        if ranks is not None and (len(ranks) == 1 or not isinstance(chosen, str)):
+            return rank_list(ranks)
+        return f"ranks where {chosen}"
     return _ALL_RANKS
 
 

@@ -1,7 +1,8 @@
 """Propose changes that might repair a failing scenario, the least intrusive kinds first.
 
 A proposal changes the scenario's data (the parsed YAML) and is not checked here; `search` does
-that. The calls that the findings name, and those of outlier ranks, are changed first.
+that. The calls that the findings name, and those of outlier ranks, are changed first. A search has
+a limited number of checks, so each kind of change first proposes its best few, and then the rest.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from distsim.program.model import Program
 from distsim.repair.fix_arguments import (
     batch_requests,
     copy_of_composite_calls,
+    drop_invalid_tags,
+    name_expected_sources,
     unify_shapes,
     use_group_ranks,
 )
@@ -47,7 +50,8 @@ from distsim.repair.fix_missing import (
 )
 from distsim.repair.fix_numbers import (
     equal_iterations,
-    other_iterations,
+    fewer_iterations,
+    more_iterations,
     roots_as_numbers,
     splits_as_numbers,
 )
@@ -56,10 +60,12 @@ from distsim.repair.fix_order import (
     make_nonblocking,
     move_steps,
     move_waits_last,
+    reverse_loops,
     wait_before_use,
 )
 from distsim.repair.fix_remote import same_channel, synchronise_accesses
 from distsim.repair.fix_requests import wait_for_requests
+from distsim.repair.fix_timeouts import raise_timeout
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -97,11 +103,16 @@ CHANGES_ORDER: Final = 0
 CHANGES_ARGUMENTS: Final = 1
 ADDS_CALLS: Final = 2
 REMOVES_CALLS: Final = 3
+_INIT: Final = "init_process_group"
+#: Calls that stay where they are: they end or delay a rank.
+_FIXED_OPS: Final = ("sleep", "exit", "fail")
 #: In a program of at most this many steps all of them are changed, those that the findings name
 #: first.
 _FEW_STEPS: Final = 24
-#: Limit for the changes of one kind that are proposed.
-_MAX_CHANGES: Final = 150
+#: In each round, the number of changes of one kind that are proposed before those of the next kind.
+_ROUNDS: Final = (4, 16, 130)
+#: Limit for changes of several rare kinds together.
+_MAX_RARE_CHANGES: Final = 30
 
 #: What a change does, in words, and the changed data.
 _Change = tuple[str, ScenarioData]
@@ -118,13 +129,16 @@ class RepairProposal(NamedTuple):
 class FailureHints(NamedTuple):
     """What the findings say about a failure.
 
-    ``lines``: the line of each call, by its path. ``places``: the lines that the findings name.
-    ``odd``: outlier ranks. ``mismatch``: calls have wrong or different arguments, so arguments are
-    changed before the order of calls. ``program``: the lowered scenario. ``is_first``: the data are
-    those of the file itself, without an earlier proposal.
+    ``lines``: the line of each call, by its path. ``user_lines``: its line in the file that is
+    repaired, 0 for calls that an earlier proposal added; words name these lines. ``places``: the
+    lines that the findings name. ``odd``: outlier ranks. ``mismatch``: calls have wrong or
+    different arguments, so arguments are changed before the order of calls. ``program``: the
+    lowered scenario. ``is_first``: the data are those of the file itself, without an earlier
+    proposal.
     """
 
     lines: dict[DataPath, int]
+    user_lines: dict[DataPath, int]
     places: frozenset[int]
     odd: frozenset[int] = frozenset()
     mismatch: bool = False
@@ -148,27 +162,38 @@ class _Calls(NamedTuple):
 def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairProposal]:
     """The changes to try, in this order."""
     calls = _calls_to_change(data, hints)
+    kinds = list(_kinds_of_changes(data, hints, calls))
+    for number in _ROUNDS:
+        for kind in kinds:
+            yield from islice(kind, number)
+
+
+_Proposals = Iterator[RepairProposal]
+
+
+def _kinds_of_changes(
+    data: ScenarioData, hints: FailureHints, calls: _Calls
+) -> Iterator[_Proposals]:
+    """The changes of each kind."""
     yield from _group_changes(data, hints, calls)
     if hints.mismatch:
         yield from _argument_changes(data, hints, calls)
-        yield from _order_changes(data, calls)
+        yield _order_changes(data, calls)
     else:
-        yield from _order_changes(data, calls)
-        yield from _alignments(data, hints, calls)
-    yield from _of_kind(CHANGES_ARGUMENTS, islice(unify_counts(data), _MAX_CHANGES))
+        yield _order_changes(data, calls)
+        yield _alignments(data, hints, calls)
+    yield _of_kind(CHANGES_ARGUMENTS, unify_counts(data))
+    movable = [path for path in calls.named_steps if op_of(value_at(data, path)) not in _FIXED_OPS]
     named_parts = [path for path in calls.named if path in calls.parts]
-    for moved in (calls.named_steps, named_parts):
-        yield from _of_kind(
-            CHANGES_ORDER, islice(move_steps(data, moved, hints.lines), _MAX_CHANGES)
-        )
+    for moved in (movable, named_parts):
+        yield _of_kind(CHANGES_ORDER, move_steps(data, moved, hints.user_lines))
     if not hints.mismatch:
-        copied = islice(_copy_arguments(data, calls.named_steps, hints.lines), _MAX_CHANGES)
-        yield from _of_kind(CHANGES_ARGUMENTS, copied)
-    peers = islice(change_peers(data, calls.named), _MAX_CHANGES)
-    yield from _of_kind(CHANGES_ARGUMENTS, peers)
+        yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
+    yield _of_kind(CHANGES_ARGUMENTS, change_peers(data, calls.named))
     if hints.program is not None:
-        loops = islice(other_iterations(data, hints.program), _MAX_CHANGES)
-        yield from _of_kind(CHANGES_ARGUMENTS, loops)
+        yield _of_kind(CHANGES_ARGUMENTS, more_iterations(data, hints.program))
+        yield _of_kind(REMOVES_CALLS, fewer_iterations(data, hints.program))
+        yield _of_kind(CHANGES_ARGUMENTS, raise_timeout(data, hints.program))
     for additions in (
         make_same_call(data, calls.named_steps),
         complete_early_exits(data),
@@ -176,15 +201,33 @@ def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairP
         copy_to_other_ranks(data, calls.named_steps),
         add_counterparts(data, calls.named),
     ):
-        yield from _of_kind(ADDS_CALLS, islice(additions, _MAX_CHANGES))
-    for path in calls.named:
-        words = f"remove {op_of(value_at(data, path))}"
-        yield RepairProposal(REMOVES_CALLS, words, with_steps_replaced(data, path, []))
+        yield _of_kind(ADDS_CALLS, additions)
+    yield _of_kind(REMOVES_CALLS, _removals(data, calls.named))
 
 
 def _of_kind(kind: int, changes: Iterable[_Change]) -> Iterator[RepairProposal]:
     for words, changed in changes:
         yield RepairProposal(kind, words, changed)
+
+
+def _removals(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:
+    """One call is removed; never local work, whose absence only hides a failure."""
+    for path in named:
+        op = op_of(value_at(data, path))
+        is_needed = op == _INIT and not _is_initialised_elsewhere(data, path)
+        if OPERATIONS[op].kind != "local" and not is_needed:
+            yield f"remove {op}", with_steps_replaced(data, path, [])
+
+
+def _is_initialised_elsewhere(data: ScenarioData, path: DataPath) -> bool:
+    """Whether the ranks of an init_process_group call it at another place too."""
+    owners = set(owner_ranks(data, path))
+    for other in step_paths(data):
+        if other != path and op_of(value_at(data, other)) == _INIT:
+            others = owner_ranks(data, other)
+            if not others or (owners and owners <= set(others)):
+                return True
+    return False
 
 
 def _calls_to_change(data: ScenarioData, hints: FailureHints) -> _Calls:
@@ -231,60 +274,60 @@ def _handle_of(data: ScenarioData, path: DataPath) -> str:
 
 
 # --- groups and numbers ---
-def _group_changes(
-    data: ScenarioData, hints: FailureHints, calls: _Calls
-) -> Iterator[RepairProposal]:
+def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> Iterator[_Proposals]:
     """Changes that apply to few programs, and repair most of those in one step."""
     program = hints.program
     if program is None:
         return
-    lines = hints.lines
-    yield from _of_kind(CHANGES_ORDER, wait_before_use(data, calls.steps))
+    yield _of_kind(CHANGES_ORDER, wait_before_use(data, calls.steps))
     arguments = chain(
-        equal_iterations(data, program, lines),
+        equal_iterations(data, program, hints.user_lines),
         roots_as_numbers(data, program, calls.named_steps),
-        splits_as_numbers(data, program, calls.named_steps, lines),
+        splits_as_numbers(data, program, calls.named_steps, hints.lines),
         invert_peers(data, program, calls.named),
         shift_peers(data, program, calls.named),
         same_channel(data, calls.steps),
         copy_of_composite_calls(data),
         list_members_once(data, program),
-        call_where_valid(data, program, calls.named_steps, lines) if hints.is_first else (),
+        name_expected_sources(data),
+        drop_invalid_tags(data, calls.named),
+        call_where_valid(data, program, calls.named_steps, hints.lines) if hints.is_first else (),
     )
-    yield from _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_CHANGES))
-    blocks = chain(extend_blocks(data, program, calls.named_steps), add_skipped_calls(data))
-    yield from _of_kind(ADDS_CALLS, islice(blocks, _MAX_CHANGES))
-    yield from _of_kind(ADDS_CALLS, synchronise_accesses(data, calls.steps))
-    yield from _of_kind(CHANGES_ORDER, chain(destroy_later(data), destroy_after_block(data)))
-    yield from _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
-    yield from _of_kind(ADDS_CALLS, chain(exit_after_block(data), drop_destroy(data)))
-    yield from _of_kind(ADDS_CALLS, create_on_all_ranks(data))
+    yield _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_RARE_CHANGES))
+    yield _of_kind(ADDS_CALLS, extend_blocks(data, program, calls.named_steps))
+    yield _of_kind(ADDS_CALLS, add_skipped_calls(data))
+    yield _of_kind(ADDS_CALLS, synchronise_accesses(data, calls.steps))
+    yield _of_kind(CHANGES_ORDER, chain(destroy_later(data), destroy_after_block(data)))
+    yield _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
+    yield _of_kind(ADDS_CALLS, chain(exit_after_block(data), drop_destroy(data)))
+    yield _of_kind(ADDS_CALLS, create_on_all_ranks(data))
     if BACKEND_PROFILES[program.backend].device:
-        yield from _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))
+        yield _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))
 
 
 # --- order ---
-def _order_changes(data: ScenarioData, calls: _Calls) -> Iterator[RepairProposal]:
+def _order_changes(data: ScenarioData, calls: _Calls) -> _Proposals:
     changes = chain(
         batch_messages(data, calls.steps),
-        islice(batch_requests(data, calls.steps), _MAX_CHANGES),
+        batch_requests(data, calls.steps),
         make_nonblocking(data, calls.steps, calls.named_steps),
         move_waits_last(data, calls.steps),
+        reverse_loops(data),
     )
     return _of_kind(CHANGES_ORDER, changes)
 
 
 # --- arguments ---
-def _alignments(data: ScenarioData, hints: FailureHints, calls: _Calls) -> Iterator[RepairProposal]:
+def _alignments(data: ScenarioData, hints: FailureHints, calls: _Calls) -> _Proposals:
     messages = calls.steps + calls.parts
-    changes = align_with_counterparts(data, calls.named, messages, hints.lines)
-    return _of_kind(CHANGES_ARGUMENTS, islice(changes, _MAX_CHANGES))
+    changes = align_with_counterparts(data, calls.named, messages, hints.user_lines)
+    return _of_kind(CHANGES_ARGUMENTS, changes)
 
 
 def _argument_changes(
     data: ScenarioData, hints: FailureHints, calls: _Calls
-) -> Iterator[RepairProposal]:
-    yield from _alignments(data, hints, calls)
+) -> Iterator[_Proposals]:
+    yield _alignments(data, hints, calls)
     declarations = chain(
         use_group_ranks(data, calls.named_steps),
         () if hints.program is None else unify_shapes(data, hints.program),
@@ -292,30 +335,27 @@ def _argument_changes(
         fit_whole(data, calls.named_steps),
         pad_rows(data, calls.named_steps),
     )
-    changes = chain(
-        islice(_copy_arguments(data, calls.named_steps, hints.lines), _MAX_CHANGES),
-        islice(declarations, _MAX_CHANGES),
-        _copy_declarations(data, calls.named_steps),
-    )
-    yield from _of_kind(CHANGES_ARGUMENTS, changes)
+    yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
+    yield _of_kind(CHANGES_ARGUMENTS, declarations)
+    yield _of_kind(CHANGES_ARGUMENTS, _copy_declarations(data, calls.named_steps))
 
 
-def _copy_arguments(
-    data: ScenarioData, named: list[DataPath], lines: dict[DataPath, int]
-) -> Iterator[_Change]:
+def _copy_arguments(data: ScenarioData, calls: _Calls, hints: FailureHints) -> Iterator[_Change]:
     """A step gets an argument of another one: tag, group, root, reduction or tensor."""
+    named = calls.named_steps
     for path in named:
         entry = value_at(data, path)
         op, fields = op_of(entry), fields_of(entry)
+        own_keys = [key for key in _SHARED_FIELDS if _has_field(op, key)]
         for other in named:
             if other == path:
                 continue
-            other_fields = fields_of(value_at(data, other))
-            for key in _SHARED_FIELDS:
+            other_op, other_fields = op_of(value_at(data, other)), fields_of(value_at(data, other))
+            like = other_op + parenthesised_line(hints.user_lines, other)
+            for key in (key for key in own_keys if _has_field(other_op, key)):
                 if fields.get(key) != other_fields.get(key):
                     copied = _with_value_of(fields, key, other_fields)
                     step = make_step(op, copied, ranks_of(entry))
-                    like = op_of(value_at(data, other)) + parenthesised_line(lines, other)
                     words = f"{op}: {values_as_words([key], other_fields)}, like {like}"
                     yield words, with_steps_replaced(data, path, [step])
         if not OPERATIONS[op].root_field:
@@ -324,6 +364,12 @@ def _copy_arguments(
             if isinstance(fields.get(key), str | dict):
                 step = make_step(op, {**fields, key: 0}, ranks_of(entry))
                 yield f"{op}: use one root on all ranks", with_steps_replaced(data, path, [step])
+
+
+def _has_field(op: str, key: str) -> bool:
+    """Whether an operation has a field of this name in a scenario."""
+    fields = OPERATIONS[op].model_fields
+    return key in (info.alias or name for name, info in fields.items())
 
 
 def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:

@@ -83,6 +83,74 @@ def tensor_names(entry: Any) -> set[str]:
     return named
 
 
+class RankSelector(str):
+    """A selector that is an expression, such as `rank > 0`, and the ranks that it selects."""
+
+    ranks: tuple[int, ...]
+
+    def __new__(cls, text: str, ranks: tuple[int, ...]) -> RankSelector:
+        selector = super().__new__(cls, text)
+        selector.ranks = ranks
+        return selector
+
+    def __deepcopy__(self, memo: dict[int, object]) -> RankSelector:
+        return self
+
+
+def with_selected_ranks(data: ScenarioData, program: Program) -> ScenarioData:
+    """The data, in which each selector that depends on the rank alone knows its ranks."""
+    found = copy.deepcopy(data)
+    for path in step_paths(found):
+        selector = ranks_of(value_at(found, path))
+        if isinstance(selector, str):
+            values = value_by_rank(program, selector)
+            if len(values) == program.world_size:
+                ranks = tuple(rank for rank, value in enumerate(values) if value)
+                value_at(found, path)["ranks"] = RankSelector(selector, ranks)
+    return found
+
+
+def plain_data(data: ScenarioData) -> ScenarioData:
+    """The data as plain dictionaries, lists and texts.
+
+    Every proposal copies the data, and copying YAML nodes would be slow.
+    """
+
+    def plain(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [plain(item) for item in value]
+        return str(value) if isinstance(value, str) else value
+
+    return {str(key): plain(value) for key, value in data.items()}
+
+
+def selected_ranks(selector: object) -> list[int] | None:
+    """The ranks of a selector; None if it is absent or depends on more than the rank."""
+    if isinstance(selector, RankSelector):
+        return list(selector.ranks)
+    if isinstance(selector, int) and not isinstance(selector, bool):
+        return [selector]
+    if isinstance(selector, list) and all(isinstance(rank, int) for rank in selector):
+        return list(selector)
+    return None
+
+
+def declared_tensor(data: ScenarioData, name: object) -> ScenarioData | None:
+    """The declaration of a tensor; None for an inline tensor, a copy and an unknown name."""
+    declared = data.get("tensors") or {}
+    tensor = declared.get(name) if isinstance(name, str) else None
+    return tensor if isinstance(tensor, dict) else None
+
+
+def group_members(data: ScenarioData, group: object) -> object:
+    """The members of a declared group; None for an axis, a list of axes and an unknown name."""
+    declared = data.get("groups") or {}
+    found = declared.get(group) if isinstance(group, str) else None
+    return found.get("ranks") if isinstance(found, dict) else found
+
+
 def names_in(text: str) -> set[str]:
     """The names in an expression or a reference, such as `x` and `i` in `x@i`."""
     return set(_NAME.findall(text))
@@ -147,14 +215,15 @@ def batch_part_paths(data: ScenarioData, paths: list[DataPath]) -> list[DataPath
 
 
 def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
-    """The ranks of an entry or of the block around it; empty if they are not written as numbers."""
-    for end in range(len(path), 1, -1):
-        chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
-        if isinstance(chosen, int) and not isinstance(chosen, bool):
-            return (chosen,)
-        if isinstance(chosen, list):
-            return tuple(r for r in chosen if isinstance(r, int))
-    return ()
+    """The ranks of an entry and of the blocks around it; empty if no selector has known ranks."""
+    owners: list[int] | None = None
+    for end in range(2, len(path) + 1):
+        chosen = None
+        if isinstance(path[end - 1], int):
+            chosen = selected_ranks(ranks_of(value_at(data, path[:end])))
+        if chosen is not None:
+            owners = chosen if owners is None else [rank for rank in owners if rank in chosen]
+    return tuple(owners or ())
 
 
 def calling_ranks(data: ScenarioData, program: Program, path: DataPath) -> list[int] | None:
@@ -196,8 +265,7 @@ def step_list_of_ranks(data: ScenarioData, ranks: list[int]) -> DataPath | None:
     lists: list[DataPath] = []
     for path in step_paths(data):
         entry = value_at(data, path)
-        chosen = ranks_of(entry)
-        owners = chosen if isinstance(chosen, list) else [chosen]
+        owners = selected_ranks(ranks_of(entry))
         if owners == ranks and isinstance(entry.get("steps"), list):
             lists.append((*path, "steps"))
     return max(lists, key=lambda path: len(value_at(data, path)), default=None)

@@ -8,6 +8,7 @@ empty result does not mean that no repair exists.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -33,8 +34,15 @@ from distsim.repair.proposals import (
     RepairProposal,
     propose_repairs,
 )
-from distsim.repair.scenario_data import DataPath, ScenarioData, batch_part_paths, step_paths
-from distsim.repair.text_patch import patched_text, unified_diff
+from distsim.repair.scenario_data import (
+    DataPath,
+    ScenarioData,
+    batch_part_paths,
+    plain_data,
+    step_paths,
+    with_selected_ranks,
+)
+from distsim.repair.text_patch import line_numbers_before, patched_text, unified_diff
 from distsim.repair.update_expectations import updated_expectations
 from distsim.scenario import loads
 from distsim.scenario.format.source.construct import construct
@@ -46,8 +54,8 @@ from distsim.simulation.simulate_scenario import simulate
 #: Limits for the changed files that are checked in all steps together: their number, and the number
 #: of their calls; but at least `_MIN_TRIALS` files.
 MAX_REPAIR_TRIALS: Final = 1000
-_MAX_CHECKED_CALLS: Final = 150_000
-_MIN_TRIALS: Final = 60
+_MAX_CHECKED_CALLS: Final = 20_000
+_MIN_TRIALS: Final = 40
 #: Files that are checked after the first repair: if it keeps all data and the calls of all correct
 #: ranks, and otherwise.
 _TRIALS_AFTER_BEST: Final = 25
@@ -143,15 +151,30 @@ def find_repairs(
     affordable = max(_MIN_TRIALS, _MAX_CHECKED_CALLS // max(_program_of(first).call_count, 1))
     search = _RepairSearch(file, backend, min(most, affordable), kinds, {text}, _Original(first))
     candidates = [first]
-    for _ in range(_MAX_REPAIR_STEPS):
-        changed: list[_RepairCandidate] = []
-        for candidate in candidates:
-            changed += search.extend(candidate)
+    for step in range(_MAX_REPAIR_STEPS):
+        changed = search.extend_all(candidates, is_last=step == _MAX_REPAIR_STEPS - 1)
         if search.repaired:
-            repairs = [_finished_repair(each, text, file, backend) for each in search.repaired]
+            chosen = _without_needless_losses(search.repaired)
+            repairs = [_finished_repair(each, text, file, backend) for each in chosen]
             return tuple(sorted(repairs, key=_preference)[:_MAX_SHOWN])
         candidates = _best_candidates(changed)
     return ()
+
+
+def _without_needless_losses(repaired: list[_RepairCandidate]) -> list[_RepairCandidate]:
+    """The repairs without those that lose data which another repair keeps.
+
+    Equal loops may drop iterations of some ranks: training does so on purpose (drop_last).
+    """
+    least = min(each.loss.lost for each in repaired)
+
+    def is_shown(repair: _RepairCandidate) -> bool:
+        drops_iterations = (
+            repair.kind < REMOVES_CALLS and repair.loss.lost <= repair.loss.fewer_calls
+        )
+        return repair.loss.lost == least or drops_iterations
+
+    return list(filter(is_shown, repaired))
 
 
 def _best_candidates(candidates: list[_RepairCandidate]) -> list[_RepairCandidate]:
@@ -173,6 +196,7 @@ class _Original:
 
     def __init__(self, first: _RepairCandidate) -> None:
         program, verdict = _program_of(first), first.verdict
+        self.text = first.text
         self.data = ExchangedData(program)
         self.flow = DataFlow(program)
         outliers = set(verdict.culprits) | outlier_ranks(program)
@@ -237,15 +261,32 @@ class _RepairSearch:
     original: _Original
     repaired: list[_RepairCandidate] = field(default_factory=list)
 
-    def extend(self, candidate: _RepairCandidate) -> list[_RepairCandidate]:
-        """Check the candidate with one more proposal; return those that are not repaired yet."""
+    def extend_all(
+        self, candidates: list[_RepairCandidate], is_last: bool
+    ) -> list[_RepairCandidate]:
+        """Check the candidates with one more proposal each; return those not repaired yet.
+
+        All steps but the last use half of the trials that are left, in equal shares.
+        """
+        trials = self.trials_left if is_last else math.ceil(self.trials_left / 2)
+        share = math.ceil(trials / max(len(candidates), 1))
         unrepaired: list[_RepairCandidate] = []
-        for text, proposal in _proposed_texts(candidate, self.file):
-            if self.trials_left <= 0 or len(self.repaired) >= _MAX_REPAIRED:
+        for candidate in candidates:
+            unrepaired += self._extend(candidate, share)
+        return unrepaired
+
+    def _extend(self, candidate: _RepairCandidate, most: int) -> list[_RepairCandidate]:
+        """Check the candidate with one more proposal, ``most`` files at most."""
+        unrepaired: list[_RepairCandidate] = []
+        trials = 0
+        for text, proposal in _proposed_texts(candidate, self.file, self.original.text):
+            is_exhausted = trials >= most or self.trials_left <= 0
+            if is_exhausted or len(self.repaired) >= _MAX_REPAIRED:
                 break
             if text in self.seen or proposal.kind > self.max_kind:
                 continue
             self.seen.add(text)
+            trials += 1
             self.trials_left -= 1
             changed = _checked_candidate(text, self.file, self.backend)
             if changed is None:
@@ -262,7 +303,8 @@ class _RepairSearch:
                 continue
             flow = self.original.flow.change_in(DataFlow(program))
             self.repaired.append(changed._replace(program=None, loss=loss, flow=flow))
-            is_best = not loss.lost and not loss.changed_ranks and not flow.lost_reads
+            keeps_data = not loss.lost and not flow.overwritten and not flow.lost_reads
+            is_best = keeps_data and not loss.changed_ranks
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)
         return unrepaired
@@ -275,10 +317,12 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     return (
         fix.flow.empty_sends,
         fix.loss.lost,
+        fix.flow.overwritten,
         fix.flow.lost_reads,
         removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,
+        fix.loss.added,
         fix.flow.hasty_sends,
         fix.loss.fewer_calls,
         fix.loss.lost_by_outliers,
@@ -288,27 +332,37 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.flow.lost_deliveries,
         fix.flow.renamed,
         fix.loss.tensor_sets,
+        fix.flow.duplicate_sends,
         fix.flow.message_arguments,
         fix.flow.edited_ranks,
         fix.flow.edited_before_exit,
-        _edit_count(fix.patch),
+        *_patch_size(fix.patch),
         fix.kind,
         fix.makespan_ns,
     )
 
 
-def _edit_count(patch: str) -> int:
-    """The lines that are added, removed, changed or moved; each counts once."""
+def _patch_size(patch: str) -> tuple[int, int]:
+    """How many more calls the text has, and the lines added, removed, changed or moved."""
     lines = patch.splitlines()
-    added = sum(line.startswith("+") for line in lines)
-    removed = sum(line.startswith("-") for line in lines)
-    return max(added, removed)
+    added = [line for line in lines if line.startswith("+")]
+    removed = [line for line in lines if line.startswith("-")]
+    more_calls = sum(map(_is_call_line, added)) - sum(map(_is_call_line, removed))
+    return max(0, more_calls), max(len(added), len(removed))
 
 
-def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, RepairProposal]]:
-    """The text of each proposal for a candidate."""
+def _is_call_line(line: str) -> bool:
+    """Whether a line of a patch begins a step, such as `+  - barrier`."""
+    return line[1:].lstrip().startswith("- ") and line.lstrip("+- ")[:1].isalpha()
+
+
+def _proposed_texts(
+    state: _RepairCandidate, file: str, original: str
+) -> Iterator[tuple[str, RepairProposal]]:
+    """The text of each proposal for a candidate, whose words name lines of the original text."""
     document = _parse_document(state.text, file)
     root: ScenarioData = document.root
+    numbers = line_numbers_before(original, state.text)
     lines: dict[DataPath, int] = {}
     steps = step_paths(root)
     for path in (*steps, *batch_part_paths(root, steps)):
@@ -317,35 +371,25 @@ def _proposed_texts(state: _RepairCandidate, file: str) -> Iterator[tuple[str, R
     for name in root.get("tensors") or {}:
         mark = document.mark(("tensors", name))
         lines["tensors", name] = mark.line + 1 if mark is not None else 0
+    program = _program_of(state, file)
+    user_lines = {path: numbers.get(line, 0) for path, line in lines.items()}
     hints = FailureHints(
         lines,
+        user_lines,
         _named_lines(state),
         frozenset(state.verdict.culprits),
         state.verdict.verdict in ("mismatch", "invalid"),
-        _program_of(state, file),
+        program,
         not state.words,
     )
-    before = _plain_data(root)
+    before = with_selected_ranks(plain_data(root), program)
     for proposal in propose_repairs(before, hints):
         # A repair removes at most one call.
         removes_twice = proposal.kind == state.kind == REMOVES_CALLS
         if proposal.data["program"] and not removes_twice:
-            words = with_place(proposal.words, before, proposal.data, lines)
-            yield patched_text(document, proposal.data), proposal._replace(words=words)
-
-
-def _plain_data(data: ScenarioData) -> ScenarioData:
-    """The data as plain dictionaries and lists, without YAML nodes.
-
-    Every proposal copies the data, and copying the nodes would be slow.
-    """
-
-    def plain(value: object) -> object:
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list) else value
-
-    return {str(key): plain(value) for key, value in data.items()}
+            words = with_place(proposal.words, before, proposal.data, user_lines)
+            text = patched_text(document, plain_data(proposal.data))
+            yield text, proposal._replace(words=words)
 
 
 def _parse_document(text: str, file: str) -> YamlDocument:
@@ -395,7 +439,7 @@ def _finished_repair(
 def _with_true_expectations(text: str, before: str, file: str) -> tuple[str, tuple[str, ...]]:
     """The repaired text, with the expectations that the repair made false updated or removed."""
     document = _parse_document(text, file)
-    data = _plain_data(document.root)
+    data = plain_data(document.root)
     if not isinstance(data.get("expect"), dict):
         return text, ()
     changed = updated_expectations(data["expect"], before, text, file)

@@ -40,6 +40,34 @@ def unified_diff(before: str, after: str, file: str) -> str:
     )
 
 
+def line_numbers_before(before: str, after: str) -> dict[int, int]:
+    """By line number of a changed text, the number of the same line before the change.
+
+    A changed line keeps its number, and a moved line the number of its former place; an added line
+    has none.
+    """
+    old, new = before.splitlines(), after.splitlines()
+    matcher = difflib.SequenceMatcher(None, old, new, autojunk=False)
+    numbers: dict[int, int] = {}
+    removed: dict[str, int] = {}
+    changed: dict[int, int] = {}
+    for _, old_start, old_end, new_start, new_end in matcher.get_opcodes():
+        if old[old_start:old_end] == new[new_start:new_end]:
+            numbers.update(_numbered(new_start, new_end, old_start, old_end))
+            continue
+        changed.update(_numbered(new_start, new_end, old_start, old_end))
+        removed |= {old[k].strip(): k + 1 for k in range(old_start, old_end)}
+    moved = {k + 1: removed.get(line.strip(), 0) for k, line in enumerate(new)}
+    moved = {number: former for number, former in moved.items() if former}
+    return {**changed, **moved, **numbers}
+
+
+def _numbered(new_start: int, new_end: int, old_start: int, old_end: int) -> dict[int, int]:
+    """The lines of a range, and their numbers in the old range, as far as both have lines."""
+    new_numbers = range(new_start + 1, new_end + 1)
+    return dict(zip(new_numbers, range(old_start + 1, old_end + 1), strict=False))
+
+
 def _key_splices(document: YamlDocument, new: Any) -> Iterator[_LineSplice]:
     """Keys of the root that are added (before the program) or removed."""
     old = document.root
@@ -165,4 +193,4 @@ def _last_line(node: Any) -> int:
     return int(max(node.start_mark.line, end.line - (end.column == 0)))
 
 
-__all__ = ["unified_diff", "patched_text"]
+__all__ = ["line_numbers_before", "patched_text", "unified_diff"]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.common.errors import RESOURCE_ERRORS, ScenarioErrors, UsageError, resource_error
+from distsim.common.file_io import files_below
 from distsim.common.units import duration_text, show_ns
 from distsim.operations.core.field_types import PerRank
 
@@ -61,8 +62,8 @@ def scenario_files(paths: list[Path]) -> tuple[Path, ...]:
         if path == STANDARD_INPUT:
             found[path] = None
         elif path.is_dir():
-            candidates = [each for each in path.rglob("*") if each.suffix in (".yaml", ".yml")]
-            found |= dict.fromkeys(sorted(each for each in candidates if each.is_file()))
+            scenarios = [file for file in files_below(path) if file.suffix in (".yaml", ".yml")]
+            found |= dict.fromkeys(scenarios)
         elif path.exists():
             found[path] = None
         else:

@@ -42,9 +42,12 @@ class TrainingMetrics(NamedTuple):
     ``mfu``: model FLOPs divided by the peak FLOPs of the devices' data sheets for the step's dtype.
     Model FLOPs are counted as by PaLM (arXiv:2204.02311, appendix B): three passes over every
     matrix and all attention scores, without recomputation.
+
+    ``sequences`` are the sequences of a step, as (number, tokens of each).
     """
 
     step_ns: int
+    sequences: tuple[tuple[int, int], ...]
     tokens: int
     tokens_s_gpu: float
     mfu: float
@@ -72,16 +75,18 @@ def training_metrics(simulation: Simulation) -> TrainingMetrics | None:
     if not steps:
         return None
     step_ns = simulation.iteration_ns or simulation.makespan_ns
-    tokens = sum(
-        _sequences_per_step(one, context) * one.micro_batch_cost(context).sequence
+    sequences = tuple(
+        (_sequences_per_step(one, context), one.micro_batch_cost(context).sequence)
         for one, context in steps
     )
+    tokens = sum(number * length for number, length in sequences)
     flops = sum(_model_flops(one, context) for one, context in steps)
     device, gpus = simulation.cost.cluster.device, simulation.program.world_size
     dtype = steps[0][0].dtype
     mfu = flops / (gpus * device.peak_flop_per_ns(dtype) * step_ns)
     return TrainingMetrics(
         step_ns,
+        sequences,
         tokens,
         tokens / (step_ns / 1e9) / gpus,
         mfu,

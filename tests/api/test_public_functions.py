@@ -343,3 +343,17 @@ def test_limited_reading_refuses_a_hostile_file_and_a_process_with_threads():
     refused, with_threads = done.stdout.splitlines()
     assert refused.startswith("<text>: reading takes more than")
     assert with_threads == "limited_reading cannot fork a process with 2 threads"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_no_function_waits_for_the_writer_of_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distsim.common import file_io
+
+    monkeypatch.setattr(file_io, "READ_TIMEOUT_S", 0.1)
+    pipe = tmp_path / "pipe.json"
+    os.mkfifo(pipe)
+    for read in (distsim.simulate, distsim.replay, distsim.slow):
+        with pytest.raises(distsim.DistsimError):
+            read(pipe)

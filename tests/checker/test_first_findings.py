@@ -517,3 +517,16 @@ def test_a_note_is_omitted_only_if_an_error_reports_its_call_as_the_mistake() ->
     remarks = [Finding("DS608", "note", f"{p.line}", places=(p,)) for p in (slip, other, shown)]
 
     assert without_repeated_findings([error, *remarks, remarks[1]]) == (error, *remarks[1:])
+
+
+def test_a_request_with_the_wrong_peer_names_the_line_that_made_it() -> None:
+    """The rank is blocked in its wait; the mistake is in the isend."""
+    (found,) = errors(
+        "  - isend: {tensor: x, dst: 'rank + 1 if rank != 1 else 0', as: h}\n    ranks: rank < 2\n"
+        "  - recv: {tensor: {shape: [4]}, src: rank - 1}\n    ranks: rank > 0\n"
+        "  - wait: h\n    ranks: rank < 2\n",
+        world=3,
+    )
+
+    assert found.code == "DS304"
+    assert found.help == ("set rank 1's `dst` to 2 in its isend (<text>:5)",)

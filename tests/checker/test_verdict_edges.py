@@ -270,3 +270,21 @@ def test_a_deadlock_hidden_by_some_buffering_names_it_without_the_wildcard_order
     assert (found.verdict, found.depends_on) == ("deadlock", "buffering")
     assert [f.code for f in found.findings] == ["DS301", "DS603"]
     assert hidden in found.findings[1].message
+
+
+@pytest.mark.parametrize(("receiver_op", "runs"), [("recv", 1 + 20 + 1), ("irecv", 1)])
+def test_each_request_whose_loss_matters_is_lost_in_a_run_of_its_own(
+    receiver_op: str, runs: int
+) -> None:
+    """The loss of a message for which no rank waits is only a leak."""
+    senders = {2 * k: [{"op": "isend", "peer": 2 * k + 1, "numel": 4}] for k in range(20)}
+    receivers = {2 * k + 1: [{"op": receiver_op, "peer": 2 * k, "numel": 4}] for k in range(20)}
+    layout = build_channel_layout(build_program(40, senders | receivers))
+    contract = ContractProgram(layout, CallIndex(layout))
+
+    found = [one.final_state().stuck for one in early_exit_runs(contract, "rendezvous")]
+
+    assert len(found) == runs
+    assert {ranks for ranks in found if len(ranks) == 1} == (
+        {(rank,) for rank in receivers} if receiver_op == "recv" else set()
+    )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from distsim.cli.shared import console
 from distsim.common.errors import UsageError
 from distsim.common.reading_limits import factor_of_user, reading_limits, trial_reads
 
@@ -280,3 +281,21 @@ def test_commands_that_start_processes_have_the_limits_too(tmp_path: Path, words
 
     assert done.returncode == 2, done.stderr
     assert "s.yaml: reading takes more than" in done.stderr
+
+
+def test_ctrl_c_removes_a_progress_bar_whose_block_still_runs():
+    class Bar:
+        stops = 0
+
+        def start(self) -> None:
+            pass
+
+        def stop(self) -> None:
+            self.stops += 1
+
+    bar = Bar()
+    with console.shown_after_delay(bar):  # type: ignore[arg-type]
+        console.stop_progress()
+        assert bar.stops == 1
+    console.stop_progress()
+    assert bar.stops == 2  # at the end of the block

@@ -5,7 +5,7 @@
     python -m tests.faults --only-kills    only the kills
     python -m tests.faults --write         write docs/explanation/reliability.md as well
 
-Exit status 1: something was wrong. Takes about ten minutes on an idle machine.
+Exit status 1: something was wrong. Takes about forty minutes.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=17)
     parser.add_argument("--only-kills", action="store_true")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--write", action="store_true")

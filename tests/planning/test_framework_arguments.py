@@ -83,3 +83,16 @@ def test_plan_writes_files_for_both_frameworks():
 def test_a_reserve_above_the_memory_of_the_device_is_a_user_error():
     with pytest.raises(UsageError, match="100 GiB is not less than the memory of"):
         distsim.plan(MODEL, gpus=8, cluster="dgx-h100", global_batch=64, memory_reserve=100 * 2**30)
+
+
+def test_fp8_and_zero_bubble_schedules_reach_the_configurations():
+    dual = ParallelLayout(16, pp=2, ep=4, zero=2, schedule="dualpipe_v", precision="fp8")
+    request = PlanRequest("mixtral-8x7b", 16, 64, cluster_from("dgx-h100"), sequence=1024)
+    config = tomllib.loads(torchtitan_config(request, dual))
+    modules = dual._replace(schedule="1f1b", recompute="modules", ep=8, pp=1)
+    arguments = megatron_arguments(request, modules).splitlines()
+
+    assert config["parallelism"]["pipeline_parallel_schedule"] == "DualPipeV"
+    assert config["model"] == {"converters": ["quantize.linear.float8"]}
+    assert "--fp8-format hybrid" in arguments
+    assert "--recompute-granularity selective --recompute-modules layernorm moe_act" in arguments

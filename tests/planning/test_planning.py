@@ -15,6 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.published_layouts import PUBLISHED, ranking_of
 from distsim.checker.detectors.peak_memory import peak_memory
 from distsim.common.errors import UsageError
 from distsim.hardware.cluster import cluster_from, preset
@@ -34,11 +35,12 @@ from distsim.planning.pipeline_timer import (
     PipelineWork,
     calls_by_rank,
 )
-from distsim.planning.plan_request import checked_plan_request
+from distsim.planning.plan_request import checked_plan_request, for_framework
 from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
 from distsim.scenario.strategies.pipeline.strategy import Pipeline
+from distsim.scenario.strategies.training_step.transformer import TransformerStepWriter
 from distsim.simulation.simulate_scenario import simulate
 from distsim.simulation.training_metrics import training_metrics
 from tests.support.harness import Cli, draws
@@ -84,6 +86,18 @@ CASES = {
     "context parallel, tied embeddings": (
         question(TIED, 16, 8, step={"attention": "plain"}),
         ParallelLayout(16, tp=2, pp=4, cp=2),
+    ),
+    "zero-bubble": (
+        question(SMALL, 8, 16, sequence=2048),
+        ParallelLayout(8, pp=4, schedule="zbv", micro_batch=1),
+    ),
+    "experts, DualPipeV, FP8": (
+        question(EXPERTS, 16, 32, sequence=2048),
+        ParallelLayout(16, pp=2, ep=4, schedule="dualpipe_v", precision="fp8"),
+    ),
+    "experts on two nodes, DualPipe": (
+        question(EXPERTS, 16, 64, sequence=1024, per_node=4),
+        ParallelLayout(16, pp=2, ep=8, schedule="dualpipe", recompute="modules", precision="fp8"),
     ),
     "gradients after the last pass": (
         question(SMALL, 16, 16, step={"overlap_grad_reduce": False}),
@@ -555,3 +569,106 @@ class TestCommand:
         done = cli("plan", *words, *self.WORDS)
 
         assert (done.returncode, said in done.stderr) == (2, True), done.stderr
+
+
+def searched(framework: str | None = None, cluster: str = "dgx-h100", model: object = EXPERTS):
+    """The layouts that are tried for a model with experts."""
+    asked = PlanRequest(model, 16, 64, preset(cluster), 1024, framework=framework)  # type: ignore[arg-type]
+    return [
+        one.layout if isinstance(one, RejectedLayout) else one for one in candidate_layouts(asked)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("framework", "schedules"),
+    [
+        ("megatron", {"1f1b"}),
+        ("torchtitan", {"1f1b", "zbv", "dualpipe_v"}),
+        ("deepseek", {"dualpipe", "dualpipe_v"}),
+        (None, {"1f1b", "dualpipe", "dualpipe_v"}),
+    ],
+)
+def test_a_framework_limits_schedules_zero_stages_and_recomputation(
+    framework: str | None, schedules: set[str]
+) -> None:
+    tried = searched(framework)
+
+    assert {one.schedule for one in tried if one.pp > 1} == schedules
+    assert {one.precision for one in tried} == {"bf16", "fp8"}
+    if framework == "torchtitan":
+        assert {one.zero for one in tried} == {2, 3}
+        assert {one.recompute for one in tried if one.schedule == "dualpipe_v"} == {"none"}
+
+
+def test_fp8_is_tried_only_on_devices_that_have_it_and_dualpipe_only_with_experts() -> None:
+    assert {one.precision for one in searched(cluster="dgx-a100")} == {"bf16"}
+    assert {one.schedule for one in searched(model=SMALL)} == {"1f1b"}
+
+
+@pytest.mark.parametrize(
+    ("choices", "problem"),
+    [
+        ({"precision": ["fp8"]}, "A100 SXM 80 GB has no rate for FP8"),
+        ({"schedule": ["zbv"]}, "schedule=zbv: Megatron-LM does not have it"),
+    ],
+)
+def test_a_choice_that_device_or_framework_lack_is_refused(
+    choices: dict[str, list[str]], problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        for_framework(
+            checked_plan_request("llama3-8b", 8, preset("dgx-a100"), 8, choices=choices),
+            "megatron",
+        )
+
+
+def test_between_nodes_deepep_sends_one_copy_per_node_at_most_to_those_of_the_router() -> None:
+    """DeepSeek-V3 sends a token to 4 nodes instead of 8 experts; dispatch in FP8 is half of it."""
+    asked = PlanRequest("deepseek-v3", 128, 128, preset("dgx-h800"), 4096)
+    layout = ParallelLayout(128, ep=64, precision="fp8")
+    step, context = asked.fields(layout), asked.context(layout)
+    plain = step.model_copy(update={"expert_dispatch": "all_to_all"})
+
+    def exchanged(fields: object, word: str) -> tuple[int, str]:
+        writer = TransformerStepWriter(fields, context)  # type: ignore[arg-type]
+        (entry,) = getattr(writer, word)()
+        tensor = entry["all_to_all_single"]["input"]
+        return tensor["shape"][0] // (4096 * 7168), tensor["dtype"]
+
+    assert step.expert_dispatch == "deepep"
+    assert exchanged(step, "dispatch_tokens") == (4, "float8_e4m3fn")
+    assert exchanged(step, "combine_tokens") == (4, "bfloat16")
+    assert exchanged(plain, "dispatch_tokens") == (8, "bfloat16")
+
+
+def test_the_head_says_what_was_searched_and_the_table_what_it_hides(cli: Cli) -> None:
+    command = "plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 8 --jobs 1 --top 2"
+    restricted = f"{command} --restrict pp=1 --restrict zero=3 --restrict recompute=full"
+    text = cli(*restricted.split()).stdout
+
+    assert "searched for all frameworks: TP 1–8, bfloat16, FP8 matrix products" in text
+    assert "hidden: tok/s" in text
+    assert "--restrict precision=bf16" in text
+    refused = cli(*command.split(), "--framework", "megatronn")
+    assert refused.returncode == 2
+    assert "did you mean megatron" in refused.stderr
+
+
+def test_a_plan_names_its_fastest_layout_as_the_table_does() -> None:
+    layout = ParallelLayout(16, tp=2, pp=2, ep=4, zero=3, schedule="dualpipe_v", precision="fp8")
+
+    assert layout.label() == "FSDP1 TP2 EP4 PP2 DualPipeV FP8 b1".replace("FSDP1", "FSDP")
+
+
+@pytest.mark.parametrize("name", ["torchtitan-8b", "nemo-8b"])
+def test_published_layouts_are_near_the_top(name: str) -> None:
+    """Without pipelines, to be quick; `benchmarks/published_layouts.py` tries all layouts."""
+    found = ranking_of(PUBLISHED[name], jobs=1, choices={"pp": [1], "tp": [1, 2]})
+
+    assert found.passes, found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_layout_is_near_the_top(name: str) -> None:
+    assert ranking_of(PUBLISHED[name]).passes

@@ -4,6 +4,7 @@ file.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,77 @@ def test_expectations_that_stay_true_are_kept() -> None:
 
     assert "at_most: 1 s" in best.text
     assert "outcome: completes" in best.text
+
+
+def test_messages_in_the_wrong_order_all_keep_a_buffer_of_their_own(root: Path) -> None:
+    text = (root / "scenarios/findings/ds610_messages_swapped.yaml").read_text()
+
+    for repair in find_repairs(text, "x.yaml"):
+        assert sorted(re.findall(r"recv: .*(input@\d)", repair.text)) == [
+            f"input@{copy}" for copy in range(4)
+        ]
+        assert repair.flow.overwritten == 0
+
+
+def test_every_step_of_a_repair_names_lines_of_the_user_s_file(root: Path) -> None:
+    """The first step changes the send in line 8; the second adds a receive behind it."""
+    text = (root / "scenarios/findings/ds112_negative_tag.yaml").read_text()
+
+    best = find_repairs(text, "x.yaml")[0]
+
+    assert best.words[:2] == (
+        "line 8, rank 0, send: drop tag -1",
+        "line 8: after this line, add recv(x, src=0) on rank 1",
+    )
+
+
+def test_a_receive_from_any_source_names_the_sender_that_it_relies_on(root: Path) -> None:
+    text = (root / "scenarios/findings/ds401_wrong_sender.yaml").read_text()
+
+    assert "set src to 1" in find_repairs(text, "x.yaml")[0].words[0]
+
+
+def test_a_backward_loop_in_the_wrong_order_is_turned_round(root: Path) -> None:
+    text = (root / "scenarios/pipeline_wrong_order.yaml").read_text()
+
+    best = find_repairs(text, "x.yaml")[0]
+
+    assert "rank 2: use r in place of micro_batches - 1 - r in this loop" in best.words[0]
+    assert best.loss.lost == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["startup/no_port", "findings/ds124_rank_twice", "findings/ds303_raised"]
+)
+def test_a_repair_never_hides_a_failure_by_removing_work_or_the_start(
+    name: str, root: Path
+) -> None:
+    text = (root / f"scenarios/{name}.yaml").read_text()
+
+    assert find_repairs(text, "x.yaml") == ()
+
+
+def test_without_a_repair_the_remedy_of_the_finding_is_printed(cli: Any, root: Path) -> None:
+    found = cli("check", str(root / "scenarios/startup/no_port.yaml"), "--diff")
+
+    end = found.stdout[found.stdout.index("no repair found") :]
+    assert "help: write tcp://127.0.0.1:29500, or any other free port" in end
+
+
+#: Calls without arguments, tensors and groups written inline: no kind of change may fail on them.
+_SPELLINGS = (
+    "world: 2\nbackend: gloo\nprogram:\n  - init_process_group\n"
+    "  - ranks: 0\n    steps: [barrier, destroy_process_group]\n"
+    "  - ranks: rank == 1\n    steps: [destroy_process_group, barrier]\n",
+    "world: 4\nbackend: gloo\nmesh: {dp: 2, tp: 2}\nprogram:\n"
+    "  - {barrier: {group: [dp, tp]}, ranks: rank < 2}\n"
+    "  - all_gather_into_tensor: {input: {shape: [4]}, output: {shape: [16]}, group: [dp, tp]}\n",
+)
+
+
+@pytest.mark.parametrize("text", _SPELLINGS)
+def test_calls_may_be_written_in_every_way(text: str) -> None:
+    assert find_repairs(text, "x.yaml")
 
 
 def _faulty_scenarios() -> list[Path]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from importlib import import_module
 
 import numpy
 import pytest
@@ -13,7 +14,9 @@ import pytest
 from distsim import testing
 from distsim.findings.finding_types import Finding
 from distsim.output.text.finding_list import findings_text
+from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.launch.preload import preload
+from distsim.script_capture.patches.unsupported import refuse_torchcomms
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import BACKWARD_PREFIX, source_text
 from distsim.script_capture.result.evaluation import CaptureResult
@@ -362,3 +365,18 @@ def test_a_file_with_the_name_of_the_script_in_another_directory_keeps_its_path(
         "/lib/muon.py:208",
         "10",
     ]
+
+
+def test_torchcomms_can_be_imported_but_not_used(tmp_path, monkeypatch) -> None:
+    """torch imports it too, if it is installed."""
+    (tmp_path / "torchcomms.py").write_text("def new_comm(*args): ...", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.delitem(sys.modules, "torchcomms", raising=False)
+
+    refuse_torchcomms()
+    torchcomms = import_module("torchcomms")
+    monkeypatch.delitem(sys.modules, "torchcomms")
+
+    with pytest.raises(UnsupportedError, match="does not support torchcomms"):
+        torchcomms.new_comm("nccl")

@@ -67,7 +67,7 @@ CASES = [
         "{tp: 8}",
         LLAMA + "recompute: partial}",
         "partial",
-        "expected none, selective, op or full, found 'partial'",
+        "expected none, selective, modules, op or full, found 'partial'",
     ),
     (
         8,

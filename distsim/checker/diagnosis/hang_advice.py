@@ -357,10 +357,15 @@ _NEAR_MISS_ADVICE = {
 }
 
 
-def advise_message(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
-    """What to do about a message that no rank receives (``sends``) or sends."""
+def advise_message(
+    part: AwaitedCall, near: Sequence[NearMiss], sends: bool, started: str = ""
+) -> tuple[str, ...]:
+    """What to do about a message that no rank receives (``sends``) or sends.
+
+    ``started``: where the message was started, if its rank is blocked in a wait for it.
+    """
     if near:
-        return _advise_near_miss(part, near, sends)
+        return _advise_near_miss(part, near, sends, started)
     counterpart = "receive" if sends else "send"
     if OPERATIONS[part.call.op].signals:
         missing = "wait_signal" if sends else "put_signal"
@@ -383,13 +388,16 @@ def _calls_made(part: AwaitedCall, counterpart: str) -> str:
     return f". Rank {part.rank} makes {part.has} matching {calls}; this call needs one more"
 
 
-def _advise_near_miss(part: AwaitedCall, near: Sequence[NearMiss], sends: bool) -> tuple[str, ...]:
+def _advise_near_miss(
+    part: AwaitedCall, near: Sequence[NearMiss], sends: bool, started: str
+) -> tuple[str, ...]:
     """The argument to change; for a wrong peer, the rank that waits for the calling rank."""
     counterpart = next((miss for miss in near if miss.rank != part.rank), None)
     if near[0].what == "peer" and counterpart is not None:
         argument = "dst" if sends else "src"
         waiting = part.call.rank
-        return (f"set rank {waiting}'s `{argument}` to {counterpart.rank}",)
+        in_call = f" in its {part.call.op} ({started})" if started else ""
+        return (f"set rank {waiting}'s `{argument}` to {counterpart.rank}{in_call}",)
     return _NEAR_MISS_ADVICE[near[0].what]
 
 

@@ -94,9 +94,10 @@ class MissingMessageFindings:
             *notes,
         ]
         sends = OPERATIONS[awaited.call.op].direction == "send"
-        found = self.rows.finding(
-            "DS304", lines, core, advise_message(awaited, near, sends), _waits(edges)
-        )
+        is_request = self.rows.blocked[rank].position != need.position
+        started = location_text(self.program.place(rank, need.position)) if is_request else ""
+        advice = advise_message(awaited, near, sends, started)
+        found = self.rows.finding("DS304", lines, core, advice, _waits(edges))
         # The call that would match meets a later message instead, which may not fit.
         return replace(found, slips=tuple(miss.place for miss in near if miss.place is not None))
 

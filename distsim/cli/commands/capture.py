@@ -136,7 +136,7 @@ CheckValuesOption = Annotated[
     bool,
     typer.Option(
         "--check-values",
-        help="Report replicas, gradients and FSDP units that differ between ranks although the "
+        help="Report replicas, gradients, FSDP units and random states that differ although the "
         "calls match.",
     ),
 ]

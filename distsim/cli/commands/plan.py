@@ -59,7 +59,7 @@ RestrictOption = Annotated[
         "--restrict",
         metavar="KEY=A,B",
         help="Restrict the search to these values of tp, pp, chunks, cp, ep, zero, "
-        "recompute or micro_batch. Repeatable.",
+        "recompute, micro_batch, schedule or precision. Repeatable.",
     ),
 ]
 MemoryReserveOption = Annotated[
@@ -69,6 +69,15 @@ MemoryReserveOption = Annotated[
         metavar="SIZE",
         help="Memory per GPU for the CUDA context and NCCL, such as '2 GiB'. "
         "[default: estimated for each layout]",
+    ),
+]
+FrameworkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--framework",
+        metavar="NAME",
+        help="Try only what this framework supports: megatron, torchtitan or deepseek. "
+        "[default: what any of them supports]",
     ),
 ]
 StepFieldsOption = Annotated[
@@ -89,7 +98,8 @@ OutputsOption = Annotated[
         "-o",
         metavar="F",
         help="Write all layouts (F.csv, F.parquet) or a plot (F.svg). Or write the fastest layout "
-        "as a scenario (F.yaml), for torchtitan (F.toml) or for Megatron-LM (F.args). Repeatable.",
+        "as a scenario (F.yaml), or the fastest one for torchtitan (F.toml) or Megatron-LM "
+        "(F.args). Repeatable.",
     ),
 ]
 
@@ -109,6 +119,7 @@ class PlanArguments:
     ranks_per_node: PerNodeOption = None
     restrict: RestrictOption = None
     memory_reserve: MemoryReserveOption = None
+    framework: FrameworkOption = None
     sets: StepFieldsOption = None
     output: OutputsOption = None
     format: FormatOption = OutputFormat.text
@@ -118,9 +129,10 @@ class PlanArguments:
 def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
     """Find the fastest layout of a transformer's training step.
 
-    A layout combines tensor, pipeline (1F1B, interleaved), context, expert and data parallelism,
-    ZeRO stage, recomputation and micro-batch size. For each layout, distsim checks the memory,
-    searches for hangs, and predicts the step time. Exit status: 1 if no layout fits, otherwise 0.
+    A layout combines tensor, pipeline, context, expert and data parallelism, pipeline schedule,
+    ZeRO stage, recomputation, micro-batch size, and FP8 where the GPU supports it. For each layout,
+    distsim checks the memory, searches for hangs, and predicts the step time. Exit status: 1 if no
+    layout fits, otherwise 0.
 
     \b
     Example: distsim plan llama3-8b --gpus 8 --cluster dgx-h100 --global-batch 64
@@ -143,6 +155,7 @@ def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
             step=_parse_step_fields(arguments.sets or []),
             choices=_parse_choices(arguments.restrict or []),
             memory_reserve=_parse_memory_reserve(arguments.memory_reserve),
+            framework=arguments.framework,
             jobs=workers.jobs,
             address=workers.address,
             output=table,
@@ -259,7 +272,9 @@ def _write_outputs(answer: PlanAnswer, paths: list[Path]) -> None:
     for path in paths:
         content = _output_content(answer, path.suffix)
         if content is None:
-            console.note(f"{path} was not written, because no layout fits")
+            console.note(
+                f"{path} was not written, because no layout fits or the framework lacks it"
+            )
             continue
         console.write_file(path, content)
         console.note(f"wrote {path}")

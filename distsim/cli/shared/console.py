@@ -35,6 +35,8 @@ _MAX_NOTE_COLUMNS = 200
 _CI_COMMAND = re.compile(r"^([ \t]*)::", re.MULTILINE)
 #: Progress is shown only for work that takes longer.
 PROGRESS_DELAY_S = 2.0
+#: The bars whose blocks run now.
+_bars: list[Progress] = []
 #: Patterns that are coloured on a terminal, and their styles.
 HIGHLIGHTS = (
     (r"(?m)^passed\b|\bcompletes(?= in \d)|(?<=verdict )ok\b", "green"),
@@ -220,10 +222,18 @@ def shown_after_delay(bar: Progress) -> Iterator[None]:
     start = Timer(PROGRESS_DELAY_S, bar.start)
     start.daemon = True
     start.start()
+    _bars.append(bar)
     try:
         yield
     finally:
         start.cancel()
+        bar.stop()
+        _bars.remove(bar)
+
+
+def stop_progress() -> None:
+    """Remove all bars, and show the cursor: the process ends before the blocks of the bars do."""
+    for bar in _bars:
         bar.stop()
 
 
@@ -235,6 +245,7 @@ __all__ = [
     "out_bytes",
     "progress_phases",
     "shown_after_delay",
+    "stop_progress",
     "terminal_columns",
     "to_json",
     "uses_colour",

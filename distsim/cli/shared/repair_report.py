@@ -41,7 +41,7 @@ def write_repairs(results: list[CheckResult], backend: str | None) -> list[Check
             continue
         answer = fix(result.file, backend=backend, write=True)
         if not answer.written:
-            console.out(f"\n{result.file}: {_NO_REPAIR}; the file is unchanged")
+            console.out(f"\n{_no_repair_text(result)}\n  the file is unchanged")
             still_failing.append(result)
             continue
         best = answer.raw[0]
@@ -68,7 +68,8 @@ def print_repairs(results: list[CheckResult], backend: str | None, patch_file: P
             continue
         repairs = _repairs_with_patches(result.file, backend, all_below_here)
         patches += [repair.patch for repair in repairs[:1]]
-        console.out(_repairs_text(result.file, repairs).rstrip("\n"))
+        text = _repairs_text(result.file, repairs) if repairs else f"\n{_no_repair_text(result)}"
+        console.out(text.rstrip("\n"))
     if patch_file is None or not patches:
         return
     console.write_file(patch_file, "".join(patches))
@@ -122,6 +123,17 @@ def _repairs_of_trace(file: str, backend: str | None) -> str:
         f"\n{file}: no repair found: no other order and no other arguments of these calls give "
         "verdict ok, and the calls after the end of the trace are unknown"
     )
+
+
+def _no_repair_text(result: CheckResult) -> str:
+    """That no repair was found, and what the first finding with a remedy says to do."""
+    from distsim.output.text_layout import wrapped_lines
+
+    remedies = (finding.help for finding in result.findings if finding.help)
+    lines = [f"{result.file}: {_NO_REPAIR}"]
+    for remedy in next(remedies, ()):
+        lines += wrapped_lines(f"help: {remedy}", indent="  ", further="    ")
+    return "\n".join(lines)
 
 
 def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: str = "") -> str:

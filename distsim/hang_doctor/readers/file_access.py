@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.file_io import escape_control_characters, open_bytes
+from distsim.common.file_io import escape_control_characters, files_below, open_bytes
 from distsim.hang_doctor.model.evidence import Evidence
 
 #: Bytes of one file, and of one unpacked.
@@ -82,13 +82,14 @@ def list_files(paths: Sequence[str]) -> list[str]:
 
 
 def _files_in_folder(folder: str) -> list[str]:
-    return sorted(str(path) for path in Path(folder).rglob("*") if _may_be_evidence(path))
+    unreadable: list[OSError] = []
+    files = [str(path) for path in files_below(folder, unreadable) if _may_be_evidence(path)]
+    # Reading such a folder fails as well, so that the report lists it among the unread files.
+    return sorted([*files, *(str(error.filename) for error in unreadable)])
 
 
 def _may_be_evidence(path: Path) -> bool:
-    if not path.is_file() or path.name.startswith("."):
-        return False
-    return path.suffix not in _SKIPPED_SUFFIXES
+    return not path.name.startswith(".") and path.suffix not in _SKIPPED_SUFFIXES
 
 
 class _Attempt(NamedTuple):
@@ -124,6 +125,8 @@ def files_of_last_attempts(evidence: Evidence, files: list[str]) -> list[str]:
 def file_bytes(path: str) -> bytes:
     """The content of a file, unpacked. Raises FileRefused if it is too large or no file."""
     status = os.stat(path)
+    if stat.S_ISDIR(status.st_mode):
+        raise FileRefused("the folder cannot be read")
     if not _is_readable_kind(status.st_mode):
         raise FileRefused("not a regular file")
     if status.st_size > MAX_BYTES:

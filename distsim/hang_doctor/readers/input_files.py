@@ -61,6 +61,10 @@ _MAX_OBJECTS: Final = 3_000_000
 _MAX_ITEMS: Final = 20_000_000
 #: Longer lines of a text are cut.
 _MAX_LINE: Final = 20_000
+_MAX_DIGITS: Final = 1000
+#: What remains of a longer number.
+_KEPT_DIGITS: Final = 20
+_LONG_NUMBER: Final = re.compile(rf"(?<!\d)\d{{{_MAX_DIGITS},}}")
 #: A file with more zero bytes at its beginning is not text.
 _MAX_ZERO_BYTES: Final = 8
 #: Longer names cannot be on a disk, but an archive may contain them; their start is ignored.
@@ -333,7 +337,7 @@ def _read_debug_server_page(evidence: Evidence, part: _Part) -> _Result:
             ranks.add(rank)
             continue
         reader = LogReader(evidence, source, rank)
-        reader.read(line[:_MAX_LINE] for line in text.split("\n"))
+        reader.read(map(_shortened, text.split("\n")))
         found |= reader.found
         ranks |= reader.ranks
     kinds = ", ".join(sorted(found)) or "no stack or dump"
@@ -343,11 +347,18 @@ def _read_debug_server_page(evidence: Evidence, part: _Part) -> _Result:
 # --- texts ---
 
 
+def _shortened(line: str) -> str:
+    """The start of a line. Python refuses to read numbers of more than 4300 digits."""
+    if len(line) <= _MAX_DIGITS:
+        return line
+    return _LONG_NUMBER.sub(lambda number: number[0][:_KEPT_DIGITS], line[:_MAX_LINE])
+
+
 def _read_text(evidence: Evidence, data: bytes, rank: int | None, shown: str) -> _Result:
     text = data.decode("utf-8", "replace")
-    lines = _lines_after_restart(evidence, text.split("\n"), shown)
+    lines = list(map(_shortened, _lines_after_restart(evidence, text.split("\n"), shown)))
     reader = LogReader(evidence, shown, rank)
-    reader.read(line[:_MAX_LINE] for line in lines)
+    reader.read(iter(lines))
     if is_ras_text(text):
         reader.ranks.update(read_ras_text(evidence, lines, shown))
         reader.found.add("NCCL RAS report")

@@ -96,6 +96,15 @@ H100: Final = _gpu(
     0.55,
     f"NVIDIA H100 {_HOPPER_SHEET}",
 )
+#: H100 with less NVLink bandwidth and slow float64 (arXiv:2505.09343, section 2.1).
+H800: Final = _gpu(
+    "NVIDIA H800 SXM 80 GB",
+    "hopper",
+    _peaks(989, 67, 1, 1979, 1979),
+    ("3350 GB/s", "81008 MiB"),
+    0.55,
+    f"NVIDIA H100 {_HOPPER_SHEET}; arXiv:2505.09343",
+)
 H200: Final = _gpu(
     "NVIDIA H200 SXM 141 GB",
     "hopper",

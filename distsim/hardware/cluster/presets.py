@@ -147,6 +147,18 @@ _GPU_CLUSTERS: Final = (
         "DGX H100 data sheet",
     ),
     _cluster(
+        "dgx-h800",
+        devices.H800,
+        _nvlink(
+            4,
+            bandwidth="200 GB/s",
+            source=f"arXiv:2505.09343: 400 GB/s both ways; {_NCCL_SOURCE}",
+        ),
+        _nics(8, 400, "arXiv:2505.09343: 8 x ConnectX-7"),
+        "ib",
+        "DeepSeek-AI, Insights into DeepSeek-V3, arXiv:2505.09343, section 2.1",
+    ),
+    _cluster(
         "dgx-h200",
         devices.H200,
         _nvlink(4),

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from distsim.planning.layouts import ParallelLayout, PlanRequest
 
-_TORCHTITAN_RECOMPUTE = {"none": "none", "selective": "selective", "full": "full"}
+_TORCHTITAN_SCHEDULES = {"1f1b": "1F1B", "zbv": "ZBVZeroBubble", "dualpipe_v": "DualPipeV"}
+_TORCHTITAN_RECOMPUTE = {"none": "none", "selective": "selective", "op": "selective"}
 _MEGATRON_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
 
 
@@ -40,15 +41,23 @@ def torchtitan_config(request: PlanRequest, layout: ParallelLayout) -> str:
         f"pipeline_parallel_degree = {layout.pp}",
     ]
     if layout.pp > 1:
-        schedule = "1F1B" if layout.chunks == 1 else "Interleaved1F1B"
-        layers = request.architecture.layers // (layout.pp * layout.chunks)
+        schedule = _TORCHTITAN_SCHEDULES[layout.schedule]
+        if layout.chunks > 1:
+            schedule = "Interleaved1F1B"
+        layers = request.architecture.layers // request.fields(layout).stages(
+            request.context(layout)
+        )
         lines += [
             f'pipeline_parallel_schedule = "{schedule}"',
             f"pipeline_parallel_microbatch_size = {layout.micro_batch}",
             f"pipeline_parallel_layers_per_stage = {layers}",
         ]
-    mode = _TORCHTITAN_RECOMPUTE[layout.recompute]
+    mode = _TORCHTITAN_RECOMPUTE.get(layout.recompute, "full")
     lines += ["", "[activation_checkpoint]", f'mode = "{mode}"']
+    if layout.recompute == "op":
+        lines.append('selective_ac_option = "op"')
+    if layout.precision == "fp8":
+        lines += ["", "[model]", 'converters = ["quantize.linear.float8"]']
     return "\n".join(lines) + "\n"
 
 
@@ -78,8 +87,15 @@ def megatron_arguments(request: PlanRequest, layout: ParallelLayout) -> str:
             "--no-gradient-accumulation-fusion",
             "--ckpt-format fsdp_dtensor",
         ]
+    if layout.precision == "fp8":
+        lines.append("--fp8-format hybrid")
+    if request.step_of(layout).get("expert_dispatch") == "deepep":
+        lines.append("--moe-token-dispatcher-type flex --moe-enable-deepep")
     if layout.recompute == "selective":
         lines.append("--recompute-granularity selective")
+    elif layout.recompute == "modules":
+        modules = "layernorm moe_act" + (" mla_up_proj" if request.architecture.latent else "")
+        lines.append(f"--recompute-granularity selective --recompute-modules {modules}")
     elif layout.recompute == "full":
         lines += [
             "--recompute-granularity full",

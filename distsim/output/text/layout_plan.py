@@ -20,6 +20,8 @@ from distsim.output.report_record import (
     text_column,
 )
 from distsim.output.report_text import write_text
+from distsim.planning.frameworks import ANY_FRAMEWORK, FRAMEWORKS, SCHEDULE_NAMES
+from distsim.planning.layout_result import SLOW_REASON
 from distsim.planning.layouts import ParallelLayout
 from distsim.planning.ranking import MAX_RISKY_LAYOUTS, LayoutPlan, RankedLayout
 
@@ -54,6 +56,7 @@ _LAYOUTS = (
     TableLayout(("place", "layout", "step", "memory")),
     TableLayout(("place", "layout", "step")),
 )
+_HIDDEN_NOTE = "hidden: {columns} (COLUMNS={width} or -o F.csv shows them)"
 #: The usual names of what limits a step.
 _LIMIT_NAMES = {
     "products": "FLOPs",
@@ -81,13 +84,15 @@ def layout_plan_text(plan: LayoutPlan, shown: int) -> str:
 
 def layout_plan_report(plan: LayoutPlan, shown: int) -> Report:
     """The best ``shown`` layouts in a table, a legend, and why other layouts were rejected."""
-    sections = [Section([Paragraph(_header_text(plan))])]
+    sections = [Section([Paragraph(_header_text(plan)), Paragraph(_search_text(plan))])]
     if plan.ranked:
         rows = plan.certain[:shown]
         hidden = len(plan.certain) - len(rows)
-        more = f"… {hidden} more …" if hidden > 0 else ""
         if rows:
-            sections.append(Section([_layout_table(plan, rows), Paragraph(more, "  ")]))
+            table = _layout_table(plan, rows)._replace(hidden_note=_HIDDEN_NOTE)
+            if hidden > 0:
+                table = table._replace(rows=[*table.rows, _omitted_row(table, hidden)])
+            sections.append(Section([table]))
         risky = _risky_rows(plan)
         if risky:
             table = _layout_table(plan, risky, first_place=len(plan.certain) + 1)
@@ -109,6 +114,28 @@ def _header_text(plan: LayoutPlan) -> str:
         f"{len(plan.certain)} layouts fit, {len(plan.risky)} may run out of memory, "
         f"{len(plan.left)} were rejected"
     )
+
+
+def _search_text(plan: LayoutPlan) -> str:
+    """The axes, schedules and precisions that were tried, and for which framework."""
+    tried = [ranked.outcome.layout for ranked in plan.ranked]
+    tried += [rejected.layout for rejected in plan.left]
+    parts = []
+    for axis in ("tp", "pp", "cp", "ep"):
+        sizes = {int(getattr(layout, axis)) for layout in tried}
+        if max(sizes) > 1:
+            low, high = min(sizes), max(sizes)
+            parts.append(f"{axis.upper()} {low}" + (f"–{high}" if high > low else ""))
+    if any(layout.pp > 1 for layout in tried):
+        names = {layout.schedule for layout in tried if layout.pp > 1}
+        parts += [name for key, name in SCHEDULE_NAMES.items() if key in names]
+    precisions = {layout.precision for layout in tried}
+    dtype = plan.questions[0].base.dtype
+    parts += [dtype] if "bf16" in precisions else []
+    parts += ["FP8 matrix products"] if "fp8" in precisions else []
+    framework = plan.questions[0].framework
+    scope = (ANY_FRAMEWORK if framework is None else FRAMEWORKS[framework]).title
+    return f"searched for {scope}: {', '.join(parts)}"
 
 
 # --- the table ---
@@ -150,35 +177,16 @@ def _layout_table(plan: LayoutPlan, rows: Sequence[RankedLayout], first_place: i
     return Table(columns, cells, _LAYOUTS, indent="")
 
 
-#: The usual names of data parallelism by ZeRO stage.
-_ZERO_NAMES = ("DDP", "ZeRO-1", "ZeRO-2", "FSDP")
-
-
-def layout_name(layout: ParallelLayout) -> str:
-    """The name in terms of PyTorch and Megatron, such as ``ZeRO-1 DP8 TP4 PP2x2 b2``."""
-    name = _ZERO_NAMES[layout.zero]
-    if layout.dp == 1:
-        # DDP with one replica is no data parallelism; ZeRO may still shard among other axes.
-        words = [] if layout.zero == 0 else [name]
-    elif name.startswith("ZeRO"):
-        words = [name, f"DP{layout.dp}"]
-    else:
-        words = [f"{name}{layout.dp}"]
-    sizes = {"TP": layout.tp, "CP": layout.cp, "EP": layout.ep}
-    words += [f"{axis}{size}" for axis, size in sizes.items() if size > 1]
-    if layout.pp > 1:
-        stages = f"x{layout.chunks}" if layout.chunks > 1 else ""
-        words.append(f"PP{layout.pp}{stages}")
-    words.append(f"b{layout.micro_batch}")
-    if layout.recompute != "none":
-        words.append(f"recompute={layout.recompute}")
-    return " ".join(words)
+def _omitted_row(table: Table, count: int) -> dict[str, str]:
+    """The row that stands for the layouts that are not shown."""
+    empty = {column.key: "" for column in table.columns}
+    return {**empty, "place": "…", "layout": f"{count} more"}
 
 
 def _layout_name(plan: LayoutPlan, ranked: RankedLayout) -> str:
     """The name of a layout, with GPUs and cluster if the plan compares several of them."""
     outcome = ranked.outcome
-    parts = [layout_name(outcome.layout)]
+    parts = [outcome.layout.label()]
     if len({request.gpus for request in plan.questions}) > 1:
         parts.insert(0, f"{outcome.layout.gpus}:")
     if len({request.cluster.name for request in plan.questions}) > 1:
@@ -239,6 +247,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
         texts.append(f"*: Pareto-optimal ({front})")
     texts += [
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
+        *_precision_texts(plan, rows),
         "range: step time if costs have the errors that were measured on this hardware",
         "memory: peak in % of device memory; 90 % of measured peaks are in the range",
         f"memory includes {_reserve_text(rows)} for the CUDA context and NCCL",
@@ -246,6 +255,19 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     if any(_is_estimate(ranked) for ranked in rows):
         texts.append("~: estimate without contention; a simulated step may take a few % longer")
     return texts
+
+
+def _precision_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
+    """What FP8 means, and the best layout without it if the table has none."""
+    if all(ranked.outcome.layout.precision != "fp8" for ranked in rows):
+        return []
+    dtype = plan.questions[0].base.dtype
+    text = f"FP8: matrix products in 8 bits; --restrict precision=bf16 keeps all in {dtype}"
+    places = [k for k, r in enumerate(plan.certain, 1) if r.outcome.layout.precision != "fp8"]
+    if places:
+        first = plan.certain[places[0] - 1].outcome
+        text += f" (fastest: {first.layout.label()}, {show_ns(first.step_ns)}, number {places[0]})"
+    return [text]
 
 
 def _reserve_text(rows: Sequence[RankedLayout]) -> str:
@@ -290,10 +312,13 @@ def _rejected_section(plan: LayoutPlan) -> Section:
 
 
 def _nearest_text(plan: LayoutPlan) -> str:
-    """How much the smallest layout holds, if no layout fits; else empty."""
+    """What would help, if no layout fits; else empty."""
     if plan.ranked:
         return ""
     reasons = [rejected.reason for rejected in plan.left]
+    if all(reason.startswith(_INDIVISIBLE_BATCH) for reason in reasons):
+        gpus = plan.questions[0].gpus
+        return f"help: set --global-batch to a multiple of {gpus}, the number of GPUs"
     percentages = [_first_number(r) for r in reasons if r.startswith(_OUT_OF_MEMORY)]
     if not percentages:
         return ""
@@ -301,6 +326,7 @@ def _nearest_text(plan: LayoutPlan) -> str:
 
 
 _OUT_OF_MEMORY = "it does not fit"
+_INDIVISIBLE_BATCH = "the global batch"
 
 
 def _first_number(reason: str) -> int:
@@ -311,6 +337,8 @@ def rejection_kind(reason: str) -> str:
     """A reason without the numbers that differ from layout to layout."""
     if reason.startswith(_OUT_OF_MEMORY):
         return "they do not fit in the device's memory"
+    if reason.startswith(SLOW_REASON):
+        return "they are much slower than the fastest layouts"
     if reason.startswith("it hangs"):
         return "hang"
     if reason.startswith("the number of micro-batches"):
@@ -318,7 +346,7 @@ def rejection_kind(reason: str) -> str:
             "the number of micro-batches is not a multiple of the number of pipeline ranks "
             "(required by the interleaved schedule)"
         )
-    if reason.startswith("the global batch"):
+    if reason.startswith(_INDIVISIBLE_BATCH):
         return "the global batch is not divisible by replicas x micro-batch"
     # The remedy is for a scenario file; a plan has rejected the layout already.
     words = reason.partition(";")[0].partition(": set ")[0].split()
@@ -414,7 +442,7 @@ def layout_plan_svg(plan: LayoutPlan) -> str:
     x, y = position(shown[0])
     label = (
         f'<text class="best" x="{x - 8}" y="{y + 16}" text-anchor="end">'
-        f"{escape(layout_name(best.layout))}</text>"
+        f"{escape(best.layout.label())}</text>"
     )
     axes = _axis_elements(plan.questions[0].cluster.device.memory_nbytes, least_ns, most_ns)
     return _svg_document([*axes, line, *dots, label])
@@ -442,7 +470,7 @@ def _axis_elements(capacity: int, least_ns: int, most_ns: int) -> list[str]:
 def _layout_dot(ranked: RankedLayout, x: float, y: float) -> str:
     outcome = ranked.outcome
     low, high = map(show_ns, outcome.band_ns)
-    tooltip = f"{layout_name(outcome.layout)}: {show_ns(outcome.step_ns)} ({low} to {high})"
+    tooltip = f"{outcome.layout.label()}: {show_ns(outcome.step_ns)} ({low} to {high})"
     kind = "other"
     if ranked.tied:
         kind = "tied"

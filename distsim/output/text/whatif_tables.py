@@ -31,8 +31,17 @@ def training_metrics_text(found: TrainingMetrics | None) -> str:
     shares = {kind: share for kind, share in found.shares.items() if share >= _NEGLIGIBLE}
     parts = ", ".join(f"{kind} {_percent_text(share)}" for kind, share in shares.items())
     return (
+        f"{_sequences_text(found.sequences)} per step; "
         f"{found.tokens_s_gpu:.0f} tokens/s/GPU, MFU {100 * found.mfu:.1f} %; "
         f"time per rank: {parts}"
+    )
+
+
+def _sequences_text(sequences: Sequence[tuple[int, int]]) -> str:
+    """The batch, such as `8 sequences of 8192 tokens`; of several models one after the other."""
+    return " and ".join(
+        f"{number} sequence{'s' if number > 1 else ''} of {tokens} tokens"
+        for number, tokens in sequences
     )
 
 

@@ -70,6 +70,9 @@ def is_nsight_name(path: Path) -> bool:
 def is_nsight_export(path: Path) -> bool:
     """Whether a file is a database with tables of Nsight Systems."""
     try:
+        # Opening a pipe waits for its writer.
+        if not path.is_file():
+            return False
         with path.open("rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 return False

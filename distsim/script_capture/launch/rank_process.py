@@ -211,6 +211,10 @@ def _run_with_options(
             from distsim.script_capture.patches.fake_tensors import fake_tensor_mode
 
             modes.enter_context(fake_tensor_mode())
+        if child_options.checks_values and not child_options.fakes:
+            from distsim.script_capture.patches.race_probes import RaceProbes
+
+            modes.enter_context(RaceProbes(client).install())
         if child_options.counts:
             from distsim.script_capture.compute.kernel_counter import count_kernels
 

@@ -16,6 +16,7 @@ import math
 import mmap
 import os
 import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -356,9 +357,11 @@ def _implement(functions: Mapping[str, Callable[..., Any]]) -> None:
     torch: Any = import_module("torch")
     library = torch.library.Library("symm_mem", "IMPL")
     _libraries.append(library)
-    for name, function in functions.items():
-        for key in _DISPATCH_KEYS:
-            library.impl(name, function, key, allow_override=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels of torch are overridden
+        for name, function in functions.items():
+            for key in _DISPATCH_KEYS:
+                library.impl(name, function, key, allow_override=True)
 
 
 def _replacement(heap: _SymmetricHeap) -> type:

@@ -54,6 +54,8 @@ WORKERS_KEY_PREFIX: Final = "all "
 #: Kinds of reports of values about random states (`distsim.script_capture.hub.state.ValueReport`).
 DROPOUT_REPORT: Final = "dropout"
 MODEL_GROUP_REPORT: Final = "model group"
+#: The kind of a report of two uses of one tensor that no wait orders.
+RACE_REPORT: Final = "race"
 
 
 class CallOrigin(NamedTuple):

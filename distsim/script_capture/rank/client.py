@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from distsim.script_capture.cuda.stream_log import DEFAULT_STREAM, StreamLog
+from distsim.script_capture.cuda.stream_log import DEFAULT_STREAM, StreamLog, StreamStep
 from distsim.script_capture.protocol.blocked_threads import threads_on_timer
 from distsim.script_capture.protocol.message_types import NO_CALL_SITE, CallOrigin
 from distsim.script_capture.protocol.wire import (
@@ -96,6 +96,7 @@ class HubClient:
         self.on_done: Callable[[list[object], PayloadReader], None] | None = None
         self.counter: KernelCounter | None = None
         self.streams: StreamLog | None = None
+        self.on_stream_step: Callable[[StreamStep], None] | None = None
         self._reset()
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -372,6 +373,9 @@ class HubClient:
             steps = self.streams.take()
             if not steps and current == self._reported_streams.get(thread, DEFAULT_STREAM):
                 return
+            if self.on_stream_step is not None:
+                for step in steps:
+                    self.on_stream_step(step)
             self.report_computed()
             self._reported_streams[thread] = current
             site = self.site(depth) if steps else _NO_SITE

@@ -32,6 +32,7 @@ from distsim.script_capture.result.rank_status import (
     CapturedRankStatus,
     rank_statuses,
 )
+from distsim.script_capture.result.stream_races import stream_race_findings
 from distsim.script_capture.result.thread_order import (
     ThreadOrder,
     calling_threads,
@@ -99,7 +100,8 @@ def evaluate_capture(
 
     findings = with_backward_explanation(in_torch_terms(simulation.findings), statuses)
     wrong_values = [*value_findings(captured.ranks), *random_state_findings(captured.ranks)]
-    findings = (*wrong_values, *findings)
+    races = stream_race_findings(captured.ranks)
+    findings = (*wrong_values, *races, *findings)
     if has_mismatched_collective(captured):
         # The script stopped before it could wait for its requests.
         findings = tuple(finding for finding in findings if finding.code != "DS501")
@@ -109,7 +111,7 @@ def evaluate_capture(
     is_blocked = captured.ended == "stalled" and _all_exited_normally(captured, outcome)
     if outcome == "hangs" or is_blocked:
         found = with_store_key_findings(found, statuses)
-    if outcome == "completes" and wrong_values:
+    if outcome == "completes" and (wrong_values or races):
         found = replace(found, outcome="wrong-data", verdict=None)
     if outcome == "completes" and _each_rank_ran_alone(captured):
         found = _without_communication(captured, found)

@@ -17,11 +17,14 @@ from distsim.script_capture.protocol.message_types import (
     DROPOUT_REPORT,
     MODEL_GROUP_REPORT,
     NO_CALL_SITE,
+    RACE_REPORT,
 )
 
 #: Kinds of one training step, in the order in which a step reports them: a difference in one
 #: explains those in the kinds after it.
 _KINDS_OF_A_STEP: Final = ("parameter order", "parameter", "value")
+#: Kinds that other modules evaluate.
+_OTHER_REPORTS: Final = (DROPOUT_REPORT, MODEL_GROUP_REPORT, RACE_REPORT)
 
 
 class _Difference(NamedTuple):
@@ -62,7 +65,7 @@ def _reports_by_step(
     found: dict[tuple[str, int, int, tuple[int, ...]], dict[int, ValueReport]] = {}
     for rank, process in ranks.items():
         for report in process.values:
-            if report.kind in (DROPOUT_REPORT, MODEL_GROUP_REPORT):
+            if report.kind in _OTHER_REPORTS:
                 continue
             key = (report.kind, report.owner, report.step, report.ranks)
             found.setdefault(key, {})[rank] = report

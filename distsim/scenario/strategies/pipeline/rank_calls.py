@@ -53,9 +53,16 @@ class PipelineCall(NamedTuple):
     beside: PipelineAction | None = None
 
 
-def calls_of_rank(schedule: PipelineSchedule, rank: int) -> list[PipelineCall]:
-    """The calls of a pipeline rank. A runtime schedule must have its messages."""
-    builder = _RankCallBuilder(schedule, rank)
+def calls_of_rank(
+    schedule: PipelineSchedule, rank: int, waits_before_pairs: bool = False
+) -> list[PipelineCall]:
+    """The calls of a pipeline rank. A runtime schedule must have its messages.
+
+    ``waits_before_pairs``: both inputs of an overlapped pair are waited for before the first of its
+    computations, as a function that runs them at the same time needs it (torchtitan,
+    distributed/dual_pipe_v.py). By default each computation waits for its own input.
+    """
+    builder = _RankCallBuilder(schedule, rank, waits_before_pairs)
     if schedule.issue == "fill_drain":
         builder.fill_drain()
         builder.reduce_grad()
@@ -74,9 +81,12 @@ def calls_of_rank(schedule: PipelineSchedule, rank: int) -> list[PipelineCall]:
 class _RankCallBuilder:
     """Collects the calls of a rank; there is a method for each way to issue a schedule."""
 
-    def __init__(self, schedule: PipelineSchedule, rank: int) -> None:
+    def __init__(
+        self, schedule: PipelineSchedule, rank: int, waits_before_pairs: bool = False
+    ) -> None:
         self.schedule = schedule
         self.rank = rank
+        self.waits_before_pairs = waits_before_pairs
         self.calls: list[PipelineCall] = []
         #: Whether the stage before (-1) or after (1) a stage is on another rank; a cache.
         self.is_remote: dict[tuple[int, int], bool] = {}
@@ -231,7 +241,17 @@ class _RankCallBuilder:
         """
         open_receives: set[tuple[str, int, int]] = set()
         sent: list[StageMessage] = []
+
+        def wait_for_input(one: PipelineAction) -> None:
+            needed = "F" if one.kind == "F" else "B", one.stage, one.micro_batch
+            if one.kind != "W" and needed in open_receives:
+                self.wait((StageMessage(False, *needed),))
+                open_receives.remove(needed)
+
         for action in self.schedule.rows[self.rank]:
+            if self.waits_before_pairs:
+                for each in action.parts:
+                    wait_for_input(each)
             for each in action.parts or (action,):
                 stage, kind, m, _ = each
                 if kind in MESSAGE_KINDS:
@@ -243,10 +263,7 @@ class _RankCallBuilder:
                     elif messages:
                         open_receives.add((kind[-1], stage, m))
                 elif kind in COMPUTE_KINDS:
-                    needed = "F" if kind == "F" else "B", stage, m
-                    if kind != "W" and needed in open_receives:
-                        self.wait((StageMessage(False, *needed),))
-                        open_receives.remove(needed)
+                    wait_for_input(each)
                     self.compute(each, _overlap_partner(action, each) if action.parts else None)
                 else:
                     self.calls.append(PipelineCall("silent", (), each))

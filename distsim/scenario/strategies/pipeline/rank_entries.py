@@ -161,12 +161,17 @@ _MESSAGE_TENSORS = {
 _ACTION_NAMES = {"F": "forward", "B": "backward", "I": "backward input", "W": "backward weight"}
 
 
+#: (stage of the forward pass, stage of the backward pass) -> the entries of both.
+PairEntries = Mapping[tuple[int, int], list[Entry]]
+
+
 class PipelineLayout(NamedTuple):
     """What all ranks of a pipeline have in common.
 
     ``prefix`` begins the names of tensors, handles and the loop's index. ``costs`` are by (kind,
     stage): either B or both I and W exist; L, if it exists, replaces a stage's last backward.
     ``overlapped`` is the time in ns of a forward and a backward that overlap; None: their sum.
+    ``pairs`` are the entries of both together, by their stages.
     """
 
     schedule: PipelineSchedule
@@ -177,6 +182,7 @@ class PipelineLayout(NamedTuple):
     numbered: bool = False
     data: StageDataParallelWriter | None = None
     overlapped: int | None = None
+    pairs: PairEntries | None = None
 
 
 class _ActionCost(NamedTuple):
@@ -403,12 +409,16 @@ class PipelineRankWriter:
     def share_of_pair(self, action: PipelineAction, beside: PipelineAction) -> CostOrEntries:
         """The cost of an action in an overlapped pair.
 
-        The pair's time is divided in proportion to the times of the two without overlap.
+        The pair's time is divided in proportion to the times of the two without overlap. Entries of
+        a pair belong to its forward pass, which comes first.
         """
         pair_ns = self.layout.overlapped
+        forward, backward = (action, beside) if action.kind == "F" else (beside, action)
+        if self.layout.pairs is not None:
+            stages = forward.stage % self.schedule.length, backward.stage % self.schedule.length
+            return self.layout.pairs[stages] if action.kind == "F" else ZERO_COST
         if pair_ns is None:
             return self.cost(action).cost
-        forward, backward = (action, beside) if action.kind == "F" else (beside, action)
         forward_ns = _time_ns(self.layout.costs[forward.kind, forward.stage])
         backward_ns = _time_ns(self.layout.costs[backward.kind, backward.stage])
         forward_share = pair_ns * forward_ns // max(1, forward_ns + backward_ns)

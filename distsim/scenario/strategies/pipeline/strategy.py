@@ -24,7 +24,11 @@ from distsim.scenario.strategies.pipeline.actions import PipelineSchedule
 from distsim.scenario.strategies.pipeline.dualpipe import stage_copies_group
 from distsim.scenario.strategies.pipeline.fields import PipelineFields, splits_backward
 from distsim.scenario.strategies.pipeline.rank_calls import calls_of_rank
-from distsim.scenario.strategies.pipeline.rank_entries import PipelineLayout, PipelineRankWriter
+from distsim.scenario.strategies.pipeline.rank_entries import (
+    PairEntries,
+    PipelineLayout,
+    PipelineRankWriter,
+)
 from distsim.scenario.strategies.pipeline.shape_exchange import (
     shape_exchange_entries,
     shape_vote_entries,
@@ -51,7 +55,8 @@ class Pipeline(PipelineFields):
     backward pass use ``backward_input`` and ``backward_weight`` [default: half of ``backward``].
     """
 
-    def expand(self, context: ExpansionContext) -> Expansion:
+    def expand(self, context: ExpansionContext, pairs: PairEntries | None = None) -> Expansion:
+        """The entries of all ranks. ``pairs``: those of passes that overlap, by their stages."""
         schedule = self.build_schedule(context)
         prefix = context.unused_prefix("pipeline")
         chunks = max(len(schedule.stages_of(rank)) for rank in range(schedule.ranks))
@@ -66,12 +71,14 @@ class Pipeline(PipelineFields):
             self.numbered,
             data,
             self.overlapped,
+            pairs,
         )
         writers = [PipelineRankWriter(layout, rank) for rank in range(schedule.ranks)]
         # In this order: the writers prepare the exchange of shapes without data parallelism.
         exchanges = [self._shape_exchange(writer) for writer in writers]
         rows = [
-            writer.entries(calls_of_rank(schedule, rank)) for rank, writer in enumerate(writers)
+            writer.entries(calls_of_rank(schedule, rank, waits_before_pairs=pairs is not None))
+            for rank, writer in enumerate(writers)
         ]
 
         start = [*(data.setup() if data is not None else ()), *blocks_by_rank(exchanges, self.axis)]

@@ -40,9 +40,10 @@ class Architecture(NamedTuple):
     ``qk_norm``: there are norms of a head's queries and keys. ``biased``: matrices have biases, but
     norms do not. ``sinks``: there is a learned number for each head. ``shared``: width of the
     shared expert, which processes all tokens. ``dense``: number of first layers without experts;
-    ``dense_ffn``: their width. ``modulated``: number of hidden × hidden matrices that scale and
-    shift a layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers, if they
-    are not word embeddings.
+    ``dense_ffn``: their width. ``router_nodes``: the largest number of nodes that have experts of
+    one token; 0: any. ``modulated``: number of hidden × hidden matrices that scale and shift a
+    layer (DiT). ``inputs``, ``outputs``: parameters before and after the layers, if they are not
+    word embeddings.
     """
 
     layers: int
@@ -69,6 +70,7 @@ class Architecture(NamedTuple):
     shared: int = 0
     dense: int = 0
     dense_ffn: int = 0
+    router_nodes: int = 0
     modulated: int = 0
     inputs: ParameterShapes = ()
     outputs: ParameterShapes = ()

@@ -9,6 +9,8 @@ and values); PyTorch's fully_shard (ZeRO 3).
 
 from __future__ import annotations
 
+from functools import cached_property
+from math import prod
 from typing import Literal, NamedTuple
 
 from distsim.common import units
@@ -21,6 +23,7 @@ from distsim.scenario.strategies.base import (
     tensor_declaration,
 )
 from distsim.scenario.strategies.field_types import FLOAT_DTYPE_BYTES
+from distsim.scenario.strategies.intra_layer.hierarchical_all_to_all import hit_probability
 from distsim.scenario.strategies.layers import repeat_entries
 from distsim.scenario.strategies.training_step.presets import total_numel
 from distsim.scenario.strategies.training_step.tensor_calls import (
@@ -153,44 +156,49 @@ class TransformerLayerWriter(TransformerTensorWriter):
         mlp = self.block_forward(
             "mlp",
             cost.mlp_flops + cost.padding_flops,
-            self.exchange_tokens(),
-            self.exchange_tokens(),
+            self.dispatch_tokens(),
+            self.combine_tokens(),
         )
         return [*launches, *attention, *mlp, traffic]
 
     def layer_backward(self) -> list[Entry]:
         cost = self.cost
-        passes = self._score_backward_passes()
-        extra_flops = cost.flash_flops
-        if cost.recompute == "selective":
-            extra_flops += cost.recompute_flops
-        extra_flops += self.attention_extra_flops(passes)
         before = [
             *self.recomputation(),
             *self.kernel_launches(2),
-            *self.misaligned_scores(passes),
+            *self.misaligned_scores(self.score_backward_passes()),
         ]
         traffic = self.memory_traffic("backward")
+        mlp_flops = 2 * (cost.mlp_flops + cost.padding_flops)
+        attention_flops = self.attention_backward_flops()
         if self.is_layer_local:
-            flops = 2 * (cost.layer_flops + cost.padding_flops) + extra_flops
-            return [*before, self.matmul("backward", flops), traffic]
+            return [*before, self.matmul("backward", attention_flops + mlp_flops), traffic]
         mlp = self.block_backward(
             "mlp",
-            2 * (cost.mlp_flops + cost.padding_flops),
+            mlp_flops,
             self.mlp_column_flops(),
-            self.exchange_tokens(),
-            self.exchange_tokens(),
+            self.dispatch_tokens(),
+            self.combine_tokens(),
         )
         attention = self.block_backward(
             "attention",
-            2 * cost.attention_flops + extra_flops,
+            attention_flops,
             self.attention_column_flops(),
             [*self.gather_keys(), *self.scatter_key_gradients()],
             [],
         )
         return [*before, traffic, *mlp, *attention]
 
-    def _score_backward_passes(self) -> float:
+    def attention_backward_flops(self) -> int:
+        """FLOPs of attention's backward pass, with the scores that it computes again."""
+        cost = self.cost
+        extra_flops = cost.flash_flops
+        if cost.recompute == "selective":
+            extra_flops += cost.recompute_flops
+        extra_flops += self.attention_extra_flops(self.score_backward_passes())
+        return 2 * cost.attention_flops + extra_flops
+
+    def score_backward_passes(self) -> float:
         """How often the backward pass computes what the forward pass computes for the scores."""
         if self.cost.flash:
             return _FLASH_BACKWARD_PASSES
@@ -256,7 +264,16 @@ class TransformerLayerWriter(TransformerTensorWriter):
             return self.layer_forward()
         if self.cost.recompute == "op":
             return self._recomputation_by_operation()
+        if self.cost.recompute == "modules":
+            return self._recomputation_of_modules()
         return []
+
+    def _recomputation_of_modules(self) -> list[Entry]:
+        """Norms, non-linearities and the expansion of latent attention, without any messages."""
+        flops = self.cost.recompute_flops
+        products = [self.matmul("forward, again", flops)] if flops else []
+        traffic = {"bytes": units.size_text(self.cost.modules_recompute_traffic)}
+        return [*products, compute("forward, again, memory", traffic)]
 
     def _recomputation_by_operation(self) -> list[Entry]:
         """torchtitan's per-operation policy: products that were not kept, and all other operations.
@@ -322,27 +339,63 @@ class TransformerLayerWriter(TransformerTensorWriter):
             return []
         return [self.reduce_scatter(self.cost.kv_numel, self.context_axis)]
 
-    def exchange_tokens(self) -> list[Entry]:
-        """Expert parallelism: send tokens to their experts, or back, evenly spread."""
+    def dispatch_tokens(self, handle: str | None = None) -> list[Entry]:
+        """Send tokens, or the gradients of the experts' outputs, to the experts."""
+        is_8_bit = self.train.expert_dispatch == "deepep" and self.train.has_8_bit_products
+        return self._exchange_tokens(self.product_dtype if is_8_bit else self.dtype, handle)
+
+    def combine_tokens(self, handle: str | None = None) -> list[Entry]:
+        """Send the experts' outputs, or the gradients of their inputs, back."""
+        return self._exchange_tokens(self.dtype, handle)
+
+    def _exchange_tokens(self, dtype: str, handle: str | None) -> list[Entry]:
+        """An exchange among the ranks of the experts, with evenly spread tokens."""
         if self.expert_axis is None:
             return []
         ranks = self.cost.experts
-        numel = -(-self.cost.routed_numel // ranks) * ranks
+        numel = -(-round(self.cost.boundary_numel * self._copies_per_token) // ranks) * ranks
         return [
             step(
                 "all_to_all_single",
-                input=self.buffer(numel),
-                output=self.buffer(numel),
+                input=self.buffer(numel, dtype),
+                output=self.buffer(numel, dtype),
                 group=self.expert_axis,
+                **async_fields(handle),
             )
         ]
 
+    @property
+    def _copies_per_token(self) -> float:
+        """Copies of a token that an exchange sends.
+
+        One for each expert. With DeepEP, which sends one to each node that has some of them, NVLink
+        distributes these copies while the next ones arrive, so only the former count.
+        """
+        model = self.model
+        nodes = self.expert_nodes
+        if self.train.expert_dispatch != "deepep" or nodes == 1:
+            return model.active_experts
+        reached = nodes * hit_probability(model.experts, model.experts // nodes, model.top_k)
+        return min(reached, model.router_nodes or nodes)
+
+    @property
+    def expert_nodes(self) -> int:
+        """The number of nodes over which the experts of a layer are distributed."""
+        axes = list(self.context.mesh)
+        inside = axes[axes.index(self.expert_axis) :] if self.expert_axis else []
+        ranks = prod(self.context.mesh[axis] for axis in inside)
+        return max(ranks // self.context.ranks_per_node, 1)
+
     # --- numbers of parameters ---
     def layer_parameters(self) -> ParameterCounts:
-        """Parameters of one layer on a rank.
+        """Parameters of one layer on a rank."""
+        return self._layer_parameters
 
-        Matrices are split over the tensor ranks, experts also over the expert ranks. Each rank has
-        all norms and the whole router.
+    @cached_property
+    def _layer_parameters(self) -> ParameterCounts:
+        """Matrices are split over the tensor ranks, experts also over the expert ranks.
+
+        Each rank has all norms and the whole router.
         """
         model = self.model
         tensor_ranks = self.cost.tensor
@@ -367,7 +420,12 @@ class TransformerLayerWriter(TransformerTensorWriter):
             numel += (model.head_parameters + tied) // self.cost.tensor
         return ParameterCounts(numel)
 
+    def model_stage(self, stage: int) -> int:
+        """The model's stage of a stage of the schedule, which may be a second copy (DualPipe)."""
+        return stage % self.stages
+
     def stage_parameters(self, stage: int) -> ParameterCounts:
+        stage = self.model_stage(stage)
         ends = self.end_parameters(stage)
         layer = self.layer_parameters()
         layers = self.layers_of_stage[stage]

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from distsim.scenario.strategies.training_step.presets import Architecture
 
-RecomputePolicy = Literal["none", "selective", "op", "full"]
+RecomputePolicy = Literal["none", "selective", "modules", "op", "full"]
 
 #: Rows of a tile of fused attention, and a typical number of multiprocessors (`idle_flops`).
 _ATTENTION_TILE_ROWS = 128
@@ -58,6 +58,10 @@ class MicroBatchCost(NamedTuple):
     ``autocast``: weights and the activations between layers are float32, and each product casts its
     inputs to ``itemsize`` bytes. An activation is cast once for each matrix that reads it, because
     torch.autocast caches only casts of weights (counted on CPU, tests/support/autocast_memory.py).
+
+    ``keeps_8_bit_inputs``: the backward pass keeps the inputs of matrix products in 8 bits, as
+    Transformer Engine does and DeepSeek-V3 (arXiv:2412.19437, section 3.3.3); torchao keeps them in
+    16 bits.
     """
 
     model: Architecture
@@ -74,6 +78,7 @@ class MicroBatchCost(NamedTuple):
     gathered: bool = False
     whole_logits: bool = False
     autocast: bool = False
+    keeps_8_bit_inputs: bool = False
 
     @property
     def between(self) -> int:
@@ -179,9 +184,26 @@ class MicroBatchCost(NamedTuple):
             return self.layer_flops
         if self.recompute == "op":
             return self._op_recompute_flops
+        if self.recompute == "modules":
+            return self._latent_expansion_flops
         # Fused attention always recomputes; `flash_flops` counts that.
         recomputes_scores = self.recompute == "selective" and not self.flash
         return self.scores_flops if recomputes_scores else 0
+
+    @property
+    def _latent_expansion_flops(self) -> int:
+        """Forward FLOPs of the products that expand latent queries, keys and values; else 0."""
+        latent = self.model.latent
+        if latent is None:
+            return 0
+        weights = latent.queries * self.model.q_hidden + latent.keys * 2 * self.model.kv_hidden
+        return 2 * self.tokens * weights // self.tensor
+
+    @property
+    def modules_recompute_traffic(self) -> int:
+        """Bytes that `modules` moves again: both norms (read, write) and the non-linearity."""
+        norms = 4 * self.itemsize * self.tokens * self.model.hidden // self._sequence_ranks
+        return norms + self._nonlinearity_traffic
 
     @property
     def _op_recompute_flops(self) -> int:
@@ -447,15 +469,22 @@ class MicroBatchCost(NamedTuple):
         return self.itemsize * (self.tokens * columns + routed) + scores_bytes
 
     @property
+    def _input_itemsize(self) -> int:
+        """Bytes of an element of a product's input that is kept."""
+        return 1 if self.keeps_8_bit_inputs else self.itemsize
+
+    @property
     def _between_bytes(self) -> int:
         """Inputs of the norms, of attention and of the feed-forward part, and dropout masks.
 
         10 s b h for GPT. There are two norms and two masks. Under autocast each cast of a norm's
-        output is kept instead of the output.
+        output is kept instead of the output. The policy `modules` recomputes the outputs of norms.
         """
         mask_bytes = 2 if self.model.dropout else 0
         norm_outputs = self.casts or 2
-        element_bytes = 2 * self.between + norm_outputs * self.itemsize + mask_bytes
+        if self.recompute == "modules":
+            norm_outputs = 0
+        element_bytes = 2 * self.between + norm_outputs * self._input_itemsize + mask_bytes
         return self.hidden_numel * element_bytes
 
     @property
@@ -471,14 +500,37 @@ class MicroBatchCost(NamedTuple):
         (torchtitan, models/moe). Both were read on an H100 (benchmarks/gpu/memory_h100.json).
         """
         model = self.model
-        attention = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
-        attention += model.q_hidden + model.kv_hidden if model.qk_norm else 0
-        ffn = self._kept_ffn_activations * model.active_ffn
-        sorted_input = 0
+        attention = self._kept_attention_columns
+        # One of the feed-forward layer's activations is the input of its last product.
+        ffn = (self._kept_ffn_activations - 1) * model.active_ffn
+        inputs = 0 if self.recompute == "modules" else model.active_ffn
+        if self.keeps_8_bit_inputs:
+            # Attention's output is kept for attention and, in 8 bits, for the projection after it.
+            inputs += model.o_hidden
         if model.experts:
             # The caller divides by the tensor ranks, but each of them has the whole input.
-            sorted_input = model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
-        return self.itemsize * self.tokens * (attention + ffn + sorted_input)
+            inputs += model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
+        token_bytes = self.itemsize * attention + self._input_itemsize * inputs
+        # With `modules`, inputs of activation functions are kept in 8 bits too (DeepSeek-V3,
+        # section 3.3.3; Megatron-LM's --activation-func-fp8-input-store).
+        keeps_8_bit_gates = self.recompute == "modules" and self.keeps_8_bit_inputs
+        token_bytes += ffn if keeps_8_bit_gates else self.itemsize * ffn
+        return self.tokens * token_bytes
+
+    @property
+    def _kept_attention_columns(self) -> int:
+        """Columns of queries, keys, values and attention's output that are kept.
+
+        The policy `modules` keeps latent queries, keys and values in their compressed form, which
+        the caller's division by the tensor ranks must not split.
+        """
+        model = self.model
+        if self.recompute == "modules" and model.latent is not None:
+            latent = model.latent
+            compressed = latent.queries + latent.keys + latent.rotary
+            return model.o_hidden + compressed * self.tensor
+        columns = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
+        return columns + (model.q_hidden + model.kv_hidden if model.qk_norm else 0)
 
     @property
     def _kept_ffn_activations(self) -> int:

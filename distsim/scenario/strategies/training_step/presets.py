@@ -223,6 +223,7 @@ PRESETS: Final[dict[str, Architecture]] = {
         shared=2048,
         dense=3,
         dense_ffn=18432,
+        router_nodes=4,
         source="DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 4.2",
     ),
     "mixtral-8x22b": Architecture(

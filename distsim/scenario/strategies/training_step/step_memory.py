@@ -15,23 +15,21 @@ from distsim.common import units
 from distsim.scenario.strategies.base import GroupRef
 from distsim.scenario.strategies.field_types import FLOAT_DTYPE_BYTES
 from distsim.scenario.strategies.pipeline.actions import PipelineAction, PipelineSchedule
-from distsim.scenario.strategies.training_step.layer_calls import (
-    ParameterCounts,
-    TransformerLayerWriter,
-)
+from distsim.scenario.strategies.training_step.layer_calls import ParameterCounts
 from distsim.scenario.strategies.training_step.memory_footprint import (
     BytesPerParameter,
     MemoryFootprint,
     model_states,
     peak_activation_bytes,
 )
+from distsim.scenario.strategies.training_step.split_backward import SplitBackwardWriter
 
 #: DDP under autocast: float32 parameters; their gradients, together with the buckets that reduce
 #: them (gradient_as_bucket_view is off); two moments.
 _DDP_AUTOCAST_BYTES = BytesPerParameter(parameters=4, gradients=8, optimizer=8)
 
 
-class TransformerMemory(TransformerLayerWriter):
+class TransformerMemory(SplitBackwardWriter):
     """Computes the peak memory of each rank of the pipeline."""
 
     @cached_property
@@ -132,25 +130,35 @@ class TransformerMemory(TransformerLayerWriter):
         embedding_dense_backward_strategy; distributed/fsdp/_fully_shard/_fsdp_param.py,
         to_accumulated_grad_if_needed; read on an H100, benchmarks/gpu/memory_h100.json).
         """
-        if self.train.zero > 1 or not self.cost.gathered or 0 not in stages:
+        has_embedding = any(self.model_stage(stage) == 0 for stage in stages)
+        if self.train.zero > 1 or not self.cost.gathered or not has_embedding:
             return 0
         whole = self.model.vocabulary * self.model.hidden
         return (whole - whole // self.cost.tensor) * self._gradient_itemsize
 
     # --- activations ---
+    @cached_property
+    def _layer_activation_bytes(self) -> int:
+        return self.cost.activation_bytes
+
+    @cached_property
+    def _recomputed_layer_bytes(self) -> int:
+        """Bytes of a layer's activations that exist only during its backward pass."""
+        return self.cost.peak_layer_bytes - self._layer_activation_bytes
+
     def kept_activation_bytes(self, stage: int) -> int:
         """Bytes that a micro-batch's forward pass leaves on a stage for its backward pass."""
+        stage = self.model_stage(stage)
         head = self.cost.head_bytes if stage == self.stages - 1 else 0
-        return self.layers_of_stage[stage] * self.cost.activation_bytes + head
+        return self.layers_of_stage[stage] * self._layer_activation_bytes + head
 
     def backward_working_bytes(self, stage: int) -> int:
         """Bytes that a backward pass needs in addition.
 
         First the loss holds memory, then the recomputed activations of one layer at a time.
         """
-        layer = 0
-        if self.layers_of_stage[stage]:
-            layer = self.cost.peak_layer_bytes - self.cost.activation_bytes
+        stage = self.model_stage(stage)
+        layer = self._recomputed_layer_bytes if self.layers_of_stage[stage] else 0
         if stage == self.stages - 1:
             return max(layer, self.cost.loss_bytes)
         return layer

@@ -27,15 +27,20 @@ from distsim.scenario.strategies.base import (
 )
 from distsim.scenario.strategies.field_types import FLOAT_DTYPE_BYTES
 from distsim.scenario.strategies.layers import repeat_entries
+from distsim.scenario.strategies.pipeline.dualpipe import stage_copies_group
 from distsim.scenario.strategies.training_step.layer_calls import ParameterCounts
 from distsim.scenario.strategies.training_step.step_memory import TransformerMemory
-from distsim.scenario.strategies.training_step.transformer_fields import TransformerFields
+from distsim.scenario.strategies.training_step.transformer_checks import CheckedTransformer
+from distsim.scenario.strategies.training_step.transformer_fields import (
+    PAIR_SCHEDULES,
+    SPLIT_SCHEDULES,
+)
 
 #: Bytes that Adam moves per parameter: it reads and writes a float32 copy and two moments.
 _ADAM_STATE_TRAFFIC = 24
 
 
-class Transformer(TransformerFields):
+class Transformer(CheckedTransformer):
     """One training step: micro-batches forward and backward, gradients reduced, parameters updated,
     as Megatron-LM lays it out.
 
@@ -71,21 +76,44 @@ class TransformerStepWriter(TransformerMemory):
         return expansion._replace(memory=memory)
 
     # --- with a pipeline ---
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule computes the halves of a backward pass at different times."""
+        return self.train.canonical_schedule in SPLIT_SCHEDULES
+
+    @property
+    def reduces_in_last_backward(self) -> bool:
+        """Whether gradients are reduced during each stage's last backward pass.
+
+        If the schedule splits backward passes, they are reduced after all of them.
+        """
+        is_replicated = self.dense_group is not None or self.expert_group is not None
+        return self.train.overlap_grad_reduce and is_replicated and not self.splits_backward
+
+    @property
+    def overlaps_pairs(self) -> bool:
+        """Whether the schedule has pairs of passes, and the passes of a pair overlap."""
+        return self.train.canonical_schedule in PAIR_SCHEDULES and self.overlaps_experts
+
     def step_with_pipeline(self) -> Expansion:
         """The passes of all stages as a pipeline; then each rank reduces and updates its stages."""
         stages = range(self.stages)
-        is_replicated = self.dense_group is not None or self.expert_group is not None
-        overlaps = self.train.overlap_grad_reduce and is_replicated
-        last_backward: list[list[Entry]] = []
+        overlaps = self.reduces_in_last_backward
+        further_costs: dict[str, list[list[Entry]]] = {}
         if overlaps:
-            last_backward = [self.reducing_backward_of_stage(stage) for stage in stages]
+            further_costs["last_backward"] = [
+                self.reducing_backward_of_stage(stage) for stage in stages
+            ]
+        if self.splits_backward:
+            further_costs["backward_input"] = [self.stage_backward_input(s) for s in stages]
+            further_costs["backward_weight"] = [self.stage_backward_weight(s) for s in stages]
         pipeline = self.train.pipeline_strategy(
             self.context,
             [self.stage_forward(stage) for stage in stages],
             [self.stage_backward(stage) for stage in stages],
-            last_backward,
+            **further_costs,
         )
-        expansion = pipeline.expand(self.context)
+        expansion = pipeline.expand(self.context, self.pair_entries())
         entries_after: list[list[Entry]] = []
         for rank in range(self.context.mesh[pipeline.axis]):
             stages_of_rank = self.schedule.stages_of(rank)
@@ -95,11 +123,58 @@ class TransformerStepWriter(TransformerMemory):
             else:
                 for stage in stages_of_rank:
                     entries += self.reduce_gradients(self.stage_parameters(stage))
+            entries += self.sum_copies(stages_of_rank)
             entries_after.append(entries + self.update(stages_of_rank))
+        groups = {**expansion.groups, **self.tied_embedding_group(), **self.copies_group()}
         return expansion._replace(
-            steps=[*expansion.steps, *blocks_by_rank(entries_after, pipeline.axis)],
-            groups={**expansion.groups, **self.tied_embedding_group()},
+            steps=[*expansion.steps, *blocks_by_rank(entries_after, pipeline.axis)], groups=groups
         )
+
+    def pair_entries(self) -> dict[tuple[int, int], list[Entry]] | None:
+        """The entries of all pairs of passes that may overlap; None if none do."""
+        if not self.overlaps_pairs:
+            return None
+        pairs: dict[tuple[int, int], list[Entry]] = {}
+        for forward, backward in self.overlapped_stage_pairs():
+            pairs[forward, backward] = self.overlapped_stages(forward, backward)
+        return pairs
+
+    def overlapped_stage_pairs(self) -> set[tuple[int, int]]:
+        """The model's stages of the passes that overlap on some rank."""
+        pairs: set[tuple[int, int]] = set()
+        for rank in range(self.schedule.ranks):
+            own = [self.model_stage(stage) for stage in self.schedule.stages_of(rank)]
+            pairs |= {(forward, backward) for forward in own for backward in own}
+        return pairs
+
+    # --- DualPipe's second copies ---
+    @property
+    def _copies_group_name(self) -> str:
+        return f"{self.prefix}_copies"
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether each stage is on two ranks of the pipeline (DualPipe)."""
+        return self.train.canonical_schedule == "dualpipe"
+
+    def copies_group(self) -> dict[str, Entry]:
+        """The declaration of the group of a stage's two copies."""
+        if not self.has_copies:
+            return {}
+        axis = str(self.train.axis("pipeline", self.context))
+        return {self._copies_group_name: stage_copies_group(axis, self.context)}
+
+    def sum_copies(self, stages: Sequence[int]) -> list[Entry]:
+        """Sum the gradients of both copies of each stage, or the shards of them."""
+        if not self.has_copies:
+            return []
+        entries: list[Entry] = []
+        for kind in self.parameter_kinds(self.parameters_of_stages(stages)):
+            ranks = self.group_size[kind.group] if self.train.zero else 1
+            if kind.numel:
+                tensor = tensor_declaration(-(-kind.numel // ranks), self.train.gradient_dtype)
+                entries.append(step("all_reduce", tensor=tensor, group=self._copies_group_name))
+        return entries
 
     def reducing_backward_of_stage(self, stage: int) -> list[Entry]:
         """A pipeline stage's last backward pass; the end of the step waits for the reductions.

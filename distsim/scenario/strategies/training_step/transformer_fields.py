@@ -1,17 +1,18 @@
-"""The fields of `transformer:`, the layout that they describe, and the checks of this layout.
+"""The fields of `transformer:`, and the layout that they describe.
 
+`distsim.scenario.strategies.training_step.transformer_checks` checks the layout, and
 `distsim.scenario.strategies.training_step.transformer` writes the calls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from pydantic import Field, StrictBool, field_validator
 
 from distsim.common.message_text import name_list, value_text
-from distsim.scenario.strategies.base import CostOrEntries, ExpansionContext, Refusal, Strategy
+from distsim.scenario.strategies.base import CostOrEntries, ExpansionContext, Strategy
 from distsim.scenario.strategies.field_types import (
     FLOAT_DTYPE_BYTES,
     AxesOrGroup,
@@ -21,25 +22,23 @@ from distsim.scenario.strategies.field_types import (
     NonNegativeFloat,
     PositiveInt,
 )
+from distsim.scenario.strategies.pipeline.schedule_names import canonical_name
 from distsim.scenario.strategies.pipeline.strategy import Pipeline
 from distsim.scenario.strategies.training_step.architecture_fields import ArchitectureFields
 from distsim.scenario.strategies.training_step.micro_batch_cost import (
     MicroBatchCost,
     RecomputePolicy,
 )
-from distsim.scenario.strategies.training_step.presets import PRESETS, Architecture
+from distsim.scenario.strategies.training_step.presets import PRESETS
 
 #: The default axes, which are used if the mesh has them.
-_DEFAULT_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+DEFAULT_AXES = {"tensor": "tp", "pipeline": "pp", "context": "cp", "experts": "ep"}
+#: Schedules that compute the two halves of a backward pass at different times.
+SPLIT_SCHEDULES = ("zb1p", "zbv", "dualpipe_v", "dualpipe")
+#: Those that pair forward passes with backward passes of other micro-batches.
+PAIR_SCHEDULES = ("dualpipe_v", "dualpipe")
 #: Schedules that need several stages per rank; two if `chunks` is omitted.
 _SCHEDULES_WITH_TWO_CHUNKS = ("interleaved_1f1b", "looped_bfs", "zbv", "dualpipe_v")
-
-
-def _nearest_divisors(size: int, ranks: int) -> str:
-    """The numbers of ranks next to this one that divide a size."""
-    fewer = max(n for n in range(1, ranks) if size % n == 0)
-    more = next((n for n in range(ranks + 1, min(size, 8 * ranks) + 1) if size % n == 0), None)
-    return f"; use {fewer}" if more is None else f"; use {fewer} or {more}"
 
 
 class TransformerFields(Strategy):
@@ -92,8 +91,9 @@ class TransformerFields(Strategy):
         default="none",
         description=(
             "Activation checkpointing (recompute). full: whole layers. selective: the scores "
-            "of plain attention. op: every second matrix product and all other operations "
-            "(torchtitan)."
+            "of plain attention. modules: norms, activation functions and the expansion of "
+            "latent attention (Megatron-LM's --recompute-modules). op: every second matrix "
+            "product and all other operations (torchtitan)."
         ),
         examples=["full"],
     )
@@ -200,8 +200,8 @@ class TransformerFields(Strategy):
     layers_per_stage: tuple[PositiveInt | Literal[0], ...] | None = Field(
         default=None,
         description=(
-            "Number of layers of each stage [default: even; one layer fewer on the first and "
-            "last stage if that divides evenly]."
+            "Number of layers of each stage [default: even if possible; otherwise embedding "
+            "and head count as a layer each]."
         ),
         examples=[[8, 8, 8, 8]],
     )
@@ -214,6 +214,17 @@ class TransformerFields(Strategy):
         default=None,
         description="Mesh axis of expert parallelism [default: `ep` if the mesh has it].",
         examples=["ep"],
+    )
+    # DeepSeek-V3, arXiv:2412.19437, section 3.2.2, and github deepseek-ai/DeepEP: a token crosses
+    # the network once for each node, NVLink distributes it there, and dispatch is in FP8 if the
+    # products are. The option of Megatron-LM is --moe-enable-deepep.
+    expert_dispatch: Literal["all_to_all", "deepep"] = Field(
+        default="all_to_all",
+        description=(
+            "How tokens get to experts. all_to_all: one copy for each expert. deepep: between "
+            "nodes one copy for each node, in FP8 if `matmul_dtype` is."
+        ),
+        examples=["deepep"],
     )
     data: AxesOrGroup | None = Field(
         default=None,
@@ -281,7 +292,7 @@ class TransformerFields(Strategy):
         named: str | None = getattr(self, field)
         if named is not None:
             return named
-        default = _DEFAULT_AXES[field]
+        default = DEFAULT_AXES[field]
         return default if default in context.mesh else None
 
     def axis_size(self, field: str, context: ExpansionContext) -> int:
@@ -317,18 +328,32 @@ class TransformerFields(Strategy):
             gathered=uses_dtensor,
             whole_logits=uses_dtensor and not self.loss_parallel,
             autocast=self.autocast,
+            keeps_8_bit_inputs=self.has_8_bit_products and not uses_dtensor,
         )
+
+    @property
+    def has_8_bit_products(self) -> bool:
+        """Whether the layers' matrix products are in FP8."""
+        return self.matmul_dtype is not None and self.matmul_dtype.startswith("float8")
 
     def stages(self, context: ExpansionContext) -> int:
         """The number of stages of the pipeline; 1 without one."""
         return self.axis_size("pipeline", context) * self.chunk_count
 
     @property
+    def canonical_schedule(self) -> str | None:
+        """The name of the built-in schedule; None for a schedule from a file."""
+        return canonical_name(self.schedule)
+
+    @property
     def chunk_count(self) -> int:
-        """The number of stages on each rank of the pipeline."""
+        """The number of the model's stages on each rank of the pipeline.
+
+        DualPipe has a second copy of another stage on each rank, which counts there.
+        """
         if self.chunks is not None:
             return self.chunks
-        return 2 if self.schedule in _SCHEDULES_WITH_TWO_CHUNKS else 1
+        return 2 if self.canonical_schedule in _SCHEDULES_WITH_TWO_CHUNKS else 1
 
     def layers_of_stages(self, context: ExpansionContext) -> tuple[int, ...]:
         """The number of layers of each stage."""
@@ -336,25 +361,29 @@ class TransformerFields(Strategy):
             return self.layers_per_stage
         stages = self.stages(context)
         layers = self.model.architecture().layers
-        is_even_with_ends = (layers + 2) % stages == 0
-        if stages > 1 and layers % stages and is_even_with_ends:
-            # Embedding and head count as a layer each (Llama 3, arXiv:2407.21783, section 3.3.2).
-            full = (layers + 2) // stages
-            return (full - 1, *[full] * (stages - 2), full - 1)
-        share, remainder = divmod(layers, stages)
-        return tuple(share + 1 if stage < remainder else share for stage in range(stages))
+        if layers % stages == 0 or layers + 2 < stages:
+            share, remainder = divmod(layers, stages)
+            return tuple(share + 1 if stage < remainder else share for stage in range(stages))
+        # Embedding and head count as a layer each (Llama 3, arXiv:2407.21783, section 3.3.2;
+        # torchtitan, distributed/pipeline_parallel.py, generate_llm_fqn_per_model_part).
+        share, remainder = divmod(layers + 2, stages)
+        counts = [share + 1 if stage < remainder else share for stage in range(stages)]
+        counts[0] -= 1
+        counts[-1] -= 1
+        return tuple(counts)
 
     def pipeline_strategy(
         self,
         context: ExpansionContext,
         forward: Sequence[CostOrEntries] = (),
         backward: Sequence[CostOrEntries] = (),
-        last_backward: Sequence[CostOrEntries] = (),
+        **further_costs: Sequence[CostOrEntries],
     ) -> Pipeline:
         """The `pipeline` strategy that runs the micro-batches; costs are by stage.
 
-        ``last_backward``: the costs of each stage's last backward pass, if they differ. Without
-        costs the strategy serves only to check and to build the schedule.
+        ``further_costs``: those of the fields `last_backward`, `backward_input` and
+        `backward_weight`, if there are any. Without costs the strategy serves only to check and to
+        build the schedule.
         """
         boundary_numel = self.micro_batch_cost(context).boundary_numel
         fields: dict[str, object] = {
@@ -365,177 +394,15 @@ class TransformerFields(Strategy):
             "backward": dict(enumerate(backward)) or "1 ms",
             "activation": {"shape": [boundary_numel], "dtype": self.dtype},
         }
-        if last_backward:
-            fields["last_backward"] = dict(enumerate(last_backward))
+        for name, costs in further_costs.items():
+            if costs:
+                fields[name] = dict(enumerate(costs))
+        if self.canonical_schedule == "dualpipe":
+            # The update sums the shards of both copies (`TransformerStepWriter`).
+            fields["reduce_copies"] = False
         if self.chunks is not None:
             fields["chunks"] = self.chunks
         if self.schedule.lower() == "1f1b" and self.micro_batches < self.stages(context):
             # PyTorch's 1F1B refuses fewer micro-batches than stages, Megatron-LM's does not.
             fields["megatron"] = True
         return Pipeline.model_validate(fields)
-
-    # --- checks of the layout ---
-    def refuse(self, context: ExpansionContext) -> list[Refusal]:
-        unknown_axes = list(self._refuse_unknown_axes(context))
-        if unknown_axes:
-            return unknown_axes
-        cost = self.micro_batch_cost(context)
-        return [
-            *self._refuse_model(cost.model),
-            *self._refuse_tensor_axis(cost),
-            *self._refuse_sequence(cost),
-            *self._refuse_experts(cost, context),
-            *self._refuse_stages(context),
-            *self._refuse_autocast(context),
-        ]
-
-    def _refuse_unknown_axes(self, context: ExpansionContext) -> Iterator[Refusal]:
-        axes = [(field, getattr(self, field)) for field in _DEFAULT_AXES]
-        axes += [("data", axis) for axis in self.data_axes(context)]
-        for field, axis in axes:
-            unknown = None if axis is None else context.unknown_axis(axis)
-            if unknown is not None:
-                yield (field,), unknown
-
-    def _refuse_model(self, model: Architecture) -> Iterator[Refusal]:
-        """Sizes of a model that contradict each other."""
-        if not model.head and model.hidden % model.heads:
-            yield ("model",), f"hidden {model.hidden} is not divisible by heads {model.heads}"
-        if model.heads % model.kv_heads:
-            yield ("model",), f"heads {model.heads} is not divisible by kv_heads {model.kv_heads}"
-
-    def _refuse_tensor_axis(self, cost: MicroBatchCost) -> Iterator[Refusal]:
-        """Sizes of the model that the tensor ranks cannot share equally."""
-        model, ranks = cost.model, cost.tensor
-        sizes = {
-            "heads": model.heads,
-            "kv_heads": model.kv_heads,
-            "hidden": model.hidden,
-            "ffn": model.ffn,
-        }
-        for name, size in sizes.items():
-            if size % ranks:
-                yield (
-                    ("model",),
-                    f"{name} {size} is not divisible by the tensor axis of {ranks} "
-                    f"ranks{_nearest_divisors(size, ranks)}",
-                )
-
-    def _refuse_sequence(self, cost: MicroBatchCost) -> Iterator[Refusal]:
-        """Sequences that context and tensor ranks cannot share equally."""
-        if cost.sequence % cost.context:
-            yield (
-                ("sequence",),
-                f"sequence {cost.sequence} is not divisible by the context axis of {cost.context} "
-                "ranks",
-            )
-        elif cost.sequence_parallel and cost.sequence // cost.context % cost.tensor:
-            part = cost.sequence // cost.context
-            sequence = f"the part of {part} tokens on a context rank"
-            if cost.context == 1:
-                sequence = f"sequence {part}"
-            yield (
-                ("sequence",),
-                (
-                    f"{sequence} is not divisible by the tensor axis of {cost.tensor} ranks, "
-                    "which sequence_parallel needs"
-                ),
-            )
-        if self.tensor_overlap and cost.tensor > 1 and not cost.sequence_parallel:
-            yield (
-                ("tensor_overlap",),
-                (
-                    "tensor_overlap hides the calls of sequence parallelism: set "
-                    "`sequence_parallel: true`"
-                ),
-            )
-
-    def _refuse_experts(self, cost: MicroBatchCost, context: ExpansionContext) -> Iterator[Refusal]:
-        model, ranks = cost.model, cost.experts
-        if ranks > 1 and model.experts == 0:
-            axis = self.axis("experts", context)
-            yield (
-                ("experts",),
-                (
-                    f"the model has no experts for the axis {axis} of {ranks} ranks: remove "
-                    f"{axis} from the mesh"
-                ),
-            )
-        elif model.experts % ranks:
-            text = f"{model.experts} experts are not divisible by the expert axis of {ranks} ranks"
-            yield ("experts",), f"{text}{_nearest_divisors(model.experts, ranks)}"
-        if self.attention_efficiency == 0:
-            yield ("attention_efficiency",), "expected a number above 0"
-        if model.experts and not 1 <= model.top_k <= model.experts:
-            yield (
-                ("model",),
-                (f"top_k must be between 1 and the {model.experts} experts, found {model.top_k}"),
-            )
-
-    def _refuse_autocast(self, context: ExpansionContext) -> Iterator[Refusal]:
-        """Fields that exclude autocast, or whose costs are not known under it."""
-        if not self.autocast:
-            return
-        tensor_ranks = self.axis_size("tensor", context)
-        pipeline_ranks = self.axis_size("pipeline", context)
-        requirements = {
-            "zero: 0 or 1 (fully_shard has its own mixed precision)": self.zero < 2,
-            "no tensor axis and no pipeline": tensor_ranks == pipeline_ranks == 1,
-            "a model without experts": not self.model.architecture().experts,
-            "attention: flash": self.attention == "flash",
-            "recompute: none or full": self.recompute in ("none", "full"),
-            "tensor_calls: dtensor": self.tensor_calls == "dtensor",
-            "gradient_dtype: float32": self.gradient_dtype == "float32",
-            "no matmul_dtype": self.matmul_dtype is None,
-        }
-        for requirement, is_met in requirements.items():
-            if not is_met:
-                yield ("autocast",), f"autocast needs {requirement}"
-
-    def _refuse_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
-        """Pipelines that do not fit to the model or to other fields."""
-        if self.schedule.lower() == "dualpipe":
-            yield (
-                ("schedule",),
-                (
-                    "dualpipe has two copies of each stage, which transformer does not "
-                    "support: use dualpipe_v, or a `pipeline` entry with dualpipe"
-                ),
-            )
-            return
-        if self.axis_size("pipeline", context) == 1:
-            if self.chunks is not None and self.chunks > 1:
-                yield ("chunks",), "there is no pipeline, so `chunks` has no effect: remove it"
-            return
-        yield from self._refuse_layers_of_stages(context)
-        if self.zero == 3:
-            yield (
-                ("zero",),
-                (
-                    "with a pipeline, parameters stay gathered between micro-batches: set zero "
-                    "to 0, 1 or 2"
-                ),
-            )
-        for path, text in self.pipeline_strategy(context).refuse(context):
-            # The field `axis` of `pipeline:` is `pipeline` here.
-            field = str(path[0]) if path else ""
-            field = "pipeline" if field == "axis" else field
-            if field in type(self).model_fields:
-                yield (field,), text
-
-    def _refuse_layers_of_stages(self, context: ExpansionContext) -> Iterator[Refusal]:
-        layers = self.model.architecture().layers
-        layers_of_stages = self.layers_of_stages(context)
-        stages = self.stages(context)
-        if len(layers_of_stages) != stages:
-            yield (
-                ("layers_per_stage",),
-                f"expected {stages} numbers, one for each stage, found {len(layers_of_stages)}",
-            )
-        elif sum(layers_of_stages) != layers:
-            yield (
-                ("layers_per_stage",),
-                f"the stages have {sum(layers_of_stages)} layers, but the model has {layers}",
-            )
-        elif max(layers_of_stages) == 0 or layers + 2 < stages:
-            yield ("chunks",), f"{layers} layers are too few for {stages} stages"

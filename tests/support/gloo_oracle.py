@@ -227,10 +227,13 @@ class ProgramMaker:
 
     def _spoil_skip(self) -> None:
         """One rank does not make a call."""
+        if not self.steps:
+            return
         index = self.random.randrange(len(self.steps))
         step = self.steps[index]
         if len(step["ranks"]) > 1:
-            left = [rank for rank in step["ranks"] if rank != self.random.choice(step["ranks"])]
+            missing = self.random.choice(step["ranks"])
+            left = [rank for rank in step["ranks"] if rank != missing]
             self.steps[index] = {**step, "ranks": left}
         elif "wait" not in step:
             del self.steps[index]

@@ -54,9 +54,14 @@ def _check_is_representable(recording: Recording, file: str) -> None:
     if recording.missing_ranks:
         shown = ", ".join(map(str, recording.missing_ranks[:_MOST_NAMED]))
         more = ", …" if len(recording.missing_ranks) > _MOST_NAMED else ""
+        whose = (
+            f"ranks {shown}{more} have" if len(recording.missing_ranks) > 1 else f"rank {shown} has"
+        )
+        # The notes name files that could not be read: one of them may be that of a missing rank.
+        hints = [*recording.notes[:_MOST_NAMED], f"give the files of all ranks, or {remedy}"]
         raise UsageError(
-            f"{file}: ranks {shown}{more} have no file, so the calls of the others cannot complete",
-            f"give the files of all ranks, or {remedy}",
+            f"{file}: {whose} no readable file, so the calls of the others cannot complete",
+            "; ".join(hints),
         )
     if graph.independent_steps:
         raise UsageError(

@@ -66,7 +66,7 @@ def test_a_recording_that_is_no_run_of_calls_is_refused_and_slow_is_named(comman
     folder = copy_of_sample(tmp_path / "job")
     (folder / "rank2.json.gz").unlink()
 
-    with pytest.raises(distsim.UsageError, match="ranks 2 have no file") as error:
+    with pytest.raises(distsim.UsageError, match="rank 2 has no readable file") as error:
         command(folder)
 
     assert "distsim slow" in error.value.remedy

@@ -72,9 +72,7 @@ def test_a_case_ends_as_observed(observed: dict[str, dict[int, str]], name: str)
 
 
 def test_the_manual_has_a_row_for_each_rule(root: Path) -> None:
-    """docs/explanation/semantics.md also has the number of observed cases."""
     text = (root / "docs" / "explanation" / "semantics.md").read_text()
-    assert f"Of 190 observed cases {len(CASES)} are" in text
     rules = [
         *(f"G{i}" for i in range(1, 17)),
         *(f"N{i}" for i in range(1, 16)),

@@ -232,9 +232,9 @@ class AllToAllSingleOperation(AllToAllCollective):
         example="- all_to_all_single: {input: all_x, output: got}",
         notes=(
             (
-                "Rank j expects as many rows from rank i as rank i sends to it: output_splits[i] of "
-                "rank j must equal input_splits[j] of rank i. If you omit output_splits, distsim "
-                "uses these numbers."
+                "Rank j expects as many rows from rank i as rank i sends to it: output_splits[i] "
+                "of rank j must equal input_splits[j] of rank i. If you omit output_splits, "
+                "distsim uses these numbers."
             ),
             (
                 "If the first axis is not divisible by the size of the group, gloo hangs and nccl "

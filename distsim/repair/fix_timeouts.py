@@ -9,7 +9,8 @@ import copy
 from collections.abc import Iterator
 from typing import Final
 
-from distsim.common.units import parse_duration_ns
+from distsim.backends import BACKEND_PROFILES
+from distsim.common.units import duration_text, parse_duration_ns
 from distsim.program.model import Program
 from distsim.repair.scenario_data import DataPath, ScenarioData, fields_of, step_paths, value_at
 
@@ -20,7 +21,8 @@ _TIMEOUTS: Final = ("1 min", "10 min", "30 min", "2 h")
 def raise_timeout(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
     """A timeout becomes longer: that of init_process_group, of a group or of a call."""
     options = data.get("options") or {}
-    given = options.get("timeout", "10 min" if program.backend == "nccl" else "30 min")
+    default = duration_text(BACKEND_PROFILES[program.backend].timeout_ns)
+    given = options.get("timeout", default)
     for timeout in _longer_than(given):
         words = f"set the timeout of init_process_group to {timeout} instead of {given}"
         yield words, {**data, "options": {**options, "timeout": timeout}}

@@ -9,7 +9,7 @@ import pytest
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.backends.gloo_rings import RING_STEPS, RingContribution, simulate_ring
-from distsim.backends.profile import MismatchedCalls
+from distsim.backends.profile import MismatchedCalls, MismatchOutcome
 from distsim.engine.backend_outcomes import backend_outcome
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall, TensorBuffer
 from distsim.program.from_calls import build_program
@@ -147,8 +147,4 @@ def test_equal_bytes_with_larger_elements_form_different_segments() -> None:
     )
     assert BACKEND_PROFILES["gloo"].mismatch(
         MismatchedCalls(("numel", "dtype"), calls, (8, 8), False)
-    ) == (
-        "crashes",
-        (0,),
-        False,
-    )
+    ) == MismatchOutcome("crashes", (0,))

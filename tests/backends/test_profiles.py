@@ -15,6 +15,7 @@ from distsim.backends import (
     SUPPORT_BY_BACKEND,
     MismatchedCalls,
 )
+from distsim.backends.profile import MismatchOutcome
 from distsim.operations.core.algorithms import binomial_parent
 from distsim.operations.core.operation_base import BackendBinding
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall, TensorBuffer
@@ -236,7 +237,9 @@ def meeting(
 
 
 def test_gloo_aborts_on_a_smaller_buffer_and_accepts_equal_bytes() -> None:
-    assert GLOO.mismatch(meeting(("numel",), 4, 8, is_message=True)) == ("wrong-data", (), False)
+    assert GLOO.mismatch(meeting(("numel",), 4, 8, is_message=True)) == MismatchOutcome(
+        "wrong-data"
+    )
     assert GLOO.mismatch(meeting(("numel",), 8, 4, is_message=True)).crash == (1,)
     assert GLOO.mismatch(meeting(("dtype",), 8, 8)).outcome == "wrong-data"
     assert GLOO.mismatch(meeting(("numel",), 4, 8, op="broadcast")).outcome == "wrong-data"

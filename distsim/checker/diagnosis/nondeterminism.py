@@ -81,7 +81,7 @@ def buffering_findings(
         message = (
             "the program completes only if sends are buffered\n"
             "  mpi buffers small messages\n"
-            "  nccl buffers up to 8 MiB per pair of ranks, but the first send between two ranks "
+            "  nccl buffers up to 8 MiB per pair of ranks. But the first send between two ranks "
             "blocks until both have connected"
         )
         advice = (

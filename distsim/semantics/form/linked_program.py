@@ -1,9 +1,11 @@
 """Which calls match: columns by row over the instructions of all ranks.
 
 Key idea: the k-th send of a channel matches its k-th receive, and the n-th collective of a rank on
-a group matches the n-th of its other members. Both are fixed by the program, so matches are
-numbered here once, by numpy, before any driver runs. Only any-source receives leave something for a
-driver to decide (`ANY_SOURCE`).
+a group matches the n-th of its other members. Both are fixed by the program, so they are numbered
+here by numpy, before any driver runs: channels, boxes and instances for every driver, and the pairs
+of messages (`LinkedProgram.mate`) for local clocks. Ordered drivers use the channels, but pair
+messages one by one (`distsim.semantics.ordered.message_rules`), because there requests may be
+dropped and any-source receives (`ANY_SOURCE`) leave a choice.
 
 What each row needs before it completes, and how long it takes, is in
 `distsim.semantics.form.completion`.

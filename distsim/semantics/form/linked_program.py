@@ -43,7 +43,7 @@ from distsim.semantics.form.instructions import (
 )
 
 #: Values of `LinkedProgram.mate` that are not rows: the other side is never posted; or the driver
-#: decides, because the message's box has an any-source receive.
+#: decides, because the message's box has an any-source receive. Rows other than messages have -1.
 NEVER_ARRIVES, ANY_SOURCE = -2, -3
 
 
@@ -57,7 +57,8 @@ class LinkedProgram:
     - ``kind`` (`PartKind`), ``rank``, ``peer`` (global rank; -1 for any source), ``tag``,
       ``nbytes``, ``signature``, ``group`` (id), ``root`` (group rank).
     - ``channel``: one direction between two ranks, in which messages keep their order.
-    - ``box``: where a message's receive is looked for: one receiver and tag.
+    - ``box``: one receiver and tag, from any sender: the channels among which an any-source receive
+      chooses.
     - ``instance``: of a collective. The calls that match share one instance.
 
     By instance: ``members``: the ranks that arrive there; ``whole``: all members of its group,

@@ -54,7 +54,7 @@ PUBLISHED: dict[str, PublishedLayout] = {
         "torchtitan",
     ),
     "nemo-8b": PublishedLayout(
-        "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md, 25.11, DGX-H100",
+        "NVIDIA-NeMo/Megatron-Bridge, performance summary (archive), 25.11, DGX-H100",
         "llama3-8b",
         "dgx-h100",
         128,
@@ -64,7 +64,7 @@ PUBLISHED: dict[str, PublishedLayout] = {
         "megatron",
     ),
     "nemo-70b": PublishedLayout(
-        "NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary-archive.md, 25.11, DGX-H100",
+        "NVIDIA-NeMo/Megatron-Bridge, performance summary (archive), 25.11, DGX-H100",
         "llama3-70b",
         "dgx-h100",
         128,

@@ -1,5 +1,6 @@
 """Draws the gallery: `python viz/make.py` renders the examples of every view into this folder and
-writes README.md and sources.json.
+writes README.md and sources.json. `python viz/make.py hybrid_timeline.svg` draws only the named
+pictures; the page and the digests still cover all of them.
 
 sources.json contains a digest of each picture's source: the DOT text, or the SVG if distsim writes
 it itself. The output of the layout engine depends on the installed fonts and is not compared.
@@ -105,9 +106,14 @@ def readme() -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Draw all pictures and write the page and the digests."""
+def main(names: list[str]) -> None:
+    """Draw the named pictures, by default all, and write the page and the digests."""
+    unknown = set(names) - {shown.file for shown in PICTURES}
+    if unknown:
+        sys.exit(f"no such picture: {', '.join(sorted(unknown))}; viz/README.md lists all")
     for shown in PICTURES:
+        if names and shown.file not in names:
+            continue
         (HERE / shown.file).write_text(picture(shown, "svg"), encoding="utf-8")
     sources = {shown.file: digest(shown) for shown in PICTURES}
     (HERE / "sources.json").write_text(json.dumps(sources, indent=2) + "\n", encoding="utf-8")
@@ -115,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

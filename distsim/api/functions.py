@@ -448,9 +448,8 @@ def replay(
     """Simulate the calls of a trace again, on another cluster or backend.
 
     ``compute`` and ``gaps`` scale the recorded compute and the pauses between calls.
-    ``as_recorded``: communication takes its recorded time, so an unscaled replay is exact. With a
-    cluster, it takes the time that the engine predicts there. ``what_if``: further changes of a
-    replay as recorded, as those of `slow`.
+    ``as_recorded``: communication takes its recorded time, or with a cluster the time that the
+    engine predicts there. ``what_if``: further changes, as those of `slow`.
     """
     from distsim.api.job_changes import parse_changes
     from distsim.trace_replay import ReplayScale, replay_trace

@@ -13,9 +13,9 @@ from distsim.common.reading_limits import factor_of_user, trial_reads
 def limited_reading() -> AbstractContextManager[None]:
     """Limit processor time and memory for reading each file in a block.
 
-    Read untrusted files in it: ``with distsim.limited_reading(): distsim.doctor("dumps/")``. A
-    forked process reads each file first; if it exceeds a limit (see SECURITY.md), UsageError is
-    raised. UsageError is also raised in a process with several threads, which must not fork.
+    For untrusted files: ``with distsim.limited_reading(): distsim.doctor("dumps/")``. A forked
+    process reads each file first. Raises UsageError if it exceeds a limit (SECURITY.md), and in a
+    process with several threads.
     """
     if not hasattr(os, "fork"):
         raise UsageError("this system cannot fork a process", "use Linux or macOS")

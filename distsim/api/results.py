@@ -257,14 +257,14 @@ class PlanAnswer(Answer):
         return dump_yaml(self.raw.question(best).scenario(best.layout, cluster))
 
     def best_torchtitan_config(self) -> str | None:
-        """The fastest layout that torchtitan has, as its TOML configuration; None without one."""
+        """torchtitan's TOML of its fastest layout; None without one."""
         from distsim.output.text.framework_arguments import torchtitan_config
 
         best = self.raw.best_for("torchtitan")
         return None if best is None else torchtitan_config(self.raw.question(best), best.layout)
 
     def best_megatron_arguments(self) -> str | None:
-        """The fastest layout that Megatron-LM has, as its arguments; None without one."""
+        """Megatron-LM's arguments for its fastest layout; None without one."""
         from distsim.output.text.framework_arguments import megatron_arguments
 
         best = self.raw.best_for("megatron")
@@ -441,9 +441,7 @@ class SlowAnswer(Answer):
         return HtmlReport(f"{head}<body>{body}</body></html>", ok=self.ok)
 
     def timeline(self) -> str:
-        """The job as recorded, and the job without slow ranks and slow communication, for Perfetto
-        (Chrome's trace event format).
-        """
+        """The recorded job, and the job without slow ranks and communication, for Perfetto."""
         from distsim.output.json.slow_timeline import slow_timeline
 
         return slow_timeline(self.raw)

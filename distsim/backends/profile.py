@@ -252,7 +252,7 @@ def complex_reduction_error(op: str, reduce_op: str) -> str:
     refuses all_reduce in Python and the other operations in C++. The C++ message prints the reduce
     op as the control character of its number (between "support" and "on"), which is omitted here.
     """
-    if OPERATIONS[op].single() == "all_reduce":
+    if OPERATIONS[op].torch_name in ("all_reduce", "all_reduce_coalesced"):
         return f"all_reduce does not support RedOpType.{reduce_op.upper()} on complex tensors"
     return f"{'reduce' if op == 'reduce' else 'all_reduce'} does not supporton complex tensors"
 
@@ -449,7 +449,9 @@ class BackendProfile:
     any_source: bool = True
     #: The fate of a message whose request can no longer be waited for. If it "cancels", the
     #: partner of the message gets no more data from that rank, in messages and in collectives
-    #: between whose members data flows (``has_traffic``).
+    #: between whose members data flows (``has_traffic``). No built-in backend combines "cancels"
+    #: with ``credit``: the rules take an unmatched send that is no longer open for a dropped one
+    #: (`distsim.semantics.ordered.state.CLOSED`), and would confuse it with a buffered one.
     dropped: Literal["nothing", "cancels", "crashes"] = "nothing"
     #: The reaction of a rank that has a transfer to or from a dead rank.
     peer_death: Literal["raises", "hangs"] = "hangs"

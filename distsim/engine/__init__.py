@@ -1,8 +1,9 @@
 """Simulated time: a program, the rules of a backend and the costs of a cluster give a
 `SimulatedRun`.
 
-Which events may happen is decided by `distsim.semantics`, what they cost by
-`distsim.hardware.cost`; this package decides when they happen.
+`distsim.semantics` decides which events may happen, and computes their times if their order cannot
+matter (`distsim.semantics.local`). This package computes the times of all other programs, shares
+links among transfers, and records the trace.
 """
 
 from distsim.engine.run_record import SimulatedRun

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.cli.commands import check as check_command
 from distsim.cli.shared import console, progress
 from distsim.common.errors import ScenarioErrors
@@ -108,7 +109,7 @@ def test_json_has_the_documented_keys_in_order(cli: Cli, folder: Path) -> None:
         [],
         True,
     )
-    assert list(one["profiles"]) == ["gloo", "nccl", "mpi"]
+    assert list(one["profiles"]) == list(BACKEND_PROFILES)
     assert one["profiles"]["gloo"] == {"outcome": "hangs", "possible": ["hangs"], "ranks": [0, 1]}
     assert set(one["profiles"]["nccl"]["variants"]) == {"lazy", "eager"}
     assert (one["profiles"]["mpi"]["outcome"], one["profiles"]["mpi"]["flips_at_nbytes"]) == (

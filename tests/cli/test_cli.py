@@ -270,7 +270,7 @@ def test_a_closed_pipe_is_no_error():
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals and pipes as POSIX has them")
-def test_ctrl_c_prints_no_traceback():
+def test_ctrl_c_prints_one_line_and_no_traceback():
     """Standard input stays open, so the command waits in its read when the signal comes."""
     command = [sys.executable, "-m", "distsim", "simulate", "-"]
     with subprocess.Popen(
@@ -280,7 +280,7 @@ def test_ctrl_c_prints_no_traceback():
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
 
-    assert (process.returncode, said) == (130, "")
+    assert (process.returncode, said) == (130, "interrupted\n")
 
 
 def wait_until_it_reads(pid: int) -> None:

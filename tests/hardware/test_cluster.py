@@ -56,7 +56,9 @@ def test_the_comments_on_the_numbers_of_a_preset_cite_a_source(name: str) -> Non
     so.
     """
     cluster = preset(name)
-    known = re.compile(r"data sheet|NCCL|AWS|Google|Azure|IEEE|published|TACC|AMD|usual|guess|GHz")
+    known = re.compile(
+        r"data sheet|NCCL|AWS|Google|Azure|IEEE|published|TACC|AMD|arXiv|usual|guess|GHz"
+    )
     parts = (cluster, cluster.device, cluster.intra, cluster.nics, cluster.network)
 
     assert [part.source for part in parts if not known.search(part.source)] == []

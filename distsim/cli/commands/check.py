@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -127,8 +127,8 @@ def command(arguments: CheckArguments) -> None:
     _check_report_options(arguments, files)
     results = _check_files(with_progress_bar(files, "checking"), arguments)
     if arguments.format is FindingsFormat.json:
-        raise typer.Exit(_stream_json(results, arguments, len(files)))
-    raise typer.Exit(_print_results(list(results), arguments))
+        raise typer.Exit(_stream_json(results, arguments, files))
+    raise typer.Exit(_print_results(list(results), arguments, files))
 
 
 # --- arguments ---
@@ -265,12 +265,17 @@ def _simulate_for_report(file: str, arguments: CheckArguments) -> Simulation | N
 # --- output ---
 
 
-def _print_results(results: list[CheckResult], arguments: CheckArguments) -> int:
-    """Print the findings after all files have been checked; return the exit status."""
+def _write_report(result: CheckResult, path: str, arguments: CheckArguments) -> None:
     if arguments.report is not None:
-        write_check_report(
-            arguments.report, results[0], _simulate_for_report(results[0].file, arguments)
-        )
+        write_check_report(arguments.report, result, _simulate_for_report(path, arguments))
+
+
+def _print_results(
+    results: list[CheckResult], arguments: CheckArguments, files: Sequence[str]
+) -> int:
+    """Print the findings after all files have been checked; return the exit status."""
+    if arguments.report is not None:  # then there is one file
+        _write_report(results[0], files[0], arguments)
     text = findings_report(results, arguments.format)
     if text:
         console.out(text, commands=arguments.format is FindingsFormat.github)
@@ -293,7 +298,9 @@ def _status_after_repairs(results: list[CheckResult], arguments: CheckArguments)
     return max((result.status() for result in (*others, *still_failing)), default=0)
 
 
-def _stream_json(results: Iterable[CheckResult], arguments: CheckArguments, count: int) -> int:
+def _stream_json(
+    results: Iterable[CheckResult], arguments: CheckArguments, files: Sequence[str]
+) -> int:
     """Print the JSON of each file as soon as it is checked; return the exit status.
 
     No result is kept: a check of thousands of files would otherwise fill the memory.
@@ -304,13 +311,10 @@ def _stream_json(results: Iterable[CheckResult], arguments: CheckArguments, coun
     head, tail = console.to_json(check_json(())).rsplit("[]", 1)
     status = 0
     console.out(f"{head}[")
-    for number, result in enumerate(results, 1):
-        if arguments.report is not None:
-            write_check_report(
-                arguments.report, result, _simulate_for_report(result.file, arguments)
-            )
+    for number, (result, path) in enumerate(zip(results, files, strict=True), 1):
+        _write_report(result, path, arguments)
         element = console.to_json(check_file_json(result)).replace("\n", "\n    ")
-        console.out(f"    {element}{',' if number < count else ''}")
+        console.out(f"    {element}{',' if number < len(files) else ''}")
         status = max(status, result.status())
     console.out(f"  ]{tail}")
     return status

@@ -135,8 +135,8 @@ class PricedOperation(Protocol):
     algorithms: ClassVar[Mapping[str, CollectiveAlgorithm]]
 
     @classmethod
-    def single(cls) -> str:
-        """The operation whose costs apply."""
+    def measured_as(cls) -> str:
+        """The operation whose measured times apply."""
 
     @classmethod
     def busbw_factor(cls, n: int) -> float:

@@ -321,7 +321,7 @@ class CostModel:
             cost = max(cost, latency_ns + moving_ns)
         if self.cluster.measured and len(ranks) > 1:
             nodes = self.placement(ranks).nodes
-            cost = self._corrected(cost, row.single(), len(ranks), nodes, nbytes, row)
+            cost = self._corrected(cost, row.measured_as(), len(ranks), nodes, nbytes, row)
         self._collective_costs[key] = cost
         return cost
 

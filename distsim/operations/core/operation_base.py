@@ -220,9 +220,9 @@ class Operation(BaseModel):
         return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
 
     @classmethod
-    def single(cls) -> str:
-        """The operation whose measured times apply: a coalesced launch costs as much as one
-        operation of its size.
+    def measured_as(cls) -> str:
+        """The operation whose measured times apply. A coalesced launch costs as much as one
+        operation of its size; an operation with a fixed argument names the general one.
         """
         return cls.op if cls.coalesces is None else cls.coalesces.op
 

@@ -195,7 +195,7 @@ def _is_decoded(message: Any, content: bytes) -> bool:
 
 def _looks_right(metadata: Any) -> bool:
     """Whether a first message is that of a Chakra trace, and not of any other protobuf file."""
-    has_version = re.fullmatch(rb"\d+(\.\d+)+[\w.-]*", metadata.version) is not None
+    has_version = re.fullmatch(rb"\d+\.\d[\w.-]*", metadata.version) is not None
     return has_version or any(attribute.name == "schema" for attribute in metadata.attr)
 
 

@@ -48,7 +48,6 @@ _IN_NAMES = {
     "broadcast": "broadcast",
     "reduce": "reduce",
 }
-_ARGUMENTS = re.compile(r"\(\d*\)$|\(.*$")
 _TEMPLATE = re.compile(r"<[^<>]*>")
 _RETURN_TYPE = re.compile(r"^void ")
 _COUNT = re.compile(r"#\d+$")
@@ -174,7 +173,7 @@ def _short_name(name: str) -> str:
     while before != short:
         before, short = short, _TEMPLATE.sub("", short)
     # A name that was cut may have a template without an end.
-    short = _COUNT.sub("", _ARGUMENTS.sub("", short.partition("<")[0]).strip())
+    short = _COUNT.sub("", short.partition("<")[0].partition("(")[0].strip())
     return short or name.strip() or "work"
 
 

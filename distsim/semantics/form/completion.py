@@ -48,8 +48,10 @@ class CompletionConditions:
     - ``need``: of a message, the row that must be posted; -1 for none, or `NEVER_ARRIVES`.
     - ``ahead``: sends that may leave before their receive is posted.
     - ``room``: of a send, the receive that makes room for it in the window; -1 if none is needed.
-    - ``lag``: see the module.
+    - ``lag``: of a message, the time from the later posting to its end (see the module).
     - ``early``: for rows of collectives that do not wait for all members, the rows that they need.
+
+    ``needs``: the rule from which ``early`` follows, for collectives; ``need`` is for messages.
 
     ``never``: instances of collectives that never complete.
 

@@ -1,9 +1,11 @@
 """Which calls match: columns by row over the instructions of all ranks.
 
 Key idea: the k-th send of a channel matches its k-th receive, and the n-th collective of a rank on
-a group matches the n-th of its other members. Both are fixed by the program, so matches are
-numbered here once, by numpy, before any driver runs. Only any-source receives leave something for a
-driver to decide (`ANY_SOURCE`).
+a group matches the n-th of its other members. Both are fixed by the program, so they are numbered
+here by numpy, before any driver runs: channels, boxes and instances for every driver, and the pairs
+of messages (`LinkedProgram.mate`) for local clocks. Ordered drivers use the channels, but pair
+messages one by one (`distsim.semantics.ordered.message_rules`), because there requests may be
+dropped and any-source receives (`ANY_SOURCE`) leave a choice.
 
 What each row needs before it completes, and how long it takes, is in
 `distsim.semantics.form.completion`.
@@ -41,7 +43,7 @@ from distsim.semantics.form.instructions import (
 )
 
 #: Values of `LinkedProgram.mate` that are not rows: the other side is never posted; or the driver
-#: decides, because the message's box has an any-source receive.
+#: decides, because the message's box has an any-source receive. Rows other than messages have -1.
 NEVER_ARRIVES, ANY_SOURCE = -2, -3
 
 
@@ -55,7 +57,8 @@ class LinkedProgram:
     - ``kind`` (`PartKind`), ``rank``, ``peer`` (global rank; -1 for any source), ``tag``,
       ``nbytes``, ``signature``, ``group`` (id), ``root`` (group rank).
     - ``channel``: one direction between two ranks, in which messages keep their order.
-    - ``box``: where a message's receive is looked for: one receiver and tag.
+    - ``box``: one receiver and tag, from any sender: the channels among which an any-source receive
+      chooses.
     - ``instance``: of a collective. The calls that match share one instance.
 
     By instance: ``members``: the ranks that arrive there; ``whole``: all members of its group,

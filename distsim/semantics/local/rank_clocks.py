@@ -214,18 +214,18 @@ class RunProgress:
     ``hosts``: by rank; one that has ended where another rank represents it.
     """
 
-    def __init__(self, course: LocalRunInputs, times: RowTimes | None = None) -> None:
-        self.course, self.linked, self.conditions = course, course.linked, course.conditions
+    def __init__(self, inputs: LocalRunInputs, times: RowTimes | None = None) -> None:
+        self.inputs, self.linked, self.conditions = inputs, inputs.linked, inputs.conditions
         if times is None:
-            times = RowTimes(*([-1] * len(course.need) for _ in RowTimes._fields))
+            times = RowTimes(*([-1] * len(inputs.need) for _ in RowTimes._fields))
         self.posted, self.issued, self.returned, self.ended, self.waited = times
-        self.need, self.room, self.lag = course.need, course.room, course.lag
-        self.price, self.instance, self.kind = course.price, course.instance, course.kind
-        self.early = course.early
-        self.missing = list(course.missing)
+        self.need, self.room, self.lag = inputs.need, inputs.room, inputs.lag
+        self.price, self.instance, self.kind = inputs.price, inputs.instance, inputs.kind
+        self.early = inputs.early
+        self.missing = list(inputs.missing)
         self.latest: RowColumn = [0] * len(self.missing)
         self.came: dict[int, list[int]] = {}
-        self.hosts = course.hosts
+        self.hosts = inputs.hosts
 
     def has_open_collective(self) -> bool:
         """Whether a collective has been called that some member has not joined."""
@@ -301,15 +301,15 @@ class LocalClocks(RunProgress):
     ``tape``: if given, it records which thread ran how far, in order.
     """
 
-    def __init__(self, course: LocalRunInputs, tape: list[ThreadSegment] | None = None) -> None:
-        super().__init__(course)
+    def __init__(self, inputs: LocalRunInputs, tape: list[ThreadSegment] | None = None) -> None:
+        super().__init__(inputs)
         self.parked: dict[int, list[LocalThread]] = {}
         self.tape = tape
 
     def run(self) -> LocalClocks:
         """Let every thread run as far as it can."""
         hosts = [host for host in self.hosts[::-1] if not host.ended]
-        ready = [*self.course.streams[::-1], *hosts]
+        ready = [*self.inputs.streams[::-1], *hosts]
         tape, parked = self.tape, self.parked
         while ready:
             thread = ready.pop()

@@ -186,7 +186,8 @@ class MessageRules(MachineTables):
             return
         if self.profile.dropped == "cancels" and not phase[send]:
             # The send's request was dropped: its place in the sender's queue stays occupied, so
-            # nothing behind it leaves.
+            # nothing behind it leaves. No profile that cancels buffers sends, so it is not a
+            # buffered send that has finished.
             self._silence(state, send, data_withheld=True)
             self._hang_on_peer(state, receive)
             return

@@ -4,7 +4,7 @@ Key idea: a launch starts when everything in ``after`` has ended and, if its que
 of them is free. MPI adds one lock per process, which the host's wait and the worker's collective
 compete for.
 
-How parts match after they have started is in `match_rules`.
+How parts match after they have started is in `arrival_rules`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Hashable, Mapping
 
 from distsim.operations.registry import OPERATIONS
 from distsim.semantics.form.instructions import PartKind
+from distsim.semantics.ordered.arrival_rules import ArrivalRules
 from distsim.semantics.ordered.machine_tables import OP_LOCK, LaunchTask, is_member
-from distsim.semantics.ordered.match_rules import MatchRules
 from distsim.semantics.ordered.state import (
     CLOSED,
     DUE,
@@ -32,7 +32,7 @@ _SEND, _RECEIVE, _COLLECTIVE, _WORK = (int(kind) for kind in PartKind)
 MissingRanks = dict[tuple[int, Hashable], tuple[int, ...]]
 
 
-class QueueRules(MatchRules):
+class QueueRules(ArrivalRules):
     """The half of the rules about launches."""
 
     # --- the process's lock (mpi) ---

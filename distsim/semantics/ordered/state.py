@@ -6,7 +6,7 @@ two runs whose states have equal keys have the same future. A driver makes a `Sc
 
 Rows, channels, boxes and instances are the integers of
 `distsim.semantics.form.linked_program.LinkedProgram`. This module holds no rules: those are in
-`match_rules`, `queue_rules` and `transitions`.
+`arrival_rules`, `queue_rules` and `transitions`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ _Value = TypeVar("_Value")
 
 #: Phases of a row. The rules test them for truth and compare them, so the order matters.
 #:
-#: CLOSED: it has finished, was cancelled, or was never posted.
+#: CLOSED: it has finished, was cancelled, or was never posted. A message without a match is CLOSED
+#: if it was buffered (``credit``) or dropped (``dropped`` is "cancels"); the phase does not tell
+#: which, so `BackendProfile.dropped` excludes one of the two.
 #: QUEUED: its launch waits in a queue.
 #: RUNNING: it has started and waits for its partners.
 #: DUE: all it needs has arrived; only time passes until it finishes.

@@ -91,8 +91,8 @@ class TransformerFields(Strategy):
         default="none",
         description=(
             "Activation checkpointing (recompute). full: whole layers. selective: the scores "
-            "of plain attention. modules: norms, activation functions and the expansion of "
-            "latent attention (Megatron-LM's --recompute-modules). op: every second matrix "
+            "of plain attention. modules: norms, activation functions, up-projections of "
+            "latent attention. op: every second matrix "
             "product and all other operations (torchtitan)."
         ),
         examples=["full"],

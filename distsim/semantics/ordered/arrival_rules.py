@@ -13,7 +13,7 @@ from distsim.semantics.ordered.state import DUE, RunState, TransitionListener
 _SEND, _RECEIVE, _WORK = int(PartKind.SEND), int(PartKind.RECEIVE), int(PartKind.WORK)
 
 
-class MatchRules(CollectiveRules):
+class ArrivalRules(CollectiveRules):
     """The half of the rules about parts that have left their queues."""
 
     def arrive(self, state: RunState, row: int, out: TransitionListener) -> None:

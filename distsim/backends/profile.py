@@ -212,7 +212,7 @@ class BackendSupport:
 def _shape_error(call: ResolvedCall, text: str) -> str | None:
     """The error for the first part whose larger tensor has the wrong shape, else None.
 
-    The shape is right if it is that of the smaller tensor with a first axis n times as long.
+    The shape is right if it is that of the smaller tensor with a first dimension n times as long.
     A tensor with too few elements is not judged here: such a call is invalid under every backend.
     """
     row, n = OPERATIONS[call.op], call.group.size
@@ -234,7 +234,7 @@ def _shape_error(call: ResolvedCall, text: str) -> str | None:
 
 
 def _is_stacked_shape(large: TensorBuffer, small: TensorBuffer, n: int) -> bool:
-    """Whether ``large`` has the shape of n tensors like ``small``, joined along the first axis."""
+    """Whether ``large`` has the shape of n tensors like ``small``, joined along dimension 0."""
     if not small.shape:
         return False
     return large.shape == (n * small.shape[0], *small.shape[1:])

@@ -72,7 +72,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS305",
-        "receive from any source whose senders are blocked",
+        "receive from any source, but all possible senders are blocked",
         "error",
         "deadlock",
         (
@@ -101,8 +101,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "set it.",
         "`get` and `wait` raise after the store's timeout of 5 minutes. A loop around `check` "
         "runs forever. Other ranks wait for this rank.",
-        "Make sure that some rank always sets the key, and sets it before it waits for the rank "
-        "that reads the key. Compare the spelling of the key and the prefix of a PrefixStore.",
+        "Make sure that some rank always sets the key. That rank must set it before it waits for "
+        "the rank that reads it, for example in a barrier. Compare the spelling of the key and the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'
         "c10d = dist.distributed_c10d\n"

@@ -44,7 +44,8 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "The members of a collective pass tensors of different dtypes.",
         (
             "If the byte counts are equal, each rank silently reads the data as its own dtype. "
-            "Otherwise the effect is the same as for different sizes."
+            "Otherwise, Gloo aborts or returns wrong data, and NCCL hangs or returns wrong data, as "
+            "with different sizes (DS202)."
         ),
         (
             "Cast the tensors to one dtype before the call. A common cause: one rank runs under "
@@ -150,7 +151,8 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "A message and the receive that takes it have different dtypes.",
         (
             "If the byte counts are equal, the receiver silently reads the bits as its own dtype. "
-            "Otherwise the effect is the same as for different sizes."
+            "Otherwise, Gloo aborts or leaves a part of the buffer unchanged, and NCCL hangs or "
+            "truncates the message, as with different sizes (DS208)."
         ),
         "Use the same dtype on both ends.",
         two_rank_scenario(

@@ -65,7 +65,8 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
             "MPI buffers messages up to its eager limit, NCCL up to the size of its channel buffer. "
             "With a larger tensor, or on Gloo, the program hangs."
         ),
-        "Fix the deadlock that the other finding shows. Do not rely on buffering.",
+        "Fix the deadlock. Another finding of the report, such as DS301, shows it. Do not rely on "
+        "buffering.",
         example_scenario(
             2,
             "",
@@ -84,8 +85,8 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
             "The receive takes the message that arrives first. This is the purpose of such receives, "
             "so the finding is only a note."
         ),
-        "Do nothing if every order is correct. Otherwise name the source, or state the intended "
-        "sender with `assume_src`.",
+        "Do nothing if every order is correct. Otherwise name the source. In a scenario, the "
+        "key `assume_src` of recv can state the intended sender.",
         _TWO_SENDERS,
     ),
     CodeInfo(
@@ -111,11 +112,11 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
     ),
     CodeInfo(
         "DS610",
-        "equal messages in different orders",
+        "interchangeable messages in different orders",
         "warning",
         None,
         (
-            "Two messages of equal size between the same two ranks are probably received in the "
+            "Two messages of equal size, dtype and tag between the same two ranks are probably received in the "
             "wrong order. The only evidence is the names of the tensors. Either the two names are "
             "exchanged (`a` arrives in `b`, and `b` in `a`), or other messages from the same sent "
             "tensor arrive in another received tensor."

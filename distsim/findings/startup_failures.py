@@ -118,8 +118,8 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
             "removes the file, but a killed run does not."
         ),
         "Ranks find the addresses of dead processes and try to connect: `Connection refused` at "
-        "once, or `Connect timeout` after five times the timeout. If all ranks write their "
-        "addresses before any rank reads, the start-up succeeds by luck.",
+        "once, or `Connect timeout` after five times the timeout of init_process_group. If "
+        "all ranks write their addresses before any rank reads, the start-up succeeds by luck.",
         "Remove the file before each run, or use a new name.",
         _init_example(
             f"init_method: 'file:///shared/meet', {_OWN_RANK}",

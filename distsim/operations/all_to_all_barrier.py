@@ -182,14 +182,14 @@ class AllToAllOperation(AllToAllCollective):
 
     input: TensorListField = Field(
         description=(
-            "One part for each rank: a tensor whose first axis has the size of the group, or a "
-            "list of names."
+            "One part for each rank: a tensor whose first dimension has the size of the group, or "
+            "a list of names."
         ),
         examples=["parts"],
     )
     output: TensorListField = Field(
         description=(
-            "Space for one part from each rank: a tensor whose first axis has the size of the "
+            "Space for one part from each rank: a tensor whose first dimension has the size of the "
             "group, or a list of names."
         ),
         examples=["got"],
@@ -212,7 +212,7 @@ class AllToAllOperation(AllToAllCollective):
 
 
 class AllToAllSingleOperation(AllToAllCollective):
-    """Like all_to_all, with all parts in one tensor along its first axis."""
+    """Like all_to_all, with all parts in one tensor along its first dimension."""
 
     op = "all_to_all_single"
     torch_name = "all_to_all_single"
@@ -224,8 +224,8 @@ class AllToAllSingleOperation(AllToAllCollective):
             "group=None, async_op=False)"
         ),
         before=(
-            "Every rank has an input that is split along its first axis into one part for each "
-            "rank, equally or by input_splits."
+            "Every rank has an input that is split along its first dimension into one part for "
+            "each rank, equally or by input_splits."
         ),
         after="The output of group rank j contains part j of every input, in group order.",
         waits=_FULL_SYNCHRONIZATION,
@@ -237,8 +237,8 @@ class AllToAllSingleOperation(AllToAllCollective):
                 "distsim uses these numbers."
             ),
             (
-                "If the first axis is not divisible by the size of the group, gloo hangs and nccl "
-                "may use the wrong rows."
+                "If the first dimension is not divisible by the size of the group, gloo hangs and "
+                "nccl may use the wrong rows."
             ),
         ),
         torch="dist.all_to_all_single(got, all_x)",
@@ -302,15 +302,15 @@ class AllToAllSingleOperation(AllToAllCollective):
 def splits_error(
     word: str, shape: tuple[int, ...], splits: tuple[int, ...] | None, n: int
 ) -> str | None:
-    """Why a tensor cannot be cut along its first axis: by ``splits``, or evenly where there are
-    none.
+    """Why a tensor cannot be cut along its first dimension: by ``splits``, or evenly where there
+    are none.
     """
     rows = shape[0] if shape else 1
     if splits is None:
         return (
             None
             if rows % n == 0
-            else f"the first axis of {word} has {rows} rows, which is not divisible by {n} ranks"
+            else f"the first dimension of {word}, {rows}, is not divisible by {n} ranks"
         )
     if len(splits) != n:
         return f"{word}_splits has {len(splits)} numbers, but the group has {n} ranks"
@@ -318,8 +318,8 @@ def splits_error(
         return f"{word}_splits contains {min(splits)}; a part cannot be negative"
     if sum(splits) != rows:
         return (
-            f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first axis of {word} "
-            f"has {rows} rows"
+            f"{word}_splits {list(splits)} add up to {sum(splits)}, but the first dimension of "
+            f"{word} is {rows}"
         )
     return None
 

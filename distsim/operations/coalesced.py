@@ -267,8 +267,8 @@ class AllGatherIntoTensorCoalescedOperation(_CoalescedOutOfPlace):
                 "an error."
             ),
             (
-                "gloo requires that each output has the shape of its input, with the first axis n "
-                "times as long."
+                "gloo requires that each output has the shape of its input, with the first "
+                "dimension n times as long."
             ),
             _ERROR_INSIDE_CONTEXT,
         ),

@@ -132,7 +132,7 @@ class AllGatherOperation(_AllGatherCollective):
         notes=(
             (
                 "torch takes a list of output tensors. In a scenario, `output` is one tensor whose "
-                "first axis has the size of the group, or a list of tensor names."
+                "first dimension has the size of the group, or a list of tensor names."
             ),
             "Parts of different sizes: nccl supports them, gloo does not.",
         ),
@@ -146,7 +146,7 @@ class AllGatherOperation(_AllGatherCollective):
     )
     output: TensorListField = Field(
         description=(
-            "Space for the inputs of all ranks: a tensor whose first axis has the size of the "
+            "Space for the inputs of all ranks: a tensor whose first dimension has the size of the "
             "group, or a list of names."
         ),
         examples=["all_x"],
@@ -285,7 +285,7 @@ class ReduceScatterOperation(_ReduceScatterCollective):
         example="- reduce_scatter: {input: parts, output: x, op: sum}",
         notes=(
             (
-                "For torch's input list, give one tensor whose first axis has the size of the "
+                "For torch's input list, give one tensor whose first dimension has the size of the "
                 "group, or a list of names."
             ),
             "gloo runs an all_reduce of each part, which can match a real all_reduce by mistake.",
@@ -302,8 +302,8 @@ class ReduceScatterOperation(_ReduceScatterCollective):
 
     input: TensorListField = Field(
         description=(
-            "One part for each rank: a tensor whose first axis has the size of the group, or a "
-            "list of names."
+            "One part for each rank: a tensor whose first dimension has the size of the group, or "
+            "a list of names."
         ),
         examples=["parts"],
     )

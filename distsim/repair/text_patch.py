@@ -33,9 +33,10 @@ def patched_text(document: YamlDocument, data: object) -> str:
 
 def unified_diff(before: str, after: str, file: str) -> str:
     """A diff for `patch -p1`; empty if nothing changed."""
+    relative = file.lstrip("/")
     return "".join(
         difflib.unified_diff(
-            before.splitlines(True), after.splitlines(True), f"a/{file}", f"b/{file}"
+            before.splitlines(True), after.splitlines(True), f"a/{relative}", f"b/{relative}"
         )
     )
 

@@ -52,7 +52,7 @@ def updated_expectations(
     words: tuple[str, ...] = ()
     if false_keys:
         named = ", ".join(false_keys)
-        words = (f"also update these expected results (`expect`): {named}",)
+        words = (f"the patch also updates these keys of `expect`: {named}",)
     return ChangedExpectations(changed or None, words)
 
 

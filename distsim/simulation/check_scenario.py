@@ -64,7 +64,7 @@ __all__ = [
 NOT_COVERED = (
     "kernels of several communicators that compete for one GPU",
     "large batches of messages that NCCL splits differently on each rank",
-    "faults of the network, switches or proxies",
+    "failures of the network, of switches or of NCCL's proxy threads",
 )
 #: The findings on these verdicts already explain why another backend hangs.
 _EXPLAINED_VERDICTS = ("invalid", "mismatch", "deadlock")

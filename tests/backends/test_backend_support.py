@@ -150,7 +150,7 @@ def test_real_gloo_accepts_and_refuses_the_dtypes_in_the_table() -> None:
 
 
 def test_real_gloo_accepts_and_refuses_the_shapes_in_the_table() -> None:
-    """The larger tensor must begin with n times the first axis of the smaller, of a single call and
+    """The larger tensor must begin with n times the first dimension of the smaller, of a single call and
     of a coalesced one.
     """
     pytest.importorskip("torch", reason="needs torch, to ask gloo itself")

@@ -224,7 +224,7 @@ def test_torch_appends_the_rank_to_the_name_of_a_dump() -> None:
 def test_the_report_says_which_rank_comes_from_which_name(tmp_path: Path) -> None:
     stacks(tmp_path, {1: BACKWARD})
 
-    assert "rank numbers read from file names: 1 (pyspy_rank1.txt)" in run(tmp_path).output
+    assert "ranks taken from file names: pyspy_rank1.txt → rank 1" in run(tmp_path).output
 
 
 def test_an_error_without_a_rank_is_reported_with_its_line(tmp_path: Path) -> None:

@@ -396,7 +396,7 @@ _SMALL, _LARGE, _SIX, _HALF = (
         (call("all_gather", _SMALL, _HALF), "x is float32, but y is float16"),
         (
             call("all_gather", _SMALL, (buffer(3, 3),)),
-            ("its first axis must have the size of the group, 4"),
+            ("its first dimension must have the size of the group, 4"),
         ),
         (
             call("all_gather", _SMALL, (buffer(4, 2),)),
@@ -426,7 +426,7 @@ _SMALL, _LARGE, _SIX, _HALF = (
         (call("scatter", (), _SMALL, root=0), "rank 0 is src, so it needs an input"),
         (
             call("scatter", (buffer(3, 3),), _SMALL, root=0),
-            "its first axis must have the size of the group, 4",
+            "its first dimension must have the size of the group, 4",
         ),
         (
             call("all_to_all", _LARGE, (buffer(4, 2),)),
@@ -434,11 +434,11 @@ _SMALL, _LARGE, _SIX, _HALF = (
         ),
         (
             call("all_to_all_single", _SIX),
-            "the first axis of input has 6 rows, which is not divisible by 4 ranks",
+            "the first dimension of input, 6, is not divisible by 4 ranks",
         ),
         (
             call("all_to_all_single", _SIX, input_splits=(1, 2, 3, 4)),
-            "add up to 10, but the first axis of input has 6",
+            "add up to 10, but the first dimension of input is 6",
         ),
         (
             call("all_to_all_single", _SIX, input_splits=(3, 3)),

@@ -646,8 +646,8 @@ def test_the_head_says_what_was_searched_and_the_table_what_it_hides(cli: Cli) -
     restricted = f"{command} --restrict pp=1 --restrict zero=3 --restrict recompute=full"
     text = cli(*restricted.split()).stdout
 
-    assert "searched for all frameworks: TP 1–8, bfloat16, FP8 matrix products" in text
-    assert "hidden: tok/s" in text
+    assert "search space for all frameworks: TP 1–8, bfloat16, FP8 matrix products" in text
+    assert "columns not shown: tok/s" in text
     assert "--restrict precision=bf16" in text
     refused = cli(*command.split(), "--framework", "megatronn")
     assert refused.returncode == 2

@@ -145,7 +145,7 @@ def test_rank_0_is_the_bottleneck_of_data_parallel():
     assert refused(data, batch=[10, 8]) == [
         (
             "batch",
-            "the first axis of batch, 10, is not divisible by 4 ranks; all ranks need equal parts",
+            "the first dimension of batch, 10, is not divisible by 4 ranks; all ranks need equal parts",
         )
     ]
 

@@ -343,8 +343,8 @@ class _SwapSearch:
         source = _label_text(crossed.one.source)
         one, two = _label_text(crossed.one.target), _label_text(crossed.two.target)
         head = (
-            f"{source} of rank {src} arrives in {one} of rank {dst}: rank {dst} receives equal "
-            f"messages in a different order than rank {src} sends them"
+            f"{source} of rank {src} arrives in {one} of rank {dst}: rank {src} sends messages of "
+            f"the same size, dtype and tag in one order, and rank {dst} receives them in another"
         )
         more = [f"the same on {plural(channels, 'pair')} of ranks"] if channels > 1 else []
         help_line = (

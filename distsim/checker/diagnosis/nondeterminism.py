@@ -81,8 +81,8 @@ def buffering_findings(
         message = (
             "the program completes only if sends are buffered\n"
             "  mpi buffers small messages\n"
-            "  nccl buffers up to 8 MiB per pair of ranks, but not their first message, which "
-            "connects them"
+            "  nccl buffers up to 8 MiB per pair of ranks. But the first send between two ranks "
+            "blocks until both have connected"
         )
         advice = (
             "fix the deadlock, and do not rely on buffering: the program hangs if a tensor is "

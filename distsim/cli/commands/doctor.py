@@ -55,7 +55,9 @@ LiveOption = Annotated[
 ViewOption = Annotated[
     str | None,
     typer.Option(
-        "--view", metavar="VIEW", help="Draw a picture; wait-for: the wait-for graph of the ranks."
+        "--view",
+        metavar="VIEW",
+        help="Draw a picture. The only VIEW is wait-for, the wait-for graph of the ranks.",
     ),
 ]
 OutputOption = Annotated[

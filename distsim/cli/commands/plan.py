@@ -58,8 +58,8 @@ RestrictOption = Annotated[
     typer.Option(
         "--restrict",
         metavar="KEY=A,B",
-        help="Restrict the search to these values of tp, pp, chunks, cp, ep, zero, "
-        "recompute, micro_batch, schedule or precision. Repeatable.",
+        help="Restrict the search to these values of tp, pp, chunks (stages per pipeline rank), "
+        "cp, ep, zero, recompute, micro_batch, schedule or precision. Repeatable.",
     ),
 ]
 MemoryReserveOption = Annotated[

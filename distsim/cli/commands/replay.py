@@ -71,8 +71,8 @@ WhatIfOption = Annotated[
     typer.Option(
         "--what-if",
         metavar="CHANGE",
-        help="Change a replay as recorded: like-peers=2 (rank 2 computes like its peers), or "
-        "compute@6-7=0.8 (ranks 6 and 7). Repeatable.",
+        help="With --as-recorded, change the replay: like-peers=2 (rank 2 computes like its "
+        "peers), or compute@6-7=0.8 (compute times of ranks 6 and 7 x 0.8). Repeatable.",
     ),
 ]
 TraceOption = Annotated[

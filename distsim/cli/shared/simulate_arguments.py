@@ -44,8 +44,8 @@ CompareWithOption = Annotated[
     str | None,
     typer.Option(
         "--compare-with",
-        metavar="FILE",
-        help="Also simulate FILE and compare: column A is FILE, column B the simulated scenario.",
+        metavar="OTHER",
+        help="Also simulate OTHER and compare: column A is OTHER, column B is FILE.",
     ),
 ]
 WhatIfOption = Annotated[

@@ -24,12 +24,12 @@ _NCCL_SOURCE = "NCCL topo.h and tuning.cc"
 #: Covers 90 % of the measured times of held-out systems, which the fit did not use
 #: (`distsim.hardware.cost.prediction_range`).
 _FITTED_RANGE = (
-    "90 % of measured communication times are 0.65-1.4x the predicted time on one node, 0.7-2.1x "
-    "across nodes"
+    "in published measurements, 90 % of communication times are 0.65-1.4x the prediction on one "
+    "node and 0.7-2.1x across nodes"
 )
 _UNFITTED_RANGE = (
-    "90 % of measured communication times are 0.4-2x the predicted time on one node, 0.5-4x across "
-    "nodes (few or no published tables)"
+    "few or no published measurements: expect 90 % of communication times to be 0.4-2x the "
+    "prediction on one node and 0.5-4x across nodes"
 )
 _FITTED_ARCHITECTURES = ("volta", "ampere", "hopper")
 

@@ -15,7 +15,7 @@ _GLOO_REDUCE_SCATTER_SHAPE_ERROR = (
     "Check failed: outputShape[0] * worldSize == inputShape[0] ({sizes})"
 )
 #: Errors of ProcessGroupGloo (run) if the larger tensor does not have the shape of the smaller one
-#: with a first axis n times as long.
+#: with a first dimension n times as long.
 GLOO_SHAPE_ERRORS = {
     "all_gather": (
         "ProcessGroupGloo::allgather: invalid tensor size at index 0 (expected {one}, got {got})"

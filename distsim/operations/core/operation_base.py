@@ -115,7 +115,7 @@ class Operation(BaseModel):
     #: Number of parts of input / output as a function of group size is 1 or n: "one" or "n".
     input_parts: ClassVar[Literal["one", "n"]] = "one"
     output_parts: ClassVar[Literal["one", "n"]] = "one"
-    #: The n parts lie end to end along the first axis of one tensor (torch: `…_into_tensor`,
+    #: The n parts lie end to end along the first dimension of one tensor (torch: `…_into_tensor`,
     #: `…_single`); else they are a list.
     flat: ClassVar[bool] = False
     reduces: ClassVar[bool] = False

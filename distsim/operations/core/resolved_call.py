@@ -281,8 +281,8 @@ def unsupported_reduction(call: ResolvedCall) -> str | None:
 def part_sizes(
     buffers: Sequence[TensorBuffer], n: int, splits: Sequence[int] | None = None
 ) -> tuple[int, ...]:
-    """The element count of each part. A single buffer is split along its first axis, by ``splits``
-    or equally; a list has one buffer for each part.
+    """The element count of each part. A single buffer is split along its first dimension, by
+    ``splits`` or equally; a list has one buffer for each part.
     """
     if len(buffers) != 1:
         return tuple(b.numel for b in buffers)
@@ -296,7 +296,7 @@ def part_sizes(
 
 def wrong_part_count(buffers: Sequence[TensorBuffer], n: int, word: str) -> str | None:
     """The message for a list argument without n tensors, or None. Valid are n names, or one tensor
-    whose first axis has the size of the group.
+    whose first dimension has the size of the group.
     """
     if not buffers or (len(buffers) == n and n > 1):
         return None
@@ -307,7 +307,7 @@ def wrong_part_count(buffers: Sequence[TensorBuffer], n: int, word: str) -> str 
         return None
     named = f"{word} {_buffer_name(buffers[0])}" if buffers[0].name else word
     return (
-        f"{named} has the shape {list(shape)}, but its first axis must have the size of the "
+        f"{named} has the shape {list(shape)}, but its first dimension must have the size of the "
         f"group, {n}"
     )
 

@@ -146,7 +146,11 @@ def _outcome_details(outcome: BackendOutcome) -> str:
     details = []
     if outcome.ranks:
         details.append(ranks_label(sorted(outcome.ranks)))
-    others = [_MAY_ALSO[possible] for possible in outcome.possible if possible != outcome.outcome]
+    may_also = _MAY_ALSO
+    if outcome.outcome == "wrong-data":
+        # A run with wrong data completes too: here, `completes` stands for correct data.
+        may_also = {**_MAY_ALSO, "completes": "compute correct data"}
+    others = [may_also[possible] for possible in outcome.possible if possible != outcome.outcome]
     if others:
         details.append(f"may also {_alternatives(others)}")
     if outcome.flips_at_nbytes is not None:

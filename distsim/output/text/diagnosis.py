@@ -308,10 +308,10 @@ def _file_name_paragraphs(files: Sequence[InputFile]) -> Iterator[_Paragraph]:
     )
     if not names:
         return
-    shown = [f"{rank} ({name})" for rank, name in dict.fromkeys(names)]
+    shown = [f"{name} → rank {rank}" for rank, name in dict.fromkeys(names)]
     if len(shown) > _MAX_NAMES:
         shown = [*shown[:_MAX_NAMES], f"and {len(shown) - _MAX_NAMES} more"]
-    yield _Paragraph("rank numbers read from file names: ", "  ", ", ".join(shown))
+    yield _Paragraph("ranks taken from file names: ", "  ", ", ".join(shown))
 
 
 def _file_count(count: int) -> str:

@@ -135,6 +135,8 @@ def _place_text(place: SourceLocation, ranks: list[int], main_file: str) -> str:
 _HARMLESS_VERDICTS = ("ok", "leak")
 #: A `fail`, an `exit` or an injected fault ends ranks: the backend is not the cause.
 _RANK_EXIT_CODES = ("DS801", "DS802", "DS803", "DS805")
+#: Data of two calls are exchanged: the results are wrong on every backend.
+_EXCHANGE_CODES = ("DS601", "DS610")
 _OUTCOME_TEXT = {
     "hangs": "it hangs",
     "raises": "it raises an error",
@@ -156,11 +158,13 @@ def verdict_conflict_text(
         return ""
     if any(finding.code in _RANK_EXIT_CODES for finding in findings):
         return ""
+    code = _explaining_code(findings)
     is_harmless = verdict.verdict in _HARMLESS_VERDICTS
     if is_harmless and outcome in _OUTCOME_TEXT:
+        where = "" if code in _EXCHANGE_CODES else f"on {backend} "
         text = (
-            f"The program follows the rules of torch.distributed, but on {backend} "
-            f"{_OUTCOME_TEXT[outcome]}"
+            "The program follows the rules of torch.distributed, but "
+            f"{where}{_OUTCOME_TEXT[outcome]}"
         )
     elif verdict.verdict == "invalid" and outcome == "completes":
         text = f"A call has an invalid argument, although the program completes on {backend}"
@@ -171,7 +175,6 @@ def verdict_conflict_text(
         text = "All calls match, but the program cannot run for another reason"
     else:
         return ""
-    code = _explaining_code(findings)
     return f"{text} (see {code})." if code else f"{text}."
 
 

@@ -56,7 +56,7 @@ _LAYOUTS = (
     TableLayout(("place", "layout", "step", "memory")),
     TableLayout(("place", "layout", "step")),
 )
-_HIDDEN_NOTE = "hidden: {columns} (COLUMNS={width} or -o F.csv shows them)"
+_HIDDEN_NOTE = "columns not shown: {columns} (set COLUMNS={width} or use -o F.csv)"
 #: The usual names of what limits a step.
 _LIMIT_NAMES = {
     "products": "FLOPs",
@@ -135,7 +135,7 @@ def _search_text(plan: LayoutPlan) -> str:
     parts += ["FP8 matrix products"] if "fp8" in precisions else []
     framework = plan.questions[0].framework
     scope = (ANY_FRAMEWORK if framework is None else FRAMEWORKS[framework]).title
-    return f"searched for {scope}: {', '.join(parts)}"
+    return f"search space for {scope}: {', '.join(parts)}"
 
 
 # --- the table ---
@@ -248,7 +248,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
     texts += [
         _abbreviations_text([ranked.outcome.layout for ranked in rows]),
         *_precision_texts(plan, rows),
-        "range: step time if costs have the errors that were measured on this hardware",
+        "range: likely step times, given the prediction errors measured on this hardware",
         "memory: peak in % of device memory; 90 % of measured peaks are in the range",
         f"memory includes {_reserve_text(rows)} for the CUDA context and NCCL",
     ]

@@ -523,8 +523,11 @@ def _range_condition(simulation: Simulation) -> str:
     from distsim.simulation.training_metrics import has_estimated_compute
 
     if has_estimated_compute(simulation.program):
-        return "if all communication and compute on the critical path is fast, or all is slow"
-    condition = "if all communication on the critical path is fast, or all is slow"
+        return (
+            "from all communication and compute on the critical path at its fastest to all at its "
+            "slowest"
+        )
+    condition = "from all communication on the critical path at its fastest to all at its slowest"
     if any(piece.op == "compute" for piece in simulation.timeline.critical_path):
         condition += "; compute times are taken as given"
     return condition

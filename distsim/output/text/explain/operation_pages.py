@@ -207,8 +207,9 @@ _NOTES = (
     ),
     (
         "shapes",
-        "for all_gather_into_tensor and reduce_scatter_tensor, gloo requires that the first axis "
-        "of the larger tensor is n times as long; nccl compares only the number of elements.",
+        "for all_gather_into_tensor and reduce_scatter_tensor, gloo requires that the first "
+        "dimension of the larger tensor is n times as long; nccl compares only the number of "
+        "elements.",
     ),
     ("bool", "the sum of bools is a logical or."),
     (

@@ -99,8 +99,8 @@ class PowerSgdFactors(NamedTuple):
 def powersgd_factors(bucket: GradientBucket, hook: CommHook) -> PowerSgdFactors:
     """The sizes of what PowerSGD sends of a bucket.
 
-    Each parameter is seen as an n x m matrix, its first axis by the rest. It is compressed where
-    (n + m) * rank * rate < n * m.
+    Each parameter is seen as an n x m matrix, its first dimension by the rest. It is compressed
+    where (n + m) * rank * rate < n * m.
     """
     whole = 0
     p = 0

@@ -54,7 +54,7 @@ class DataParallel(LayeredModelStrategy):
         examples=["dp"],
     )
     batch: Shape = Field(
-        description="Shape of the whole batch, which is split along its first axis.",
+        description="Shape of the whole batch, which is split along its first dimension.",
         examples=[[64, 1024]],
     )
     output: Shape = Field(
@@ -90,8 +90,8 @@ class DataParallel(LayeredModelStrategy):
             (
                 (field,),
                 (
-                    f"the first axis of {field}, {shape[0]}, is not divisible by {n} ranks; all "
-                    "ranks need equal parts"
+                    f"the first dimension of {field}, {shape[0]}, is not divisible by {n} ranks; "
+                    "all ranks need equal parts"
                 ),
             )
             for field, shape in (("batch", self.batch), ("output", self.output))
@@ -124,7 +124,7 @@ class DataParallelWriter(EntryWriter):
         self.grads = [self.tensor(f"grads_{k}", m.numel) for k, m in enumerate(messages)]
 
     def split_tensor(self, whole: str, part: str, shape: tuple[int, ...]) -> _SplitTensor:
-        """Declare a tensor that is split along its first axis."""
+        """Declare a tensor that is split along its first dimension."""
         part_shape = (shape[0] // self.group_size, *shape[1:])
         return _SplitTensor(
             self.tensor(whole, (self.group_size, *part_shape)), self.tensor(part, part_shape)

@@ -57,7 +57,7 @@ class FsdpUnit:
     def shard_numel(self, ranks: int, shapes: ParameterShapes) -> int:
         """Elements of one of ``ranks`` shards.
 
-        Each parameter is split along its first axis and padded (_get_dim0_padded_size).
+        Each parameter is split along its first dimension and padded (_get_dim0_padded_size).
         """
         return sum(-(-shape[0] // ranks) * prod(shape[1:]) for shape in shapes)
 

@@ -142,7 +142,7 @@ class FsdpStageWriter(StageDataParallelWriter):
     """Stages under fully_shard. Tensors of chunk c are named as `<prefix>_grad_<c>_<unit>`."""
 
     def padded_numel(self, shape: tuple[int, ...]) -> int:
-        """Elements of a parameter, with the padding of its first axis."""
+        """Elements of a parameter, with the padding of its first dimension."""
         rows = -(-shape[0] // self.ranks) * self.ranks
         return rows * prod(shape[1:])
 

@@ -9,8 +9,8 @@ workers of the server, then a barrier of it); vLLM,
 `vllm/distributed/weight_transfer/nccl_engine.py` (the trainer is rank 0 of the group, a broadcast
 per parameter, or packed into buffers); slime, `slime/backends/megatron_utils/update_weight` (one
 group for each stage of the trainers' pipeline, each with the stage's first rank and all workers).
-`full_tensor` is torch 2.13's: an all_gather_into_tensor of the shards, split along the first axis
-and padded (`torch/distributed/tensor/placement_types.py`).
+`full_tensor` is torch 2.13's: an all_gather_into_tensor of the shards, split along the first
+dimension and padded (`torch/distributed/tensor/placement_types.py`).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ export function longestWaitsTable(model, index) {
   const rows = waits.map((wait) => [/** @type {Cell} */ ([showRanks(wait.ranks), wait.ranks[0]]), callWords(run, wait.row), placeWords(run, wait.row), wait.count,
     /** @type {Cell} */ ([showNs(wait.total), wait.total]), /** @type {Cell} */ ([showShare(wait.total / Math.max(run.head.makespan, 1)), wait.total]), wait.reason]);
   return table(`${side(model, index)}Longest waits of a rank in one call of the program`, [{ title: "ranks", number: true }, { title: "call" }, { title: "line" }, { title: "waits", number: true },
-    { title: "time per rank", number: true }, { title: "share", number: true }, { title: "main reason" }], rows, (i) => model.choose(index, waits[i].row));
+    { title: "time per rank", number: true }, { title: "share", number: true }, { title: "longest work meanwhile" }], rows, (i) => model.choose(index, waits[i].row));
 }
 
 /**

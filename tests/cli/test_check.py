@@ -314,7 +314,8 @@ def test_json_of_a_file_is_printed_before_the_next_file_is_checked(
             shown.append(capsys.readouterr().out)
             yield check_file(folder / f"{name}.yaml")
 
-    status = check_command._stream_json(one_by_one(), check_command.CheckArguments([]), 3)
+    files = ["ok", "bad", "hang"]
+    status = check_command._stream_json(one_by_one(), check_command.CheckArguments([]), files)
     shown.append(capsys.readouterr().out)
 
     assert status == 2

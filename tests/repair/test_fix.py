@@ -266,7 +266,10 @@ def test_a_repair_updates_the_expectations_that_it_makes_false_and_says_so(tmp_p
     expect = loads(best.text).expect
     assert expect is not None
     assert (expect.verdict, expect.findings) == ("ok", None)
-    assert "the patch also updates these keys of `expect`: verdict, findings, outcome" in best.words[-1]
+    assert (
+        "the patch also updates these keys of `expect`: verdict, findings, outcome"
+        in best.words[-1]
+    )
     assert "-  verdict: deadlock" in best.patch
 
 

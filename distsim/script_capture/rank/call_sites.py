@@ -98,7 +98,7 @@ class CallSiteFinder:
         is_library = file.startswith("<") or path.startswith(self._library_folders)
         if path == self.main or not is_library:
             return _USER
-        if file.endswith(_FORWARDING_FILES) or "distsim" in file:
+        if file.endswith(_FORWARDING_FILES) or path.startswith(PACKAGE_FOLDER):
             return _FORWARDING
         return _LIBRARY
 

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
+from distsim.script_capture.cuda.operator_mode import operator_mode
 from distsim.script_capture.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -164,32 +165,6 @@ def is_recording() -> bool:
     return bool(_recording)
 
 
-def _recording_mode(graph: RecordedGraph) -> Any:
-    """A mode that sees each operator on its way to its kernel."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode as Untyped
-
-    base: Any = Untyped
-
-    class GraphRecordingMode(base):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
-                return func(*args, **kwargs)
-            if any(_computes_with_others(kind) for kind in types):
-                return NotImplemented  # its parts arrive here next
-            return graph.run_operator(func, args, kwargs)
-
-    def _computes_with_others(kind: type) -> bool:
-        own = getattr(kind, "__torch_dispatch__", None)
-        plain = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
-        return own not in plain and kind.__name__ != "FakeTensor"
-
-    return GraphRecordingMode()
-
-
 class CUDAGraph:
     """A `torch.cuda.CUDAGraph`."""
 
@@ -202,7 +177,7 @@ class CUDAGraph:
             raise RuntimeError(_NOT_PERMITTED)
         _hooks[0].begin()
         graph = RecordedGraph()
-        mode = _recording_mode(graph)
+        mode = operator_mode(graph.run_operator)
         _recording.append((graph, mode))
         mode.__enter__()
 

@@ -20,6 +20,7 @@ from functools import wraps
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from distsim.script_capture.cuda.operator_mode import operator_mode
 from distsim.script_capture.cuda.stream_clocks import HOST, Clock, StreamClocks, stream_actor
 from distsim.script_capture.protocol.message_types import RACE_REPORT
 from distsim.script_capture.rank.client import HubClient
@@ -107,7 +108,7 @@ class RaceProbes:
         setattr(HubRequest, "wait", self._after_wait(HubRequest.wait))  # noqa: B010
         futures: Any = import_module("distsim.script_capture.rank.work").HubFutures
         futures.future_of = self._before_future(futures.future_of)
-        return _operator_mode(self)
+        return _probing_mode(self)
 
     def _observe(self, step: Any) -> None:
         self._is_active = True
@@ -243,31 +244,17 @@ def _conflict(one: _Use, other: _Use) -> bool:
     return one.layout == other.layout or one.layout is None is other.layout
 
 
-def _operator_mode(probes: RaceProbes) -> Any:
-    """A mode that sees each operator on its way to its kernel."""
-    import torch
-    from torch.utils._python_dispatch import TorchDispatchMode as Untyped
+def _probing_mode(probes: RaceProbes) -> Any:
+    """A mode that tells the probes which tensors each operator uses."""
 
-    base: Any = Untyped
+    def run_operator(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        used = list(_used_tensors(func, args, kwargs))
+        # Fake tensors have no memory.
+        if used and not any(type(tensor).__name__ == "FakeTensor" for tensor, _ in used):
+            probes.before_operator(func, used)
+        return func(*args, **kwargs)
 
-    class RaceMode(base):  # type: ignore[misc]
-        def __torch_dispatch__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            kwargs = kwargs or {}
-            if not isinstance(func, torch._ops.OpOverload) or func.namespace == "prim":
-                return func(*args, **kwargs)
-            if any(kind.__name__ == "FakeTensor" for kind in types):
-                return func(*args, **kwargs)  # such tensors have no memory
-            if any(kind.__torch_dispatch__ not in plain for kind in types):
-                return NotImplemented  # its parts arrive here next
-            used = list(_used_tensors(func, args, kwargs))
-            if used:
-                probes.before_operator(func, used)
-            return func(*args, **kwargs)
-
-    plain = (torch.Tensor.__torch_dispatch__, torch._C._disabled_torch_dispatch_impl)
-    return RaceMode()
+    return operator_mode(run_operator)
 
 
 def _used_tensors(

@@ -245,7 +245,7 @@ def _conflict(one: _Use, other: _Use) -> bool:
 
 
 def _probing_mode(probes: RaceProbes) -> Any:
-    """A mode that tells the probes which tensors each operator uses."""
+    """A mode that reports to the probes which tensors each operator uses."""
 
     def run_operator(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         used = list(_used_tensors(func, args, kwargs))

@@ -96,10 +96,19 @@ def drawn(known: list[Path], draw: random.Random) -> Path:
     return draw.choice([path for path in known if (path.suffix == ".jsonl") == traces])
 
 
+def _data_in_use() -> int:
+    """Bytes of data of this process. A forked child starts with all data of its parent, which
+    after thousands of tests may be more than a command may take.
+    """
+    with open("/proc/self/statm", encoding="ascii") as statm:
+        return int(statm.read().split()[5]) * resource.getpagesize()
+
+
 def _child(arguments: list[str], folder: Path) -> None:
     """Run a command in this process, and end it; its output goes to files."""
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S + 1))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+    limit = _data_in_use() + MEMORY
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     signal.alarm(CPU_S * 30)
     for number, name in ((1, "out"), (2, "err")):
         handle = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)

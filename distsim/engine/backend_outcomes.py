@@ -326,7 +326,11 @@ def _drops_requests(linked: LinkedProgram) -> bool:
 
 def has_any_source_receive(program: Program) -> bool:
     """Whether some receive accepts a message of any sender."""
-    return any(np.any(np.asarray(port.peer) < 0) for code in program.codes for port in code.ports)
+    return any(
+        np.any(np.asarray(endpoint.peer) < 0)
+        for code in program.codes
+        for endpoint in code.endpoints
+    )
 
 
 def _worst_outcome_and_ranks(end: ProgramEnd) -> tuple[str, tuple[int, ...]]:

@@ -41,7 +41,7 @@ NO_REQUESTS = CallRequests()
 
 @dataclass
 class CallDraft:
-    """A call before its validity, port and signature are known: vectors over its code's ranks."""
+    """A call, as vectors over its code's ranks, before validity, endpoint and signature are known."""
 
     row: type[Operation]
     site: int

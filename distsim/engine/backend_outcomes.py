@@ -212,9 +212,9 @@ class _LinkedRunner:
         """
         linked = self.linked.under(None, **options)
         conditions = self._conditions(linked)
-        if conditions.has_room:
+        if conditions.some_wait_for_space:
             return _outcome_of_end(linked, self.end(conditions), self.cost, self.max_states)
-        key = conditions.ahead.tobytes()
+        key = conditions.buffered.tobytes()
         if key not in self._by_buffered_sends:
             end = self.end(conditions)
             outcome = _outcome_of_end(linked, end, self.cost, self.max_states)

@@ -41,7 +41,7 @@ NO_REQUESTS = CallRequests()
 
 @dataclass
 class CallDraft:
-    """A call, as vectors over its code's ranks, before validity, endpoint and signature are known."""
+    """A call without validity, endpoint and signature: vectors over its code's ranks."""
 
     row: type[Operation]
     site: int

@@ -40,8 +40,9 @@ class ChannelLayout:
 
     ``chan_group, chan_src, chan_dst, chan_tag`` describe a channel.
     ``send_chan[rank][endpoint]`` and ``recv_chan[rank][endpoint]`` number channels.
-    ``member[rank][slot]`` numbers members; the slots of a code are its groups, followed by those of `extra_slots`. ``sequence_of`` and ``rank_of``
-    describe a member. ``sequence_ranks`` are the ranks that meet in a sequence, in group order.
+    ``member[rank][slot]`` numbers members; the slots of a code are its groups, followed by
+    those of `extra_slots`. ``sequence_of`` and ``rank_of`` describe a member.
+    ``sequence_ranks`` are the ranks that meet in a sequence, in group order.
     """
 
     program: Program

@@ -6,8 +6,8 @@ Key idea: matches are fixed before any clock runs. So classes can be found on th
 for all ranks at once, before any call is examined individually. Members of a class have
 
 - the same code, the same numbers in its calls, the same speed and the same start;
-- for each of their endpoints, the same class of peer, the same endpoint of the peer that leads back,
-  and the same kind of link;
+- for each of their endpoints, the same class of peer, the same endpoint of the peer that leads
+  back, and the same kind of link;
 - for each of their groups, the same set of (class, group slot of its member), and the same cost.
 
 Then they do the same at the same time. Proof by induction on the rounds of the fixed point of all

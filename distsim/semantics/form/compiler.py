@@ -146,7 +146,7 @@ class UnitCompiler:
         self.open_handles: dict[int, None] = {}
         self.out: list[Instruction] = []
         self.numbers: dict[Hashable, int] = {}
-        self.meets = 0
+        self.rendezvous_count = 0
         self.has_started = self.apart = False
         self.made: set[int] = set()
         self._group_ids: dict[int, int] = {}  # by group slot of the code
@@ -441,8 +441,8 @@ class UnitCompiler:
     # --- kinds of call ---
     def meet(self, meet: AwaitRendezvous) -> None:
         """Add a rendezvous, with its number."""
-        self.out.append(meet._replace(number=self.meets))
-        self.meets += len(meet.numbers)
+        self.out.append(meet._replace(number=self.rendezvous_count))
+        self.rendezvous_count += len(meet.numbers)
 
     def post(
         self, position: int, part: LaunchPart, wait: bool, queue: ExecutionQueue | None = None

@@ -178,8 +178,8 @@ class AwaitRendezvous(NamedTuple):
 
     - ``number`` counts the rank's rendezvous so far.
     - The members follow from ``gathering``, or else from ``spots``. The rank arrives at all spots
-      at once, and continues when all members of each have arrived (`LinkedProgram.meets`). Each
-      spot takes a number of its own.
+      at once, and continues when all members of each have arrived
+      (`LinkedProgram.rendezvous_of`). Each spot takes a number of its own.
     - ``uneven``: the members differ by rank. A ``lost`` rank arrives, but is never released.
     - ``of_group``: the id of the group whose timeout limits the wait.
     """

@@ -187,7 +187,7 @@ class LinkedProgram:
         """
         instance_of: dict[Hashable, int] = {}
         uses = Counter[tuple[int, Hashable]]()
-        self.meets: list[list[int]] = [[] for _ in range(self.program.world_size)]
+        self.rendezvous_of: list[list[int]] = [[] for _ in range(self.program.world_size)]
 
         def instance_at(rank: int, key: Hashable, members: tuple[int, ...]) -> int:
             numbered_key = key, uses[rank, key]
@@ -207,11 +207,11 @@ class LinkedProgram:
                     for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
                         instance = instance_at(rank, key, members)
                         for member in unit.ranks:
-                            self.meets[member].append(instance)
+                            self.rendezvous_of[member].append(instance)
                     continue
                 for rank, vector_row in zip(unit.ranks, unit.vector_rows, strict=True):
                     for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
-                        self.meets[rank].append(instance_at(rank, key, members))
+                        self.rendezvous_of[rank].append(instance_at(rank, key, members))
 
     def _rendezvous_keys(
         self, rendezvous: AwaitRendezvous, rank: int, vector_row: int

@@ -20,7 +20,7 @@ from distsim.script_capture.patches.unsupported import refuse_torchcomms
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import BACKWARD_PREFIX, source_text
 from distsim.script_capture.result.evaluation import CaptureResult
-from distsim.trace_replay.compact import compact_trace
+from distsim.simulation.trace_replay.compact import compact_trace
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

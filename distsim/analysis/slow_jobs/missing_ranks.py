@@ -22,8 +22,8 @@ from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.analysis.slow_jobs.slow_job import SlowFinding
 from distsim.hardware.cluster import Cluster, cluster_from
 from distsim.hardware.cost import CostModel
-from distsim.recordings.event_graph import Flags, Numbers, Times
-from distsim.recordings.recording import Recording, places_in_step
+from distsim.trace.recordings.event_graph import Flags, Numbers, Times
+from distsim.trace.recordings.recording import Recording, places_in_step
 
 #: Shares of a step: how late a missing rank is in every step, and its cost on average. The first is
 #: above the 19 % that appeared in clean runs on an overloaded machine.

@@ -17,8 +17,8 @@ from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.recordings.event_graph import Times, sliced_lists
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import Times, sliced_lists
+from distsim.trace.recordings.recording import Recording
 
 _MESSAGES = ("send", "recv", "isend", "irecv")
 #: Names of collectives in profiles of NCCL -> the operation.

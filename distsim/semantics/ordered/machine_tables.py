@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from distsim.backends.profile import BackendProfile
+from distsim.backends.profile import BackendProfile, Contact
 from distsim.common.arrays import sorted_unique
 from distsim.operations.all_to_all_barrier import AllToAllCollective
 from distsim.operations.core.resolved_call import ResolvedCall
@@ -301,6 +301,13 @@ class MachineTables:
         """The ranks that must have arrived before a collective's row is done."""
         needed = self.collective_needs.of(row)
         return self.members[self.instance[row]] if needed is None else needed
+
+    def contact(self, row: int, other: int) -> Contact | None:
+        """When a collective's row uses the connection with another member."""
+        members = self.members[self.instance[row]]
+        me, peer = group_rank_in(members, self.rank_of[row]), group_rank_in(members, other)
+        op = self.part(row).call.op
+        return self.profile.contact(op, len(members), self.root(row), me, peer)
 
     def meetings(self, rank: int, rendezvous: AwaitRendezvous) -> list[tuple[int, tuple[int, ...]]]:
         """(instance, ranks that ``rank`` expects there) for each instance of a rendezvous."""

@@ -9,6 +9,7 @@ This module does not decide how fast a flow is; see `distsim.engine.link_sharing
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 from typing import Any, Final
 
@@ -39,6 +40,10 @@ _PROGRESS: Any = np.dtype(
 )
 
 
+def _nothing() -> None:
+    """The entry for the end of a flow that no clock has."""
+
+
 class ActiveFlow:
     """A transfer, or a kernel (``is_work``; it uses no ports), that is in progress.
 
@@ -51,11 +56,13 @@ class ActiveFlow:
     - ``end``: when it ends at its present speed; ``scheduled_end``: the time for which the clock
       has an entry. The entry may be too early, never too late.
     - ``slot``: where a `ProgressTable` keeps the progress; then the attributes here are outdated.
+    - ``at_end``: the clock's entry for the end.
     - ``rows``: rows that finish at ``end``; ``late_rows``: (row, earliest time of its finish).
     - ``send``: the row of a message's send; -1 for other flows.
     """
 
     __slots__ = (
+        "at_end",
         "began",
         "cost_ns",
         "demand",
@@ -102,6 +109,7 @@ class ActiveFlow:
         self.overlapping = 0
         self.send = -1
         self.slot = NO_SLOT
+        self.at_end: Callable[[], None] = _nothing
 
     def set_speed(self, speed: float, now: int) -> bool:
         """Continue at a new speed; whether it then ends before the clock's entry for it."""
@@ -126,6 +134,7 @@ class ProgressTable:
         self.demands = DemandTable()
         self.flows: list[ActiveFlow | None] = []
         self.count = 0
+        self._columns = np.zeros(0, dtype=_PROGRESS)
         self._set_size(_FIRST_SIZE)
 
     def _set_size(self, size: int) -> None:
@@ -179,13 +188,14 @@ class ProgressTable:
         """As `ActiveFlow.set_speed`; returns the slots that end before the clock's entry."""
         changes = speeds != self.speed[slots]
         slots, speeds = slots[changes], speeds[changes]
-        earlier = self.since[slots]
-        since = np.maximum(earlier, np.minimum(now, self.end[slots]))
-        moved_ns = (since - earlier) * self.speed[slots]
+        since_before = self.since[slots]
+        since = np.maximum(since_before, np.minimum(now, self.end[slots]))
+        moved_ns = (since - since_before) * self.speed[slots]
         remaining_ns = np.maximum(0.0, self.remaining_ns[slots] - moved_ns)
         end = since + np.ceil(remaining_ns / speeds - _ROUNDING_NS).astype(np.int64)
         self.remaining_ns[slots] = remaining_ns
         self.since[slots] = since
         self.speed[slots] = speeds
         self.end[slots] = end
-        return slots[end < self.scheduled_end[slots]].tolist()
+        earlier_slots: list[int] = slots[end < self.scheduled_end[slots]].tolist()
+        return earlier_slots

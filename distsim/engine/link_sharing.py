@@ -80,7 +80,8 @@ class FlowScheduler:
         """Start a message or a collective."""
         used = demand if moving_ns else NO_DEMAND
         flow = ActiveFlow(rows, used, ranks, self.clock.now, cost_ns, moving_ns)
-        self.clock.put(flow.end, partial(self._on_scheduled_end, flow))
+        flow.at_end = partial(self._on_scheduled_end, flow)
+        self.clock.put(flow.end, flow.at_end)
         self._join_ports(flow)
         if self.overlap_slows:
             self._count_overlap_with_work(flow)
@@ -109,7 +110,8 @@ class FlowScheduler:
         flow = ActiveFlow([row], NO_DEMAND, (rank,), self.clock.now, cost_ns, cost_ns)
         flow.is_work = True
         self._work_of_rank.setdefault(rank, {})[flow] = None
-        self.clock.put(flow.end, partial(self._on_scheduled_end, flow))
+        flow.at_end = partial(self._on_scheduled_end, flow)
+        self.clock.put(flow.end, flow.at_end)
         transfers = self._transfers_of_rank.get(rank, {})
         flow.overlapping = len(transfers)
         if flow.overlapping:
@@ -171,7 +173,7 @@ class FlowScheduler:
         flow.scheduled_end = end
         if flow.slot != NO_SLOT:
             self._moving.scheduled_end[flow.slot] = end
-        self.clock.put(end, partial(self._on_scheduled_end, flow))
+        self.clock.put(end, flow.at_end)
 
     def _remove(self, flow: ActiveFlow) -> None:
         """Remove a flow that has ended, and give its share to the flows that remain."""

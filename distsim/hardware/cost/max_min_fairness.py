@@ -131,8 +131,9 @@ class LinkPorts:
             return NO_DEMAND
         ports = [2 * src, 2 * dst + 1] if link == "intra" or self.through_intra else []
         ports += [self.card(src), self.card(dst) + 1] if link == "inter" else []
-        ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
-        rate = min([self._capacity_list[port] for port in ports])
+        if self.pools.levels:
+            ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
+        rate = min(map(self._capacity_list.__getitem__, ports))
         threads = [self.threads + src, self.threads + dst] if self.crossing else []
         weights = (1.0,) * len(ports) + (0.0,) * len(threads)
         return PortDemand((*ports, *threads), weights, rate)

@@ -79,14 +79,14 @@ class ContractProgram:
         them would release. A message may also wait behind a mismatch, or at the exit of its rank.
         """
         known_rules, other_rules = self._conditions(known), self._conditions(other)
-        if known_rules.early != other_rules.early:
+        if known_rules.partial_waits != other_rules.partial_waits:
             return False
         message_may_wait = (
             result.example("end").final_state.unreceived
             or len(result.mismatches) > 1
             or early_exit_ranks(self.linked)
         )
-        return not message_may_wait or bool((known_rules.ahead == other_rules.ahead).all())
+        return not message_may_wait or bool((known_rules.buffered == other_rules.buffered).all())
 
     @property
     def mismatch_rows(self) -> MismatchRows:

@@ -29,7 +29,7 @@ from distsim.hardware.cost.cut_traffic import (
     exchange_traffic,
     traffic_across_cuts,
 )
-from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
+from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective
 from distsim.hardware.cost.model import CostModel
 
 FloatArray = NDArray[np.float64]
@@ -140,7 +140,7 @@ class LinkPorts:
 
     # --- collectives ---
     def of_collective(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> PortDemand:
         """Demand of a collective among ranks, cached per group.
 
@@ -155,7 +155,7 @@ class LinkPorts:
         return found
 
     def asked(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> dict[int, float]:
         """Bytes that a collective puts on each port that it uses, per byte of its buffer."""
         size, root = self.cost.local_size, ranks[0] if root is None else root
@@ -178,7 +178,7 @@ class LinkPorts:
         return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
 
     def _collective(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int
     ) -> PortDemand:
         asked = self.asked(row, ranks, root)
         ports = list(asked)
@@ -269,7 +269,7 @@ class DemandTable:
 
 
 def _traffic_inside_node(
-    row: type[PricedOperation], mates: list[int], root: int, n: int
+    row: type[CostedOperation], mates: list[int], root: int, n: int
 ) -> list[CutTraffic]:
     """Bytes that each rank of a node exchanges with the node's other ranks, in a group of ``n``.
 

@@ -179,9 +179,15 @@ class _SwapSearch:
         codes = range(len(self.program.codes))
         labels_by_endpoint = [_labels_by_endpoint(self.program, number, way) for number in codes]
         found: dict[int, object] = {}
+        is_plain = [
+            all(tensors is not None and len(tensors) < 2 for tensors in labels.values())
+            for labels in labels_by_endpoint
+        ]
         for rank in self.program.present:
             code_number = self.program.code_of[rank]
             labels = labels_by_endpoint[code_number]
+            if is_plain[code_number] and not _has_duplicates(table[rank]):
+                continue
             endpoints_of: dict[int, list[int]] = defaultdict(list)
             for endpoint, channel in enumerate(table[rank]):
                 if channel >= 0 and endpoint in labels:
@@ -485,6 +491,13 @@ def _labels_by_endpoint(
         endpoint: None if endpoint in differing else frozenset(found)
         for endpoint, found in labels.items()
     }
+
+
+def _has_duplicates(channels: list[int]) -> bool:
+    """Whether some channel occurs twice; -1 stands for none."""
+    distinct = set(channels)
+    distinct.discard(-1)
+    return len(distinct) < len(channels) - channels.count(-1)
 
 
 def _common_value(value: Vec) -> int | None:

@@ -9,8 +9,8 @@ import pytest
 import distsim
 from distsim.analysis.slow_jobs.activity_hints import activity_hint
 from distsim.analysis.slow_jobs.analyze import analyze_recording
-from distsim.trace.recordings.readers.distsim_trace import recording_of_trace
 from distsim.trace.recordings.graph_builder import EventRow, GraphBuilder
+from distsim.trace.recordings.readers.distsim_trace import recording_of_trace
 from distsim.trace.recordings.recording import (
     CHECKPOINT,
     DATA_LOADING,

@@ -388,7 +388,7 @@ def slow(
     from distsim.analysis.slow_jobs.analyze import analyze_recording, select_steps
     from distsim.analysis.slow_jobs.job_changes import what_if_step
     from distsim.api.job_changes import parse_changes
-    from distsim.recordings.read_recording import read_recording
+    from distsim.trace.recordings.read_recording import read_recording
 
     if not paths:
         raise UsageError("no input was given", "`distsim slow profiles/`")
@@ -452,8 +452,8 @@ def replay(
     engine predicts there. ``what_if``: further changes, as those of `slow`.
     """
     from distsim.api.job_changes import parse_changes
-    from distsim.trace_replay import ReplayScale, replay_trace
-    from distsim.trace_replay.as_recorded import replay_as_recorded
+    from distsim.simulation.trace_replay import ReplayScale, replay_trace
+    from distsim.simulation.trace_replay.as_recorded import replay_as_recorded
 
     source = load_trace(trace)
     scale = ReplayScale(compute=compute, gaps=gaps)

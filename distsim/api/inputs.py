@@ -116,9 +116,9 @@ def load_trace(source: Trace | str | Path) -> Trace:
         return source
     if not _is_recording(source):
         return read_trace(source)
-    from distsim.recordings.read_recording import read_recording
-    from distsim.recordings.readers.distsim_trace import FORMAT
-    from distsim.recordings.recording_trace import trace_of_recording
+    from distsim.trace.recordings.read_recording import read_recording
+    from distsim.trace.recordings.readers.distsim_trace import FORMAT
+    from distsim.trace.recordings.recording_trace import trace_of_recording
 
     recording = read_recording([source])
     if recording.format == FORMAT:

@@ -90,7 +90,7 @@ def without_file_name(message: str, file: str) -> str:
 
 def _rebuild_program(file: str, backend: str | None) -> _RebuiltProgram:
     """Read a trace, and rebuild its calls under ``backend`` or its own. Raises UsageError."""
-    from distsim.trace_replay import rebuild_program
+    from distsim.simulation.trace_replay import rebuild_program
 
     trace = _read_nonempty_trace(file)
     chosen_backend = _backend_of_trace(file, backend or trace.header.get("backend"))

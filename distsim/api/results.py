@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from distsim.scenario import Scenario
     from distsim.simulation.check_scenario import CheckResult
     from distsim.simulation.simulate_scenario import Simulation
+    from distsim.simulation.trace_replay import ReplayResult
+    from distsim.simulation.trace_replay.as_recorded import RecordedReplay
     from distsim.trace.model import Trace
-    from distsim.trace_replay import ReplayResult
-    from distsim.trace_replay.as_recorded import RecordedReplay
     from distsim.values import BufferValues
 
 Json = dict[str, Any]

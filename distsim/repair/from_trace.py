@@ -14,9 +14,9 @@ from distsim.common.errors import UsageError
 from distsim.operations.registry import OPERATIONS
 from distsim.repair.proposals import ADDS_CALLS, REMOVES_CALLS
 from distsim.repair.search import ScenarioRepair, find_repairs
+from distsim.simulation.trace_replay.compact import compact_trace
 from distsim.trace.model import Trace
 from distsim.trace.run_end import is_partial
-from distsim.trace_replay.compact import compact_trace
 
 _LINE_PATTERN = re.compile(r"^line (\d+)(, |: )")
 _INNER_LINE_PATTERN = re.compile(r" \(line (\d+)\)")

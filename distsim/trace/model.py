@@ -29,7 +29,7 @@ class TraceCall(NamedTuple):
     ``position``: the index of the call in its rank's program. ``part``: the index in its batch,
     else -1. ``name``: of a compute. ``ended_by``: the position of the call that ended this call's
     request, which is its wait or the call that reused its variable, else -1. ``args``: the other
-    arguments of the call as a JSON object; see `distsim.trace_replay`.
+    arguments of the call as a JSON object; see `distsim.simulation.trace_replay`.
     """
 
     rank: int

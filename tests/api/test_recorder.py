@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import distsim.recorder
-from distsim.recordings.readers.kineto_file import read_profile
+from distsim.trace.recordings.readers.kineto_file import read_profile
 
 torch = pytest.importorskip("torch")
 

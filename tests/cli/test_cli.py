@@ -66,7 +66,7 @@ UNUSED = (
             "analysis.compare",
             "scenario.startup",
             "trace.jsonl",
-            "trace_replay",
+            "simulation.trace_replay",
             "values",
         )
     ),

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import distsim
 from distsim.cli.application import application
-from distsim.recordings.read_recording import SAMPLE
+from distsim.trace.recordings.read_recording import SAMPLE
 from tests.support.chakra_traces import write_linked_job
 from tests.support.nsight_exports import write_job
 
@@ -86,7 +86,7 @@ def test_errors_name_the_cause(words, message):
 
 
 def test_doctor_points_to_slow_on_a_folder_of_profiles():
-    from distsim.recordings.read_recording import SAMPLE
+    from distsim.trace.recordings.read_recording import SAMPLE
 
     assert "`distsim slow` on these files" in " ".join(distsim.doctor(SAMPLE).to_text().split())
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from distsim.cli.application import application
 from distsim.real.bench.measurement import BenchResult, BenchRow, bench_to_json
-from distsim.recordings.read_recording import SAMPLE
+from distsim.trace.recordings.read_recording import SAMPLE
 from tests.real.test_calibrate import LOG
 from tests.support.command_lines import ROOT, Line, frames, spans
 

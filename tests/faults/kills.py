@@ -17,7 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from distsim.recordings.read_recording import SAMPLE
+from distsim.trace.recordings.read_recording import SAMPLE
 from tests.script_capture import test_kills as captures
 
 # A shell starts what runs in its background with Ctrl-C ignored, which commands would inherit.

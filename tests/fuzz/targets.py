@@ -241,7 +241,7 @@ def _logs() -> list[bytes]:
 
 
 def _profiles() -> list[bytes]:
-    from distsim.recordings.read_recording import SAMPLE
+    from distsim.trace.recordings.read_recording import SAMPLE
 
     sample = gzip.decompress((SAMPLE / "rank0.json.gz").read_bytes())
     event = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1}
@@ -255,7 +255,7 @@ def _profiles() -> list[bytes]:
 
 
 def _tables() -> list[bytes]:
-    from distsim.recordings.readers.operation_table import COLUMNS
+    from distsim.trace.recordings.readers.operation_table import COLUMNS
 
     rows = [",".join(COLUMNS)]
     for rank in (0, 1):

@@ -25,7 +25,7 @@ from distsim.program.lower import lower
 from distsim.scenario import Scenario, loads
 from distsim.simulation.check_scenario import check_program
 from distsim.simulation.simulate_scenario import Simulation, simulate
-from distsim.trace_replay.rebuild import rebuild_program
+from distsim.simulation.trace_replay.rebuild import rebuild_program
 from tests.support.harness import draws
 
 LAUNCHES = {op: row for op, row in OPERATIONS.items() if row.coalesces is not None}

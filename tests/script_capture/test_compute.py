@@ -20,8 +20,8 @@ from distsim.script_capture.launch.rank_process import ChildOptions
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
 from distsim.simulation.simulate_scenario import simulate
-from distsim.trace_replay import replay_trace
-from distsim.trace_replay.compact import compact_trace
+from distsim.simulation.trace_replay import replay_trace
+from distsim.simulation.trace_replay.compact import compact_trace
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

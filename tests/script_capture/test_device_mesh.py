@@ -10,7 +10,7 @@ from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.result.evaluation import evaluate_capture
 from distsim.simulation.simulate_scenario import simulate
-from distsim.trace_replay.compact import compact_trace
+from distsim.simulation.trace_replay.compact import compact_trace
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")

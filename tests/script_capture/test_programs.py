@@ -24,10 +24,10 @@ from distsim.output.text.capture_report import capture_text
 from distsim.repair.from_trace import find_trace_repairs
 from distsim.repair.proposals import ADDS_CALLS
 from distsim.script_capture.launch import preload
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.command_line import parse_command
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
 from distsim.script_capture.launch.rank_environment import RankPosition, launcher_environment
-from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture

@@ -12,12 +12,12 @@ from distsim.backends import BACKEND_PROFILES, default_cluster
 from distsim.engine import run_program
 from distsim.hardware.cost import CostModel
 from distsim.program.from_calls import build_program
-from distsim.trace_replay import rebuild_program
-from distsim.trace_replay.compact.call_forms import CallItemizer
-from distsim.trace_replay.compact.group_names import name_groups
-from distsim.trace_replay.compact.rank_alignment import AlignedEntry, AlignedStep
-from distsim.trace_replay.compact.rank_expressions import RankVariables
-from distsim.trace_replay.compact.scenario_writer import ScenarioWriter, yaml_flow
+from distsim.simulation.trace_replay import rebuild_program
+from distsim.simulation.trace_replay.compact.call_forms import CallItemizer
+from distsim.simulation.trace_replay.compact.group_names import name_groups
+from distsim.simulation.trace_replay.compact.rank_alignment import AlignedEntry, AlignedStep
+from distsim.simulation.trace_replay.compact.rank_expressions import RankVariables
+from distsim.simulation.trace_replay.compact.scenario_writer import ScenarioWriter, yaml_flow
 
 CASES = Path(__file__).resolve().parents[1] / "data" / "agreed" / "cases.txt"
 Case = dict[str, Any]

@@ -177,7 +177,7 @@ def run(cases: int, seed: int, tell: Any = None, first: int = 0) -> list[Broken]
     for module in (
         "simulation.simulate_scenario",
         "simulation.check_scenario",
-        "trace_replay",
+        "simulation.trace_replay",
         "analysis.run_comparison",
         "output.text.simulation_report",
         "output.text.comparison",

@@ -88,12 +88,10 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "planning",
             "program",
             "real",
-            "recordings",
             "repair",
             "script_capture",
             "simulation",
             "trace",
-            "trace_replay",
             "values",
         )
     },

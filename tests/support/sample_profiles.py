@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distsim.recordings.read_recording import SAMPLE
+from distsim.trace.recordings.read_recording import SAMPLE
 
 
 def copy_of_sample(folder: Path) -> Path:

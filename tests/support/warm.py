@@ -41,7 +41,6 @@ PACKAGES = (
     "semantics",
     "simulation",
     "trace",
-    "trace_replay",
     "values",
 )
 #: A client that a shell can start: it hands its streams, words, folder and environment over, and

@@ -15,8 +15,8 @@ from distsim.analysis.run_comparison import compare_runs
 from distsim.common.errors import UsageError
 from distsim.output.text.comparison import compare_text
 from distsim.output.text.replay_report import replay_text
+from distsim.simulation.trace_replay import prepare_real_replay, replay_trace
 from distsim.trace.jsonl import parse_trace
-from distsim.trace_replay import prepare_real_replay, replay_trace
 
 ROOT = Path(__file__).resolve().parents[2]
 LINES = (

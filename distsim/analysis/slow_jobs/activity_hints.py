@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from distsim.common.units import show_ns
-from distsim.recordings.recording import (
+from distsim.trace.recordings.recording import (
     CHECKPOINT,
     DATA_LOADING,
     GARBAGE_COLLECTION,

@@ -33,8 +33,8 @@ from distsim.analysis.slow_jobs.slow_transfers import slow_communication_finding
 from distsim.analysis.slow_jobs.waiting import waits_for_rank
 from distsim.common.errors import UsageError
 from distsim.hardware.cluster import Cluster
-from distsim.recordings.event_graph import EventGraph, Flags, Times
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import EventGraph, Flags, Times
+from distsim.trace.recordings.recording import Recording
 
 #: What remains when every loss is removed.
 REST = "ideal compute and transfers"

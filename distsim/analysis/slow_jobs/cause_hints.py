@@ -8,7 +8,7 @@ import numpy as np
 
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.analysis.slow_jobs.slow_job import RankCost, SlowPlace
-from distsim.recordings.event_graph import Numbers, Times, sliced_lists
+from distsim.trace.recordings.event_graph import Numbers, Times, sliced_lists
 
 #: Phases that are slow by at least this factor count as slow.
 _SLOW_RATIO = 1.15

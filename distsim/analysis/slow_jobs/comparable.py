@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from distsim.common.units import show_ns
-from distsim.recordings.event_graph import NO_MEETING
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import NO_MEETING
+from distsim.trace.recordings.recording import Recording
 
 #: Clocks that are wrong by this share of a step may move a wait to another rank.
 _WRONG_CLOCK_SHARE = 0.10

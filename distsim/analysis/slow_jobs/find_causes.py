@@ -30,8 +30,8 @@ from distsim.analysis.slow_jobs.rank_costs import RankWhatIfs, phase_excess
 from distsim.analysis.slow_jobs.slow_job import BreakdownRow, FindingKind, RankCost, SlowFinding
 from distsim.analysis.slow_jobs.slow_places import find_slow_place, repeated_pause_steps
 from distsim.analysis.slow_jobs.step_work import excess_over_others, work_by_label
-from distsim.recordings.event_graph import Flags, Times
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import Flags, Times
+from distsim.trace.recordings.recording import Recording
 
 LEAST_SHARE = 0.03
 NOT_SURE_SHARE = 0.01

@@ -23,7 +23,7 @@ from typing import Final
 import numpy as np
 
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
-from distsim.recordings.event_graph import Numbers, Times, sliced_lists
+from distsim.trace.recordings.event_graph import Numbers, Times, sliced_lists
 
 #: Layer -> what the difference to the previous layer means.
 LAYERS: Final = {

@@ -18,7 +18,7 @@ from distsim.analysis.slow_jobs.predicted_transfers import predicted_transfers
 from distsim.analysis.slow_jobs.slow_job import SlowJob, WhatIfStep
 from distsim.common.errors import UsageError
 from distsim.hardware.cluster import Cluster
-from distsim.recordings.event_graph import Flags, Times
+from distsim.trace.recordings.event_graph import Flags, Times
 
 
 @dataclass(frozen=True)

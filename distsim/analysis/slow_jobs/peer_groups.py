@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from distsim.recordings.event_graph import EventGraph, Flags, Numbers, sliced_lists
+from distsim.trace.recordings.event_graph import EventGraph, Flags, Numbers, sliced_lists
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,8 +17,8 @@ from distsim.hardware.cluster import Cluster
 from distsim.hardware.cluster.presets import gpus_per_machine
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
-from distsim.recordings.event_graph import Times, sliced_lists
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import Times, sliced_lists
+from distsim.trace.recordings.recording import Recording
 
 _MESSAGES = ("send", "recv", "isend", "irecv")
 #: Names of collectives in profiles of NCCL -> the operation.
@@ -36,7 +36,7 @@ _SIZED_BY_PART = frozenset(
     {"all_gather", "gather", "scatter", "all_to_all", "allgather", "_allgather_base"}
 )
 #: (operation, members, bytes): equal ones cost the same.
-_PriceKey = tuple[str, tuple[int, ...], int]
+_CostKey = tuple[str, tuple[int, ...], int]
 
 
 def predicted_transfers(
@@ -53,7 +53,7 @@ def predicted_transfers(
     result = np.full(len(graph), np.inf)
     in_meeting = np.flatnonzero(~graph.is_work)
     members = sliced_lists(columns.meeting[in_meeting], in_meeting, graph.meeting_count)
-    known: dict[_PriceKey, float] = {}
+    known: dict[_CostKey, float] = {}
     for meeting in range(graph.meeting_count):
         rows = members.items[members.first[meeting] : members.first[meeting + 1]]
         label = graph.labels[int(columns.label[rows[0]])]

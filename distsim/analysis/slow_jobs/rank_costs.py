@@ -12,7 +12,7 @@ import numpy as np
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.analysis.slow_jobs.slow_job import RankCost
 from distsim.analysis.slow_jobs.step_work import peer_work, work_by_label
-from distsim.recordings.event_graph import Flags, Times
+from distsim.trace.recordings.event_graph import Flags, Times
 
 
 class RankWhatIfs:

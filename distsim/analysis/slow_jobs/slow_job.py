@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
-from distsim.recordings.event_graph import Flags, Times
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import Flags, Times
+from distsim.trace.recordings.recording import Recording
 
 FindingKind = Literal[
     "straggler", "intermittent", "missing rank", "uneven", "long stage", "slow communication"

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from distsim.analysis.slow_jobs.slow_job import SlowPlace
-from distsim.recordings.event_graph import Times
-from distsim.recordings.recording import Recording, StepOperations
+from distsim.trace.recordings.event_graph import Times
+from distsim.trace.recordings.recording import Recording, StepOperations
 
 #: The place explains at least this share of the rank's excess.
 _LEAST_SHARE = 0.5

@@ -21,8 +21,8 @@ import numpy as np
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.analysis.slow_jobs.slow_job import SlowFinding
 from distsim.common.units import show_bytes, show_ns
-from distsim.recordings.event_graph import Numbers, Times
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.event_graph import Numbers, Times
+from distsim.trace.recordings.recording import Recording
 
 #: The share of a step by which a slow transfer exceeds the usual one, and the share of such steps.
 _LEAST_EXCESS = 0.15

@@ -6,7 +6,7 @@ import numpy as np
 
 from distsim.analysis.slow_jobs.ideal_times import low_median
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
-from distsim.recordings.event_graph import Times
+from distsim.trace.recordings.event_graph import Times
 
 
 def work_by_label(groups: PeerGroups, own: Times) -> Times:

@@ -6,7 +6,7 @@ import numpy as np
 
 from distsim.analysis.slow_jobs.peer_groups import PeerGroups
 from distsim.analysis.slow_jobs.slow_job import WaitForRank
-from distsim.recordings.event_graph import Flags, Numbers, Times
+from distsim.trace.recordings.event_graph import Flags, Numbers, Times
 
 
 def last_to_start(groups: PeerGroups) -> Numbers:

@@ -473,7 +473,7 @@ def _report_no_ranks(captured: CapturedRun) -> int:
 
 def _write_scenario(simulation: Simulation, file: Path) -> None:
     from distsim.common.file_io import write_file
-    from distsim.trace_replay.compact import compact_trace
+    from distsim.simulation.trace_replay.compact import compact_trace
 
     write_file(file, [compact_trace(simulation.run.trace).text])
 

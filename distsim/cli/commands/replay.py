@@ -32,8 +32,8 @@ from distsim.cli.shared.trace_output import (
 
 if TYPE_CHECKING:
     from distsim.real.run import RealRun, RealRunOptions
+    from distsim.simulation.trace_replay import ReplayScale
     from distsim.trace.model import Trace
-    from distsim.trace_replay import ReplayScale
 
 TraceArgument = Annotated[
     Path,
@@ -160,7 +160,7 @@ def _refuse_contradicting_options(arguments: ReplayArguments) -> None:
 def _write_scenario(trace: Path, file: Path) -> None:
     from distsim.common.errors import UsageError
     from distsim.common.file_io import write_file
-    from distsim.trace_replay.compact import compact_trace
+    from distsim.simulation.trace_replay.compact import compact_trace
 
     check_scenario_suffix(file)
     try:
@@ -171,7 +171,7 @@ def _write_scenario(trace: Path, file: Path) -> None:
 
 def _parse_scale(texts: list[str] | None) -> ReplayScale:
     from distsim.common.errors import UsageError
-    from distsim.trace_replay import ReplayScale
+    from distsim.simulation.trace_replay import ReplayScale
 
     factors: dict[str, float] = {}
     for text in texts or ():
@@ -242,7 +242,7 @@ def _replay_real(arguments: ReplayArguments, options: RealRunOptions, scale: Rep
     from distsim.output.text.replay_report import real_replay_lines
     from distsim.real.launch.external_launchers import external_rank
     from distsim.real.run import RealRunRefused, chosen_backend, run_simulation
-    from distsim.trace_replay import prepare_real_replay
+    from distsim.simulation.trace_replay import prepare_real_replay
 
     name = str(arguments.trace)
     source = load_trace(arguments.trace)

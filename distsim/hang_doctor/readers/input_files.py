@@ -51,8 +51,8 @@ from distsim.hang_doctor.readers.unrelated_files import (
     unrelated_text,
 )
 from distsim.real.shared.progress_file import FILE_BYTES as PROGRESS_FILE_BYTES
-from distsim.recordings.readers.nsight_file import is_nsight_export
-from distsim.recordings.readers.nsight_rank import FORMAT as NSIGHT_EXPORT
+from distsim.trace.recordings.readers.nsight_file import is_nsight_export
+from distsim.trace.recordings.readers.nsight_rank import FORMAT as NSIGHT_EXPORT
 
 __all__ = ["MAX_BYTES", "read_dump_bytes", "read_evidence"]
 

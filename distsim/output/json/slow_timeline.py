@@ -14,7 +14,7 @@ import numpy as np
 
 from distsim.analysis.slow_jobs.slow_job import SlowJob
 from distsim.analysis.slow_jobs.waiting import last_to_start
-from distsim.recordings.event_graph import Times
+from distsim.trace.recordings.event_graph import Times
 
 #: Process numbers of ideal ranks begin here.
 _IDEAL = 1_000_000

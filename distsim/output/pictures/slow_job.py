@@ -21,7 +21,7 @@ from distsim.output.pictures.drawing.palette import (
     fill_colour,
 )
 from distsim.output.pictures.drawing.svg import SvgDrawing
-from distsim.recordings.event_graph import Numbers, Times
+from distsim.trace.recordings.event_graph import Numbers, Times
 
 _LEFT, _WIDTH = 90.0, 860.0
 #: Larger jobs show the ranks that cost most.

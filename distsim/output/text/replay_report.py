@@ -34,9 +34,9 @@ from distsim.output.trace_data.partial_run import (
     stopped_rank_lines,
 )
 from distsim.real.results.real_run import RealRun
+from distsim.simulation.trace_replay import ReplayResult
+from distsim.simulation.trace_replay.as_recorded import RecordedReplay
 from distsim.trace.model import Trace
-from distsim.trace_replay import ReplayResult
-from distsim.trace_replay.as_recorded import RecordedReplay
 
 AnyReplay = ReplayResult | RecordedReplay
 SCHEMA_VERSION = 1

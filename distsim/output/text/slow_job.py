@@ -17,7 +17,7 @@ from distsim.output.report_record import (
 )
 from distsim.output.report_text import write_text
 from distsim.output.text_layout import rank_list, ranks_label
-from distsim.recordings.recording import CHECKPOINT
+from distsim.trace.recordings.recording import CHECKPOINT
 
 #: The table omits losses below this share of a step.
 _LEAST_SHOWN_SHARE = 0.0005

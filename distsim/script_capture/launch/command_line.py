@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, NoReturn
 
 from distsim.common.errors import UsageError
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.preload import module_file
 from distsim.script_capture.launch.rank_environment import LauncherName
-from distsim.script_capture.launch.rank_process import CaptureTarget
 
 _EXAMPLE: Final = "distsim capture --nproc 4 -- python train.py --epochs 1"
 _MODULE_OPTIONS: Final = ("-m", "--module")

@@ -16,7 +16,7 @@ import pytest
 import distsim
 from distsim.analysis.slow_jobs.ideal_times import mean_ideal
 from distsim.analysis.slow_jobs.peer_groups import find_peer_groups
-from distsim.recordings.readers.operation_table import read_operation_table
+from distsim.trace.recordings.readers.operation_table import read_operation_table
 
 DATA = Path(os.environ.get("DISTSIM_STRAGGLER_DATA", "/nonexistent"))
 TRACES = ("AR", "SE", "ST")

@@ -7,8 +7,8 @@ import pytest
 from distsim.analysis.slow_jobs.analyze import analyze_recording
 from distsim.hardware.cluster import preset
 from distsim.output.text.slow_job import slow_text
-from distsim.recordings.graph_builder import EventRow, GraphBuilder
-from distsim.recordings.recording import Recording
+from distsim.trace.recordings.graph_builder import EventRow, GraphBuilder
+from distsim.trace.recordings.recording import Recording
 
 MS = 1e6
 

@@ -81,7 +81,8 @@ class _CommandWithValues(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if any(word == "" or word.endswith("=") for word in args):
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
-            for parameter in self.get_params(ctx):
+            parameters: list[Any] = self.get_params(ctx)
+            for parameter in parameters:
                 if _is_empty(parameter.name, given.get(parameter.name)):
                     text = "the value is empty; write a value, or omit it"
                     raise typer.BadParameter(text, ctx, parameter)

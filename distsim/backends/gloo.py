@@ -13,17 +13,19 @@ are simulated message by message (`distsim.backends.gloo_rings`).
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from distsim.backends.gloo_rings import RING_STEPS, RingContribution, RingOutcome, simulate_ring
 from distsim.backends.object_list_mismatch import receivers_of_wrong_lengths
 from distsim.backends.profile import (
     FLOAT_DTYPES,
+    IMMEDIATE_CONTACT,
     INTEGER_DTYPES,
     BackendOptions,
     BackendProfile,
     BackendSupport,
+    Contact,
     InvalidCallReaction,
     MemberNeeds,
     MismatchedCalls,
@@ -248,30 +250,72 @@ def needs(op: str, n: int, root: int, me: int) -> frozenset[int] | None:
 def has_traffic(op: str, n: int, root: int, one: int, other: int) -> bool:
     """Whether two members exchange data in a collective.
 
-    * ring: the neighbours; in a reduce also the root with every member;
-    * tree: the two ends of an edge;
-    * gather and scatter: the root with every member;
-    * barrier: members whose distance is a power of two (read in barrier.cc);
-    * all_to_all: any two members.
-
-    Run: four ranks of which ranks 0 and 1 get no data from each other.
+    Run: four ranks of which ranks 0 and 1 get no data from each other. In a reduce, the members
+    send their parts of the result to the root after the ring.
     """
-    distance = (one - other) % n
-    includes_root = root in (one, other)
-    needed = _binding_of(op).needs
-    if needed is needs_only_root:
-        return includes_root
-    if needed is not None:
-        # Positions in the tree, whose root has position 0.
-        first, second = (one - root) % n, (other - root) % n
-        if first > 0 and binomial_parent(first) == second:
-            return True
-        return second > 0 and binomial_parent(second) == first
-    if skips_empty(op):
-        return distance in (1, n - 1) or (op == "reduce" and includes_root)
-    if OPERATIONS[op].pairwise:
+    if op == "reduce" and root in (one, other):
         return True
-    return _is_power_of_two(distance) or _is_power_of_two(n - distance)
+    return contact(op, n, root, one, other) is not None
+
+
+@lru_cache(maxsize=1 << 12)
+def contact(op: str, n: int, root: int, me: int, other: int) -> Contact | None:
+    """When a member uses its connection with another one, and so notices its death (G13).
+
+    Run: each collective on 3 to 6 ranks of which one had died before or died meanwhile, with and
+    without an absent rank. The orders of the transfers are read in the sources of gloo.
+
+    * ring: the neighbours;
+    * tree: the parent; the children once the data have arrived;
+    * gather and scatter: the root with every member;
+    * barrier: members whose distance is a power of two, nearest first;
+    * all_to_all: any two members.
+    """
+    needed = _binding_of(op).needs
+    if needed is needs_only_root or op == "monitored_barrier":
+        return IMMEDIATE_CONTACT if root in (me, other) else None
+    if needed is not None:
+        return _contact_in_tree(n, root, me, other)
+    if skips_empty(op):
+        return _contact_in_ring(op, n, me, other)
+    if OPERATIONS[op].pairwise:
+        return IMMEDIATE_CONTACT
+    return _contact_in_barrier(n, me, other)
+
+
+def _contact_in_tree(n: int, root: int, me: int, other: int) -> Contact | None:
+    # Positions in the tree, whose root has position 0.
+    mine, others = (me - root) % n, (other - root) % n
+    if mine > 0 and binomial_parent(mine) == others:
+        return IMMEDIATE_CONTACT
+    if others == 0 or binomial_parent(others) != mine:
+        return None
+    ancestors = set[int]()
+    while mine > 0:
+        mine = binomial_parent(mine)
+        ancestors.add((mine + root) % n)
+    return Contact(frozenset(ancestors), frozenset(ancestors))
+
+
+def _contact_in_ring(op: str, n: int, me: int, other: int) -> Contact | None:
+    """all_gather waits for both neighbours. The others wait for their source before their target:
+    they receive into a buffer of its own.
+    """
+    source, target = (me + 1) % n, (me - 1) % n
+    if other not in (source, target):
+        return None
+    if other == source or _implementing_collective(op) == "all_gather":
+        return IMMEDIATE_CONTACT
+    return Contact(frozenset(), frozenset({source}))
+
+
+def _contact_in_barrier(n: int, me: int, other: int) -> Contact | None:
+    """Each round doubles the distance, and needs the data of all members that are nearer."""
+    distances = [d for d in ((me - other) % n, (other - me) % n) if _is_power_of_two(d)]
+    if not distances:
+        return None
+    nearer = frozenset((me - k) % n for k in range(1, min(distances)))
+    return Contact(nearer, nearer)
 
 
 def _is_power_of_two(number: int) -> bool:
@@ -600,6 +644,7 @@ GLOO = BackendProfile(
     neighbours=neighbours,
     skips_empty=skips_empty,
     has_traffic=has_traffic,
+    contact=contact,
 )
 
 

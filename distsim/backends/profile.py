@@ -380,9 +380,32 @@ NeedsRule = Callable[[str, int, int, int], frozenset[int] | None]
 TrafficRule = Callable[[str, int, int, int, int], bool]
 
 
+class Contact(NamedTuple):
+    """When a member of a collective uses its connection with another member (group ranks)."""
+
+    #: The members that must have arrived before it posts a transfer there. Posting fails if the
+    #: connection is closed by then.
+    posts_after: frozenset[int]
+    #: The members that must have arrived before it waits for that transfer. The wait fails if the
+    #: connection has closed since.
+    waits_after: frozenset[int]
+
+
+#: A member that posts a transfer at once, and waits for it first.
+IMMEDIATE_CONTACT = Contact(frozenset(), frozenset())
+#: (op, group size, root, member, another member) -> contact; None: they exchange no data, or the
+#: member waits for others until then.
+ContactRule = Callable[[str, int, int, int, int], Contact | None]
+
+
 def any_pair_has_traffic(op: str, n: int, root: int, one: int, other: int) -> bool:
     """Any two members may exchange data."""
     return True
+
+
+def immediate_contact(op: str, n: int, root: int, me: int, other: int) -> Contact | None:
+    """Every member notices at once that another one is dead."""
+    return IMMEDIATE_CONTACT
 
 
 def never_buffered(nbytes: int, outstanding: int, options: BackendOptions) -> bool:
@@ -502,6 +525,8 @@ class BackendProfile:
     skips_empty: Callable[[str], bool] = never_skips_empty
     #: Whether two members of a collective exchange data.
     has_traffic: TrafficRule = any_pair_has_traffic
+    #: When a member of a collective notices that another one is dead (``peer_death``).
+    contact: ContactRule = immediate_contact
 
     @property
     def rendezvous(self) -> bool:

@@ -375,20 +375,20 @@ def _size_class(nbytes: int) -> str:
 
 
 class CostResidual(NamedTuple):
-    """A measured time and its predicted time (``priced_ns``).
+    """A measured time and its predicted time (``predicted_ns``).
 
     ``band``: factors on the predicted time between which 90 % of measured times lie; None if the
     cluster's predictions have no such range.
     """
 
     point: MeasuredPoint
-    priced_ns: int
+    predicted_ns: int
     band: tuple[float, float] | None
 
     @property
     def ratio(self) -> float:
         """Measured over predicted time."""
-        return self.point.ns / self.priced_ns
+        return self.point.ns / self.predicted_ns
 
     @property
     def is_outside_range(self) -> bool:
@@ -409,8 +409,8 @@ def cost_residuals(points: Iterable[MeasuredPoint], cluster: Cluster) -> tuple[C
     for point in sorted(pool_points(points)):
         world = world_of(point)
         cost = models.setdefault(world, CostModel(cluster, *world))
-        priced_ns = max(predicted_ns(cost, point), 1)
-        residuals.append(CostResidual(point, priced_ns, _prediction_range(cost, point)))
+        prediction = max(predicted_ns(cost, point), 1)
+        residuals.append(CostResidual(point, prediction, _prediction_range(cost, point)))
     return tuple(residuals)
 
 

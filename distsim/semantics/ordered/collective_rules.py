@@ -8,7 +8,7 @@ before the run, so programs without mismatches pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from distsim.backends.profile import MismatchOutcome
 from distsim.operations.registry import OPERATIONS
@@ -97,6 +97,22 @@ class CollectiveRules(MessageRules):
         if needs is None or len(needs) > len(arrived):
             return False
         return all(rank in arrived for rank in needs)
+
+    def have_arrived(self, state: RunState, row: int, positions: frozenset[int]) -> bool:
+        """Whether these members (group ranks) have arrived at the collective of a row."""
+        if not positions:
+            return True
+        instance = self.instance[row]
+        arrived, members = state.arrived.get(instance, {}), self.members[instance]
+        return all(members[position] in arrived for position in positions)
+
+    def lost_peers(self, state: RunState, row: int) -> Iterator[int]:
+        """The ranks whose connections in the group of a row are closed."""
+        group = self.group[row]
+        for rank in state.lost_ranks:
+            end = state.ends[rank]
+            if (end is not None and end.gone) or (rank, group) in state.closed_groups:
+                yield rank
 
     def _silent_peers(self, state: RunState, row: int) -> tuple[int, ...]:
         """The silenced ranks that keep a row from finishing its collective (G4).

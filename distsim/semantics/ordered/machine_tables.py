@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from distsim.backends.profile import BackendProfile
+from distsim.backends.profile import BackendProfile, Contact
 from distsim.common.arrays import sorted_unique
 from distsim.operations.all_to_all_barrier import AllToAllCollective
 from distsim.operations.core.resolved_call import ResolvedCall
@@ -291,7 +291,7 @@ class MachineTables:
     @cached_property
     def may_finish_early(self) -> frozenset[int]:
         """Rows of collectives in which some members may finish before all have arrived."""
-        return frozenset(self.collective_needs.early.tolist())
+        return frozenset(self.collective_needs.partial_wait_rows.tolist())
 
     def root(self, row: int) -> int:
         """The root of a row's collective; 0 if it has none."""
@@ -302,11 +302,18 @@ class MachineTables:
         needed = self.collective_needs.of(row)
         return self.members[self.instance[row]] if needed is None else needed
 
+    def contact(self, row: int, other: int) -> Contact | None:
+        """When a collective's row uses the connection with another member."""
+        members = self.members[self.instance[row]]
+        me, peer = group_rank_in(members, self.rank_of[row]), group_rank_in(members, other)
+        op = self.part(row).call.op
+        return self.profile.contact(op, len(members), self.root(row), me, peer)
+
     def meetings(self, rank: int, rendezvous: AwaitRendezvous) -> list[tuple[int, tuple[int, ...]]]:
         """(instance, ranks that ``rank`` expects there) for each instance of a rendezvous."""
         keyed = rendezvous.gathering
         own_members = keyed.members if keyed is not None else ()
-        instances = (self.linked.meets[rank][number] for number in rendezvous.numbers)
+        instances = (self.linked.rendezvous_of[rank][number] for number in rendezvous.numbers)
         return [(instance, own_members or self.members[instance]) for instance in instances]
 
 

@@ -67,7 +67,7 @@ class QueueRules(ArrivalRules):
             if kind == _WORK:
                 state.phase[row] = DUE
                 out.due(row)
-            elif state.closed_groups:
+            elif state.lost_ranks:
                 self.arrive(state, row, out)
             elif kind == _SEND:
                 self._send(state, row, out)
@@ -259,9 +259,9 @@ class QueueRules(ArrivalRules):
     def broken(self, state: RunState, row: int) -> bool:
         """Whether the backend notices that a transfer of this row cannot happen.
 
-        G13: its peer is dead. G10: its group is closed on either side. A rank that waits in the
-        store to create a group notices no death, and neither does an any-source receive: it needs
-        no particular rank.
+        G13: a peer that it exchanges data with is dead. G10: its group is closed on either side. A
+        rank that waits in the store to create a group notices no death, and neither does an
+        any-source receive: it needs no particular rank.
         """
         if not self.detects_peer_death or not state.lost_ranks:
             return False
@@ -277,13 +277,22 @@ class QueueRules(ArrivalRules):
             return self._is_behind_broken(state, row)
         if self.kind[row] == _RECEIVE and self.peer[row] < 0 and row not in state.hung_on:
             return False
-        group = self.group[row]
-        for rank in state.lost_ranks:
-            end = state.ends[rank]
-            is_unreachable = (end is not None and end.gone) or (rank, group) in state.closed_groups
-            if is_unreachable and self._lacks(state, row, rank):
-                return True
-        return False
+        return any(self._notices_loss(state, row, rank) for rank in self.lost_peers(state, row))
+
+    def _notices_loss(self, state: RunState, row: int, rank: int) -> bool:
+        """Whether a running row waits for data on a connection with ``rank``.
+
+        Only some members of a collective have a connection (in a ring, say). The others wait until
+        the processes end that they have a connection with.
+        """
+        if not self._lacks(state, row, rank):
+            return False
+        if self.kind[row] != _COLLECTIVE:
+            return True
+        contact = self.contact(row, rank)
+        if contact is None or row in state.hung_on:
+            return contact is not None
+        return self.have_arrived(state, row, contact.waits_after)
 
     def _is_behind_broken(self, state: RunState, row: int) -> bool:
         """Whether a started launch in the queue of a queued row is broken."""

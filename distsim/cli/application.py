@@ -144,8 +144,8 @@ def _global_options(
     Example: distsim simulate scenarios/hybrid.yaml
 
     \b
-    Exit status: 0 success (warnings are allowed); 1 an error finding, or an
-    outcome other than `completes`; 2 invalid input or usage; 3 internal error
+    Exit status: 0 success (warnings are allowed); 1 an error, or a run that
+    does not complete; 2 invalid input or usage; 3 internal error
     of distsim; 4 environment error.
     """
     from distsim.cli.shared.console import terminal_columns

@@ -88,7 +88,7 @@ _COLLECTIVES = {
     "embedding-grads-all-reduce": ("dp_rank",),
     "optimizer-clip-main-grad": (),
 }
-_REMEDY = "`distsim slow --help` lists the columns and operation types"
+_REMEDY = "docs/how-to/slow.md lists the columns and operation types"
 #: (optype, number, stage): an operation of the schedule, which every step and pipeline repeats.
 ScheduledOperation = tuple[str, int, int]
 

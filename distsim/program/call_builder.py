@@ -102,7 +102,7 @@ class OpenHandles:
                 True,
                 "DS105",
                 (
-                    f"{shown} is waited for a second time\n"
+                    f"second wait for handle `{shown}`\n"
                     "remove this wait: a handle is valid for one wait"
                 ),
             )

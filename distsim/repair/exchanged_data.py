@@ -106,9 +106,8 @@ class ExchangedData:
         calls = Counter(chain.from_iterable(map(_message_calls, self.by_rank.values())))
         for rank, before in self.by_rank.items():
             after = changed.by_rank.get(rank, [])
-            missing = Counter(before) - Counter(after)
+            missing, additional = _without_changed_reductions(before, after)
             fewer_calls += max(0, len(before) - len(after))
-            additional = Counter(after) - Counter(before)
             redirected = _redirected_sends(missing, additional, calls)
             added += sum(n for each, n in additional.items() if each.carries_data and each.tensors)
             added -= redirected
@@ -161,23 +160,60 @@ class ExchangedData:
                 lost -= min(count, max(0, unmatched))
         return lost
 
-    def drops_reduction(self, changed: ExchangedData) -> bool:
-        """Whether a reduction of a tensor over several ranks disappears on all of them."""
-        return not self._shared_reductions() <= changed._reductions().keys()
+    def drops_collective(self, changed: ExchangedData) -> bool:
+        """Whether a collective with data disappears on all of its ranks.
 
-    def _shared_reductions(self) -> set[tuple[str, tuple[int, ...]]]:
-        return {key for key, ranks in self._reductions().items() if len(ranks) > 1}
+        It is a reduction that several ranks make, or any other that most members of the group make.
+        """
+        kept = changed._collectives().keys()
+        return any(key not in kept for key in self._shared_collectives())
 
-    def _reductions(self) -> dict[tuple[str, tuple[int, ...]], set[int]]:
+    def _shared_collectives(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        reductions = {each.op for each in self._all() if each.reduce_op is not None}
+        for (op, members), ranks in self._collectives().items():
+            least = 2 if op in reductions else len(members) // 2 + 1
+            if len(ranks) >= least:
+                yield op, members
+
+    def _collectives(self) -> dict[tuple[str, tuple[int, ...]], set[int]]:
         found: dict[tuple[str, tuple[int, ...]], set[int]] = {}
         for each in self._all():
-            if each.reduce_op is not None:
+            if each.tensors and each.op not in (*_SENDING_OP.values(), *_REMOTE_OPS):
                 found.setdefault((each.op, each.partners), set()).add(each.rank)
         return found
 
     def _all(self) -> Iterator[Contribution]:
         for contributions in self.by_rank.values():
             yield from contributions
+
+
+def _without_changed_reductions(
+    before: list[Contribution], after: list[Contribution]
+) -> tuple[Counter[Contribution], Counter[Contribution]]:
+    """The contributions that are missing, and those that are new.
+
+    A call with another reduction is neither: the ranks give the same data.
+    """
+    missing, additional = Counter(before) - Counter(after), Counter(after) - Counter(before)
+    given, wanted = (
+        Counter(each._replace(reduce_op=None) for each in changed.elements())
+        for changed in (additional, missing)
+    )
+    return _less(missing, given), _less(additional, wanted)
+
+
+def _less(
+    contributions: Counter[Contribution], others: Counter[Contribution]
+) -> Counter[Contribution]:
+    """The contributions without those that only differ from ``others`` in the reduction."""
+    unmatched, left = Counter(others), Counter[Contribution]()
+    for each in contributions.elements():
+        key = each._replace(reduce_op=None)
+        if unmatched[key]:
+            unmatched[key] -= 1
+        else:
+            left[each] += 1
+    return left
 
 
 def _redirected_sends(

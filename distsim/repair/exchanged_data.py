@@ -81,7 +81,8 @@ class DataLoss(NamedTuple):
     ranks whose calls differ. ``lost_by_outliers``: lost contributions of the other ranks.
     ``tensor_sets``: sets of tensors that ranks exchange; fewer, if all ranks name the same tensors.
     ``fewer_calls``: messages and collectives that ranks make less often than before. ``added``:
-    tensors that ranks give and did not give before.
+    tensors that ranks give and did not give before. ``changed_reductions``: calls of the correct
+    ranks that now have another reduction.
     """
 
     lost: int
@@ -90,6 +91,7 @@ class DataLoss(NamedTuple):
     tensor_sets: int = 0
     fewer_calls: int = 0
     added: int = 0
+    changed_reductions: int = 0
 
 
 class ExchangedData:
@@ -101,7 +103,7 @@ class ExchangedData:
 
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
-        lost = lost_by_outliers = changed_ranks = fewer_calls = added = 0
+        lost = lost_by_outliers = changed_ranks = fewer_calls = added = reductions = 0
         kept_exchanges = {each.exchange for each in changed._all()}
         calls = Counter(chain.from_iterable(map(_message_calls, self.by_rank.values())))
         for rank, before in self.by_rank.items():
@@ -124,8 +126,11 @@ class ExchangedData:
             lost -= redirected
             lost += max(0, _receive_count(before) - _receive_count(after))
             changed_ranks += before != after
+            reductions += (Counter(before) - Counter(after)).total() - missing.total()
         tensor_sets = len(kept_exchanges)
-        return DataLoss(lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added)
+        return DataLoss(
+            lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added, reductions
+        )
 
     def _lost_of_root(
         self, rank: int, missing: Counter[Contribution], counted: list[Contribution]
@@ -153,7 +158,8 @@ class ExchangedData:
             if rank in outliers:
                 continue
             missing = Counter(completed) - Counter(changed.by_rank.get(rank, []))
-            lost += missing.total()
+            # A receive from any source may name its sender.
+            lost += sum(count for each, count in missing.items() if each.partners)
             missing_messages = Counter(_message_calls(missing.elements()))
             for message, count in missing_messages.items():
                 unmatched = calls[message] - calls[message.counterpart]

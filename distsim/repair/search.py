@@ -322,6 +322,7 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     return (
         fix.flow.empty_sends,
         fix.loss.lost,
+        fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
         removes_local_work,

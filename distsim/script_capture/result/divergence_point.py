@@ -200,11 +200,16 @@ def explained_by_point(
             ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
             message.append(f"    {line_text(call, main_file)} runs {ran}")
             break
-    remedy = _remedy_for_error(point, ranks, main_file)
-    if remedy is None:
+    raising = _raising_rank(point, ranks)
+    if raising is None:
         remedy = f"{_remedy(point, text, line)}: `{text}`"
+        explained = replace(finding, message="\n".join(message), help=(remedy,))
+        return with_branch(explained, point.line, own)
+    rank, error = raising
+    at_line = line_text(error, main_file)
+    remedy = f"fix the error that rank {rank} raises at {at_line}: `{source_text(*error)}`"
     explained = replace(finding, message="\n".join(message), help=(remedy,))
-    return with_branch(explained, point.line, own)
+    return with_branch(explained, error, rank)
 
 
 def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH) -> Finding:
@@ -213,13 +218,11 @@ def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH
     return replace(finding, places=(place, *finding.places))
 
 
-def _remedy_for_error(point: DivergencePoint, ranks: tuple[int, int], main_file: str) -> str | None:
-    """What to do if one rank goes on to a line that raises an error; None if none does."""
+def _raising_rank(point: DivergencePoint, ranks: tuple[int, int]) -> tuple[int, TracedLine] | None:
+    """The rank that goes on to a line that raises an error, and this line; None if none does."""
     for rank, following in zip(ranks, (point.own_next, point.other_next), strict=True):
-        text = source_text(*following)
-        if text.startswith("raise"):
-            line = line_text(following, main_file)
-            return f"fix the error that rank {rank} raises at {line}: `{text}`"
+        if source_text(*following).startswith("raise"):
+            return rank, following
     return None
 
 

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.script_capture.hub.state import RankProcess
+from distsim.script_capture.protocol.message_types import ProcessExit
 from distsim.script_capture.rank.line_trace import LineTrace, TracedLine
 from distsim.script_capture.result.divergence_point import (
     divergent_finding,
     find_divergence,
+    waits_for_failed_rank,
     with_divergence,
 )
 
@@ -271,6 +274,27 @@ def test_messages_and_other_findings_are_not_examined() -> None:
     for place in (reduce, wait):
         known = Finding("DS302", "error", "", (0,), awaited=(1,), places=(place,))
         assert divergent_finding([known]) is known
+
+
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        (ProcessExit("raised", 1, "RuntimeError: no compiler"), True),
+        (ProcessExit("exited", 1), True),
+        (ProcessExit("exited", 0), False),
+        (ProcessExit("ended"), False),
+        (None, False),
+    ],
+)
+def test_an_error_of_the_awaited_rank_is_the_cause_not_its_branch(
+    end: ProcessExit | None, failed: bool
+) -> None:
+    """As in `if rank == 0: build()` before a barrier, where build() raises."""
+    finding = Finding("DS303", "error", "blocked", (1,), awaited=(0,))
+    ranks = {0: RankProcess(1, rank=0, ended=end), 1: RankProcess(2, rank=1)}
+
+    assert waits_for_failed_rank([finding], ranks) is failed
+    assert waits_for_failed_rank([], ranks) is False
 
 
 def test_a_trace_holds_no_library_lines_and_survives_its_tracer(tmp_path: Path) -> None:

@@ -289,6 +289,23 @@ def test_a_command_line_is_parsed_like_by_its_launcher(words, ranks, nodes, tmp_
 
 
 @pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("torchrun -m train -- --depth 4", ("--depth", "4")),
+        ("torchrun train.py -- -- --depth 4", ("--", "--depth", "4")),
+        ("accelerate launch train.py -- --depth 4", ("--depth", "4")),
+        ("torchrun train.py --depth 4 -- x", ("--depth", "4", "--", "x")),
+        ("python train.py -- --depth 4", ("--", "--depth", "4")),
+    ],
+)
+def test_launchers_drop_two_hyphens_behind_the_program(words, arguments, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_command(words.split()).target.args == arguments
+
+
+@pytest.mark.parametrize(
     "words", ["", "python", "python -c 1", "nothing.py", "-m nothing_at_all", "torchrun"]
 )
 def test_a_command_that_starts_no_program_is_refused_with_an_example(words):

@@ -116,6 +116,16 @@ def divergent_finding(findings: Sequence[Finding]) -> Finding | None:
     return first if len(compared_ranks(first)) == 2 else None
 
 
+def waits_for_failed_rank(findings: Sequence[Finding], ranks: Mapping[int, RankProcess]) -> bool:
+    """Whether the first finding is about ranks that wait for one that failed.
+
+    Then the error is the cause, not the branch in which it happened: without the error, the rank
+    might have made the awaited call after the branch, as in `if rank == 0: build()`.
+    """
+    ends = [ranks[rank].ended for rank in findings[0].awaited if rank in ranks] if findings else []
+    return any(end is not None and (end.how == "raised" or end.code != 0) for end in ends)
+
+
 def kind_of(op: str) -> str:
     """The kind of an operation; "" for what is none."""
     operation = OPERATIONS.get(op)
@@ -277,4 +287,10 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-__all__ = ["DivergencePoint", "divergent_finding", "find_divergence", "with_divergence"]
+__all__ = [
+    "DivergencePoint",
+    "divergent_finding",
+    "find_divergence",
+    "waits_for_failed_rank",
+    "with_divergence",
+]

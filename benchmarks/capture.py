@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-from distsim.script_capture.launch.rank_process import CaptureTarget
 
 DDP = """\
 import torch, torch.distributed as dist

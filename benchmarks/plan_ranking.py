@@ -22,7 +22,7 @@ from benchmarks.training_steps import cluster_of, gpu_of, number, scenario_of
 from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cost import CostModel
 from distsim.planning.estimate import StepEstimator
-from distsim.planning.rank_timer import EntryPrices
+from distsim.planning.rank_timer import EntryCosts
 from distsim.scenario.format.reading.strategy_expansion import validated_strategies
 from distsim.scenario.strategies.training_step.transformer import Transformer
 
@@ -54,7 +54,7 @@ def step_s(row: dict[str, str]) -> float:
     one, context = validated_strategies(scenario_of(row, count).written)[0]
     assert isinstance(one, Transformer)
     cost = CostModel(cluster_from(cluster_of(row)), context.world_size, context.ranks_per_node)
-    return StepEstimator(one, context, EntryPrices(cost, context.mesh), {}).step().makespan_ns / 1e9
+    return StepEstimator(one, context, EntryCosts(cost, context.mesh), {}).step().makespan_ns / 1e9
 
 
 def main() -> None:

@@ -36,8 +36,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.testing._internal.common_distributed import TEST_SKIPS  # noqa: E402
 from torch.testing._internal.distributed import distributed_test as suite  # noqa: E402
 
+from distsim.script_capture.launch.capture_target import CaptureTarget  # noqa: E402
 from distsim.script_capture.launch.parent_process import CapturedRun, CaptureRunOptions, run_capture  # noqa: E402
-from distsim.script_capture.launch.rank_process import CaptureTarget  # noqa: E402
 
 SKIPS = {skip.exit_code for skip in TEST_SKIPS.values()}
 

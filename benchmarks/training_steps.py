@@ -53,7 +53,7 @@ from distsim.hardware.cluster import cluster_from
 from distsim.hardware.cluster.presets import PRESETS
 from distsim.hardware.cost import CostModel
 from distsim.planning.estimate import StepEstimator
-from distsim.planning.rank_timer import EntryPrices
+from distsim.planning.rank_timer import EntryCosts
 from distsim.scenario import Scenario
 from distsim.scenario.strategies.base import ExpansionContext
 from distsim.scenario.strategies.training_step.transformer import Transformer
@@ -255,7 +255,7 @@ def _timed_s(row: dict[str, str], micro_batches: int) -> float:
     refused = train.refuse(context)
     if refused:
         raise UsageError(refused[0][1])
-    return StepEstimator(train, context, EntryPrices(cost, mesh), {}).step().makespan_ns / 1e9
+    return StepEstimator(train, context, EntryCosts(cost, mesh), {}).step().makespan_ns / 1e9
 
 
 def _makespan_s(row: dict[str, str], micro_batches: int) -> float:

@@ -138,7 +138,7 @@ class _OpenRequests:
         if kind == _WORK or not self.request_filter.can_matter(row):
             return False
         if kind == _COLLECTIVE:
-            needs_others = self.conditions.early.get(row) != ()
+            needs_others = self.conditions.partial_waits.get(row) != ()
         else:
             needs_others = int(self.conditions.need[row]) >= 0
         return needs_others and len(self._arriving_partners(row)) > 0
@@ -165,8 +165,9 @@ class _OpenRequests:
         """In a collective that releases members one by one, the rows that need this row."""
         if self.linked.kind[row] != _COLLECTIVE:
             return []
-        early = self.conditions.early
-        return [member for member in self._arriving_partners(row) if row in early.get(member, ())]
+        partial_waits = self.conditions.partial_waits
+        members = self._arriving_partners(row)
+        return [member for member in members if row in partial_waits.get(member, ())]
 
     def fully_withdrawn(self, withdrawn: Sequence[WithdrawnRow]) -> set[int]:
         """The rows that are withdrawn from all their partners."""

@@ -22,18 +22,16 @@ from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.call_mismatch import CallMismatch, message_mismatch, sequence_mismatch
 from distsim.checker.matching.channel_layout import ChannelLayout
 from distsim.checker.reading_result import ReadingResult
-from distsim.common.arrays import IntArray, sorted_union
+from distsim.common.arrays import BoolArray, IntArray, sorted_union
 from distsim.common.records import dataclass
 from distsim.findings.final_state import FinalState, RankEnd
 from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.completion import CompletionConditions, WithdrawnRow
 from distsim.semantics.form.instructions import (
-    KIND_COLLECTIVE,
-    KIND_RECEIVE,
-    KIND_SEND,
     CompilationUnit,
     ExitRank,
     LaunchPart,
+    PartKind,
     WaitForRows,
 )
 from distsim.semantics.form.linked_program import LinkedProgram
@@ -43,6 +41,8 @@ from distsim.semantics.local.blocked_ranks import blocked_state_of_run
 from distsim.semantics.local.rank_clocks import RunProgress
 from distsim.semantics.local.run import run_local_clocks
 
+# Plain integers: a comparison with a member of an enumeration is slow.
+_SEND, _RECEIVE, _COLLECTIVE, _ = (int(kind) for kind in PartKind)
 #: The readings that a single run can follow; `reading_result` explains them.
 Reading = Literal["rendezvous", "early", "buffered"]
 
@@ -79,14 +79,14 @@ class ContractProgram:
         them would release. A message may also wait behind a mismatch, or at the exit of its rank.
         """
         known_rules, other_rules = self._conditions(known), self._conditions(other)
-        if known_rules.early != other_rules.early:
+        if known_rules.partial_waits != other_rules.partial_waits:
             return False
         message_may_wait = (
             result.example("end").final_state.unreceived
             or len(result.mismatches) > 1
             or early_exit_ranks(self.linked)
         )
-        return not message_may_wait or bool((known_rules.ahead == other_rules.ahead).all())
+        return not message_may_wait or bool((known_rules.buffered == other_rules.buffered).all())
 
     @property
     def mismatch_rows(self) -> MismatchRows:
@@ -291,7 +291,7 @@ def early_exit_ranks(linked: LinkedProgram) -> list[int]:
             continue
         for rank in unit.ranks:
             rows = [linked.base[rank] + part.row for part in open_parts]
-            if any(map(request_filter.can_matter, rows)):
+            if request_filter.can_any_matter(rows):
                 found.append(rank)
     return sorted(found)
 
@@ -315,27 +315,38 @@ class OpenRequestFilter:
 
     def can_matter(self, row: int) -> bool:
         """Whether the loss of a row may change the result."""
-        if KIND_SEND <= self.linked.kind[row] <= KIND_RECEIVE:
-            return int(self.linked.channel[row]) in self._channels
-        instance = int(self.linked.instance[row])
-        if self.linked.kind[row] != KIND_COLLECTIVE or instance < 0:
+        return self.can_any_matter([row])
+
+    def can_any_matter(self, rows: Sequence[int]) -> bool:
+        """Whether the loss of one of some rows may change the result."""
+        linked = self.linked
+        chosen = np.array(rows, dtype=np.int64)
+        kind, instance = linked.kind[chosen], linked.instance[chosen]
+        is_message = (kind >= _SEND) & (kind <= _RECEIVE)
+        if self._channel_matters[linked.channel[chosen[is_message]]].any():
             return True
-        return instance in self._instances
+        is_in_collective = (kind == _COLLECTIVE) & (instance >= 0)
+        if not (is_message | is_in_collective).all():
+            return True
+        instances = instance[~is_message].tolist()
+        return bool(instances) and not self._instances.isdisjoint(instances)
 
     @cached_property
-    def _channels(self) -> set[int]:
-        """The channels of messages for which some rank waits, or whose sizes may differ."""
+    def _channel_matters(self) -> BoolArray:
+        """For each channel of messages, whether a rank waits for one or their sizes may differ."""
         linked = self.linked
-        messages = np.flatnonzero((linked.kind >= KIND_SEND) & (linked.kind <= KIND_RECEIVE))
+        messages = np.flatnonzero((linked.kind >= _SEND) & (linked.kind <= _RECEIVE))
         channel, signature = linked.channel[messages], linked.signature[messages]
         order = np.lexsort((signature, channel))
         channel, signature = channel[order], signature[order]
         changes = (channel[1:] == channel[:-1]) & (signature[1:] != signature[:-1])
-        found = set(channel[1:][changes].tolist())
-        found.update(linked.channel[self._waited_rows].tolist())
+        # One more, for rows without a channel (-1).
+        matters = np.zeros(linked.channel.max(initial=-1) + 2, dtype=np.bool_)
+        matters[channel[1:][changes]] = True
+        matters[linked.channel[self._waited_rows]] = True
         if linked.open_boxes.size:
-            found.update(channel.tolist())
-        return found
+            matters[channel] = True
+        return matters
 
     @cached_property
     def _waited_rows(self) -> IntArray:

@@ -212,9 +212,9 @@ class _LinkedRunner:
         """
         linked = self.linked.under(None, **options)
         conditions = self._conditions(linked)
-        if conditions.has_room:
+        if conditions.some_wait_for_space:
             return _outcome_of_end(linked, self.end(conditions), self.cost, self.max_states)
-        key = conditions.ahead.tobytes()
+        key = conditions.buffered.tobytes()
         if key not in self._by_buffered_sends:
             end = self.end(conditions)
             outcome = _outcome_of_end(linked, end, self.cost, self.max_states)
@@ -326,7 +326,11 @@ def _drops_requests(linked: LinkedProgram) -> bool:
 
 def has_any_source_receive(program: Program) -> bool:
     """Whether some receive accepts a message of any sender."""
-    return any(np.any(np.asarray(port.peer) < 0) for code in program.codes for port in code.ports)
+    return any(
+        np.any(np.asarray(endpoint.peer) < 0)
+        for code in program.codes
+        for endpoint in code.endpoints
+    )
 
 
 def _worst_outcome_and_ranks(end: ProgramEnd) -> tuple[str, tuple[int, ...]]:

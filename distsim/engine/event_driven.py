@@ -13,6 +13,7 @@ max(arrival of those it needs) + cost. Transfers that share links at the same ti
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from itertools import chain
 
 import numpy as np
 
@@ -538,15 +539,13 @@ class _EventDrivenEngine:
             for end in still.ends
         )
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
-        done = [(max([finished[row] for row in rows]), min(rows), rows) for rows in self.met_rows]
-        matches = tuple(rows for end, _, rows in sorted(done) if end >= 0)
+        matches = _matches_by_end(self.met_rows, finished)
         differ = tuple(
             (self._all_that_met(event), event.fields, event.outcome)
             for event in self.differ.values()
         )
         numbers, names = self.rules.linked.queue_names()
-        last_match = max((end for end, _, _ in done), default=0)
-        end_ns = max([0, *since, last_match, max(finished, default=0)])
+        end_ns = max([0, *since, max(finished, default=0)])
         return OrderedRun(
             self._columns(),
             FinalState(ends, blocked, still.unreceived),
@@ -585,3 +584,22 @@ class _EventDrivenEngine:
     def _is_undefined(self, rank: int) -> bool:
         instruction = self.rules.instruction(self.state, rank)
         return isinstance(instruction, BlockForever) and instruction.undefined
+
+
+def _matches_by_end(
+    met_rows: list[tuple[int, ...]], finished: list[int]
+) -> tuple[tuple[int, ...], ...]:
+    """Rows that matched, in the order in which the last of them finished.
+
+    Rows of which none has finished (-1) are omitted.
+    """
+    if not met_rows:
+        return ()
+    counts = np.fromiter(map(len, met_rows), dtype=np.int64)
+    rows = np.fromiter(chain.from_iterable(met_rows), dtype=np.int64)
+    begin = np.cumsum(counts) - counts
+    ends = np.maximum.reduceat(np.array(finished)[rows], begin)
+    firsts = np.minimum.reduceat(rows, begin)
+    order = np.lexsort((firsts, ends))
+    order = order[ends[order] >= 0]
+    return tuple(met_rows[number] for number in order.tolist())

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Final
 
 from distsim.engine.event_clock import EventClock
-from distsim.engine.link_sharing import ActiveFlow, FlowScheduler
+from distsim.engine.flow_progress import ActiveFlow
+from distsim.engine.link_sharing import FlowScheduler
 from distsim.engine.message_arrivals import MessageArrivals
 from distsim.engine.standalone_costs import StandaloneCostTable
 from distsim.hardware.cost import CostModel

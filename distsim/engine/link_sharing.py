@@ -16,96 +16,23 @@ reports when they finish.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import chain
-from math import ceil
 
 import numpy as np
 
 from distsim.engine.event_clock import EventClock
-from distsim.hardware.cost.max_min_fairness import NO_DEMAND, LinkPorts, PortDemand, fair_rates
+from distsim.engine.flow_progress import NO_SLOT, ActiveFlow, FloatArray, IntArray, ProgressTable
+from distsim.hardware.cost.max_min_fairness import (
+    NO_DEMAND,
+    LinkPorts,
+    PortDemand,
+    PortUses,
+    fair_rates_of_uses,
+)
 
-#: Tolerance for rounding errors, ns: a smaller remainder does not delay the end to the next ns.
-_ROUNDING_NS = 1e-6
-
-
-class ActiveFlow:
-    """A transfer, or a kernel (``is_work``; it uses no ports), that is in progress.
-
-    - ``remaining_ns``: how long it would still take alone, as of time ``since``; ``speed``: how
-      many ns of that pass per ns of simulated time (1.0: as if alone).
-    - ``moves_at``: when its bytes begin to move; ``is_sharing``: this time has been scheduled or
-      has passed, so the flow takes part in the sharing of its ports.
-    - ``overlapping``: for a transfer, the number of kernels that run on its ranks; for a kernel,
-      the number of transfers of its rank.
-    - ``end``: when it ends at its present speed; ``scheduled_end``: the time for which the clock
-      has an entry. The entry may be too early, never too late.
-    - ``rows``: rows that finish at ``end``; ``late_rows``: (row, earliest time of its finish).
-    - ``send``: the row of a message's send; -1 for other flows.
-    """
-
-    __slots__ = (
-        "began",
-        "cost_ns",
-        "demand",
-        "done",
-        "end",
-        "is_sharing",
-        "is_work",
-        "late_rows",
-        "moves_at",
-        "overlapping",
-        "ranks",
-        "remaining_ns",
-        "rows",
-        "scheduled_end",
-        "send",
-        "since",
-        "speed",
-    )
-
-    def __init__(
-        self,
-        rows: list[int],
-        demand: PortDemand,
-        ranks: tuple[int, ...],
-        now: int,
-        cost_ns: int,
-        moving_ns: int,
-    ) -> None:
-        """Start a flow that takes ``cost_ns`` alone; ``moving_ns`` of them grow with its bytes."""
-        self.rows = rows
-        self.demand = demand
-        self.ranks = ranks
-        self.began = now
-        self.cost_ns = cost_ns
-        self.remaining_ns = float(moving_ns)
-        self.speed = 1.0
-        self.is_work = False
-        self.done = False
-        self.moves_at = self.since = now + cost_ns - moving_ns
-        self.end = self.scheduled_end = now + cost_ns
-        self.is_sharing = False
-        self.late_rows: list[tuple[int, int]] = []
-        self.overlapping = 0
-        self.send = -1
-
-    def set_speed(self, speed: float, now: int) -> bool:
-        """Continue at a new speed; whether it then ends before the clock's entry for it."""
-        if speed == self.speed:
-            return False
-        # Not before `moves_at`: until then no bytes move, so a speed has no effect. This is
-        # max(self.since, min(now, self.end)), without the two calls: a large all-to-all comes here
-        # half a million times.
-        since = now if now < self.end else self.end
-        if since > self.since:
-            remaining_ns = self.remaining_ns - (since - self.since) * self.speed
-            self.remaining_ns = remaining_ns if remaining_ns > 0.0 else 0.0
-            self.since = since
-        else:
-            since = self.since
-        self.speed = speed
-        self.end = since + ceil(self.remaining_ns / speed - _ROUNDING_NS)
-        return self.end < self.scheduled_end
+#: The search for the transfers that are connected to one stops when it has found one of so many.
+_ENOUGH_CONNECTED = 8
 
 
 class FlowScheduler:
@@ -133,6 +60,8 @@ class FlowScheduler:
         self.overlap_slows = slowdowns != (1.0, 1.0)
         self._finish = finish
         self._arrive = arrive
+        #: The transfers that share ports and whose bytes move.
+        self._moving = ProgressTable()
         self._flows_at_port: dict[int, dict[ActiveFlow, None]] = {}
         self._transfers_of_rank: dict[int, dict[ActiveFlow, None]] = {}
         self._work_of_rank: dict[int, dict[ActiveFlow, None]] = {}
@@ -151,7 +80,8 @@ class FlowScheduler:
         """Start a message or a collective."""
         used = demand if moving_ns else NO_DEMAND
         flow = ActiveFlow(rows, used, ranks, self.clock.now, cost_ns, moving_ns)
-        self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
+        flow.at_end = partial(self._on_scheduled_end, flow)
+        self.clock.put(flow.end, flow.at_end)
         self._join_ports(flow)
         if self.overlap_slows:
             self._count_overlap_with_work(flow)
@@ -180,7 +110,8 @@ class FlowScheduler:
         flow = ActiveFlow([row], NO_DEMAND, (rank,), self.clock.now, cost_ns, cost_ns)
         flow.is_work = True
         self._work_of_rank.setdefault(rank, {})[flow] = None
-        self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
+        flow.at_end = partial(self._on_scheduled_end, flow)
+        self.clock.put(flow.end, flow.at_end)
         transfers = self._transfers_of_rank.get(rank, {})
         flow.overlapping = len(transfers)
         if flow.overlapping:
@@ -220,9 +151,10 @@ class FlowScheduler:
         # A flow that became faster has an earlier entry too, which finished it.
         if flow.done:
             return
-        if now < flow.end:
-            flow.scheduled_end = flow.end
-            self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
+        slot = flow.slot
+        end = flow.end if slot == NO_SLOT else int(self._moving.end[slot])
+        if now < end:
+            self._schedule_end(flow, end)
             return
         flow.done = True
         self._remove(flow)
@@ -236,11 +168,20 @@ class FlowScheduler:
             else:
                 self.clock.put(at_ns, row)
 
+    def _schedule_end(self, flow: ActiveFlow, end: int) -> None:
+        """Put an entry for the end of a flow into the clock."""
+        flow.scheduled_end = end
+        if flow.slot != NO_SLOT:
+            self._moving.scheduled_end[flow.slot] = end
+        self.clock.put(end, flow.at_end)
+
     def _remove(self, flow: ActiveFlow) -> None:
         """Remove a flow that has ended, and give its share to the flows that remain."""
         if flow.is_work:
             self._remove_work(flow)
             return
+        if flow.slot != NO_SLOT:
+            self._moving.leave(flow)
         for port in flow.demand.ports:
             at_port = self._flows_at_port[port]
             del at_port[flow]
@@ -273,7 +214,11 @@ class FlowScheduler:
     def _update_slowdown(self, flow: ActiveFlow) -> None:
         """Apply the slowdown of a flow for which overlap has begun or ended."""
         if flow.is_work:
-            self._set_speed(flow, 1.0 / self.work_slowdown if flow.overlapping else 1.0)
+            speed = 1.0 / self.work_slowdown if flow.overlapping else 1.0
+            # A new clock entry is needed only if it ends earlier: if it ends later, its present
+            # entry makes a new one.
+            if flow.set_speed(speed, self.clock.now):
+                self._schedule_end(flow, flow.end)
         elif self.transfer_slowdown != 1.0:
             self._share_from_first_byte(flow)
 
@@ -298,6 +243,8 @@ class FlowScheduler:
             return
         self._schedule_resharing()
         self._flows_to_reshare[flow] = None
+        if flow.slot == NO_SLOT:
+            self._moving.enter(flow)
 
     def _mark_port_for_sharing(self, port: int) -> None:
         """As `_mark_for_sharing`, for all transfers that move bytes through a port."""
@@ -312,80 +259,79 @@ class FlowScheduler:
         """Compute fair rates for the marked flows and all that are connected to them by ports."""
         flows, self._flows_to_reshare = self._flows_to_reshare, {}
         ports, self._ports_to_reshare = self._ports_to_reshare, {}
-        now = self.clock.now
-        seen: set[ActiveFlow] = set()
-        for flow in chain(flows, self._moving_flows(ports, now)):
-            if flow not in seen and not flow.done:
-                connected = self._connected_flows(flow, now)
-                seen.update(connected)
+        is_done = np.zeros(len(self._moving.flows), dtype=np.bool_)
+        for flow in chain(flows, self._moving_flows(ports)):
+            if flow.slot != NO_SLOT and not is_done[flow.slot]:
+                connected = self._connected_slots(flow)
+                is_done[connected] = True
                 self._set_fair_speeds(connected)
 
-    def _moving_flows(self, ports: Iterable[int], now: int) -> Iterator[ActiveFlow]:
+    def _moving_flows(self, ports: Iterable[int]) -> Iterator[ActiveFlow]:
         """For each port, one flow that moves bytes through it: the others are connected to it."""
         for port in ports:
             for flow in self._flows_at_port[port]:
-                if flow.moves_at <= now:
+                if flow.slot != NO_SLOT:
                     yield flow
                     break
 
-    def _connected_flows(self, first: ActiveFlow, now: int) -> list[ActiveFlow]:
-        """All flows with moving bytes that ports connect to a flow, directly or through others."""
+    def _connected_slots(self, first: ActiveFlow) -> IntArray:
+        """The slots of all moving transfers that ports connect to one, directly or through others.
+
+        If these are many, all moving transfers are returned, because computing the rates of all
+        takes less time than a complete search. The rates of those that are not connected stay the
+        same: they depend only on transfers that have not changed.
+        """
         found = {first: None}
         ports = list(first.demand.ports)
         seen_ports = set(ports)
         # The list grows while the loop runs.
         for port in ports:
             for flow in self._flows_at_port[port]:
-                if flow in found or flow.moves_at > now:
+                if flow in found or flow.slot == NO_SLOT:
                     continue
                 found[flow] = None
                 for other_port in flow.demand.ports:
                     if other_port not in seen_ports:
                         seen_ports.add(other_port)
                         ports.append(other_port)
-        return list(found)
+            if len(found) * _ENOUGH_CONNECTED >= self._moving.count:
+                return self._moving.slots()
+        return np.sort([flow.slot for flow in found])
 
-    def _set_fair_speeds(self, flows: list[ActiveFlow]) -> None:
-        """Give each of some connected flows its max-min fair rate."""
-        demands = [flow.demand for flow in flows]
-        rates_alone = limits = np.array([demand.rate for demand in demands])
-        if self.overlap_slows or self.ports.crossing:
-            limits = np.array([self._rate_limit(flow) for flow in flows])
+    def _set_fair_speeds(self, slots: IntArray) -> None:
+        """Give each of some transfers, with all that are connected to them, its max-min fair rate.
+
+        A new clock entry is needed only for those that end earlier: if a transfer ends later, its
+        present entry makes a new one.
+        """
+        moving = self._moving
+        demands = moving.demand[slots]
+        uses = moving.demands.uses(demands)
+        rates_alone = moving.demands.rates(demands)
+        limits = self._rate_limits(slots, uses, rates_alone)
         rates = limits
-        if len(flows) > 1:
-            rates = fair_rates(demands, self.ports.capacity, limits)
-        # Hot loop: a large all-to-all has 1 700 connected flows on average, of which three quarters
-        # change their speed. A method call for those that keep it would double its time.
-        for flow, speed in zip(flows, (rates / rates_alone).tolist(), strict=True):
-            if speed != flow.speed:
-                self._set_speed(flow, speed)
+        if len(slots) > 1:
+            rates = fair_rates_of_uses(uses, self.ports.capacity, limits)
+        for slot in moving.set_speeds(slots, rates / rates_alone, self.clock.now):
+            flow = moving.flows[slot]
+            if flow is not None:
+                self._schedule_end(flow, int(moving.end[slot]))
 
-    def _rate_limit(self, flow: ActiveFlow) -> float:
-        """The rate that a transfer could use if its ports were free.
+    def _rate_limits(self, slots: IntArray, uses: PortUses, rates_alone: FloatArray) -> FloatArray:
+        """The rates that transfers could use if their ports were free.
 
-        It falls while kernels run on its ranks, and while the threads of its processes move the
-        bytes of other transfers too (``ports.crossing``).
+        They fall while kernels run on their ranks, and while the threads of their processes move
+        the bytes of other transfers too (``ports.crossing``).
         """
-        slowdown = self.transfer_slowdown if flow.overlapping else 1.0
-        ports = self.ports
-        transfers_per_thread = 1
-        if ports.crossing:
-            threads = [port for port in flow.demand.ports if ports.is_thread(port)]
-            moving = [self._moving_at(port) for port in threads]
-            transfers_per_thread = max(moving, default=1)
-        return flow.demand.rate / (slowdown * (1.0 + (transfers_per_thread - 1) * ports.crossing))
-
-    def _moving_at(self, port: int) -> int:
-        """How many transfers move bytes through a port now."""
-        now = self.clock.now
-        return sum(flow.moves_at <= now for flow in self._flows_at_port[port])
-
-    def _set_speed(self, flow: ActiveFlow, speed: float) -> None:
-        """Change the speed of a flow.
-
-        A new clock entry is needed only if it ends earlier: if it ends later, its present entry
-        makes a new one.
-        """
-        if flow.set_speed(speed, self.clock.now):
-            flow.scheduled_end = flow.end
-            self.clock.put(flow.end, lambda: self._on_scheduled_end(flow))
+        slowdowns = np.ones(len(slots))
+        if self.transfer_slowdown != 1.0:
+            flows = [self._moving.flows[slot] for slot in slots.tolist()]
+            overlaps = [flow is not None and flow.overlapping > 0 for flow in flows]
+            slowdowns[overlaps] = self.transfer_slowdown
+        if self.ports.crossing:
+            is_thread = self.ports.are_threads(uses.port)
+            port, flow_of = uses.port[is_thread], uses.flow[is_thread]
+            transfers_per_thread = np.ones(len(slots), dtype=np.int64)
+            np.maximum.at(transfers_per_thread, flow_of, np.bincount(port)[port])
+            slowdowns *= 1.0 + (transfers_per_thread - 1) * self.ports.crossing
+        return rates_alone / slowdowns

@@ -135,11 +135,11 @@ def _fill_messages(run: RunProgress, posted: IntArray, columns: RunColumns) -> N
     columns.match[matched] = np.minimum(matched, other)
     columns.started[matched] = np.maximum(posted[matched], posted[other])
     columns.finished[matched] = conditions.message_ends(matched, posted)
-    if not conditions.ahead.any():
+    if not conditions.buffered.any():
         return
-    buffered = rows[conditions.ahead[rows] & (conditions.need[rows] == -1)]
-    room = conditions.room[buffered]
-    sent = buffered[(room < 0) | (posted[np.maximum(room, 0)] >= 0)]
+    buffered = rows[conditions.buffered[rows] & (conditions.need[rows] == -1)]
+    freed_by = conditions.freed_by[buffered]
+    sent = buffered[(freed_by < 0) | (posted[np.maximum(freed_by, 0)] >= 0)]
     columns.started[buffered] = columns.finished[buffered] = NEVER
     columns.started[sent] = columns.finished[sent] = conditions.message_ends(sent, posted)
 
@@ -153,19 +153,19 @@ def _fill_collectives(run: RunProgress, posted: IntArray, columns: RunColumns) -
     matched = rows[is_complete[linked.instance[rows]]]
     columns.match[matched] = first[linked.instance[matched]]
     done = matched
-    if run.early:
+    if run.partial_waits:
         # Such rows may be done before all members arrive, or not although all have arrived.
-        waits_for_all = [row for row in matched.tolist() if row not in run.early]
-        done_early = [row for row in rows.tolist() if _has_early_needs(run, row, posted)]
+        waits_for_all = [row for row in matched.tolist() if row not in run.partial_waits]
+        done_early = [row for row in rows.tolist() if _has_partners_posted(run, row, posted)]
         done = sorted_union(waits_for_all, done_early).astype(np.int64)
     latest = np.array(run.latest, dtype=np.int64)
     columns.started[done] = conditions.collective_starts(done, posted, latest)
-    columns.finished[done] = columns.started[done] + conditions.price[done]
+    columns.finished[done] = columns.started[done] + conditions.duration[done]
 
 
-def _has_early_needs(run: RunProgress, row: int, posted: IntArray) -> bool:
+def _has_partners_posted(run: RunProgress, row: int, posted: IntArray) -> bool:
     """Whether a row that does not wait for all members has what it needs."""
-    needs = run.early.get(row)
+    needs = run.partial_waits.get(row)
     return needs is not None and all(other >= 0 and posted[other] >= 0 for other in needs)
 
 

@@ -95,7 +95,7 @@ def _has_unreceived_message(
     conditions: CompletionConditions, started: IntArray, transfers: BoolArray
 ) -> bool:
     """Whether a buffered message has no receive, or one that never started."""
-    mate = conditions.mate[np.flatnonzero(transfers & conditions.ahead)]
+    mate = conditions.mate[np.flatnonzero(transfers & conditions.buffered)]
     return bool(((mate < 0) | (started[np.maximum(mate, 0)] < 0)).any())
 
 
@@ -114,7 +114,7 @@ def _messages_are_sequential(
         return False
     sends = rows if kind is PartKind.SEND else mate
     begin = started[sends]
-    end = begin + conditions.price[rows]
+    end = begin + conditions.duration[rows]
     rank = linked.rank[rows]
     if kind is PartKind.SEND and rows.size and int(started[mate].min()) < 0:
         return False
@@ -143,9 +143,9 @@ def _spans(conditions: CompletionConditions, columns: RunColumns, transfers: Boo
     receives = np.flatnonzero(transfers & (linked.kind == PartKind.RECEIVE) & has_mate)
     begin[receives] = begin[conditions.mate[receives]]
     messages = np.flatnonzero(transfers & (linked.kind <= PartKind.RECEIVE))
-    end[messages] = begin[messages] + conditions.price[messages]
+    end[messages] = begin[messages] + conditions.duration[messages]
     rows = np.flatnonzero(transfers & (linked.kind == PartKind.COLLECTIVE))
-    if rows.size and (conditions.early or conditions.uneven):
+    if rows.size and (conditions.partial_waits or conditions.uneven):
         # Members may start or finish at different times: use the time of all of them.
         instance, count = linked.instance[rows], len(linked.members)
         first_begin = np.full(count, np.iinfo(np.int64).max)

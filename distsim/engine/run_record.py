@@ -325,7 +325,7 @@ def _call_columns(
     program: Program, code: SharedCode, call: CodeCall, table: _TextTables
 ) -> dict[str, Vec]:
     buffers = call.fields.get("inputs") or call.fields.get("outputs") or ()
-    port = code.ports[call.port] if call.port >= 0 else None
+    endpoint = code.endpoints[call.endpoint] if call.endpoint >= 0 else None
     if call.op == "compute":
         queue = call.fields.get("queue") or "compute"
     else:
@@ -333,8 +333,8 @@ def _call_columns(
     return {
         "op": table("op", call.op),
         "group": code.groups[call.group] if call.group >= 0 else 0,
-        "peer": call.fields.get("root", -1) if port is None else port.peer,
-        "tag": 0 if port is None else port.tag,
+        "peer": call.fields.get("root", -1) if endpoint is None else endpoint.peer,
+        "tag": 0 if endpoint is None else endpoint.tag,
         "nbytes": call.nbytes,
         "dtype": table("dtype", buffers[0].dtype if buffers else ""),
         "reduce_op": table("reduce_op", call.fields.get("reduce_op") or ""),

@@ -100,7 +100,7 @@ def _run_with_local_clocks(
         done = run_local_clocks(linked, CompletionConditions(linked, cost))
         columns = fill_columns(done)
         # Members that name different roots split a collective into parts, which share links.
-        roots_differ = bool(mismatches.early) and cost.cluster.shared_links
+        roots_differ = bool(mismatches.partial_wait_rows) and cost.cluster.shared_links
         shares_links = roots_differ or _may_share_links(done, columns, mismatches, cost)
         times_out = _exceeds_timeout(program, profile, columns)
         too_large = program.call_count > MAX_SHARED_LINK_CALLS
@@ -112,7 +112,7 @@ def _run_with_local_clocks(
             return replace(run, alone=shares_links)
     if is_folded:
         needs_all_ranks = order_matters or times_out or roots_differ or exits_matter
-        if needs_all_ranks or not shared or mismatches.early:
+        if needs_all_ranks or not shared or mismatches.partial_wait_rows:
             raise FoldingError
     return None
 
@@ -139,7 +139,7 @@ def _never_overlaps(
         return False
     if any(np.any(group) for code in program.codes for group in code.groups):
         return False  # a group other than the world
-    return not mismatches.early and not conditions.uneven
+    return not mismatches.partial_wait_rows and not conditions.uneven
 
 
 def _exceeds_timeout(program: Program, profile: BackendProfile, columns: RunColumns) -> bool:

@@ -37,8 +37,8 @@ def may_exceed_timeout(run: RunProgress, shared: bool = False) -> bool:
         return True
     clocks = (run.posted, run.ended, run.returned, run.latest, [host.clock for host in run.hosts])
     end = max(int(np.max(np.asarray(column), initial=0)) for column in clocks)
-    prices = run.conditions.price
-    longest = 2 * int(prices.sum()) if shared else int(np.max(prices, initial=0))
+    durations = run.conditions.duration
+    longest = 2 * int(durations.sum()) if shared else int(np.max(durations, initial=0))
     return end + longest > _shortest_timeout_ns(linked.program, linked.profile)
 
 

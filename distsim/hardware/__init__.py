@@ -1,5 +1,5 @@
 """Clusters as data, and the cost of compute and communication on them.
 
-This package knows operations only through the protocol PricedOperation and the collective
+This package knows operations only through the protocol CostedOperation and the collective
 algorithms.
 """

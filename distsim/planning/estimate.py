@@ -29,7 +29,7 @@ from distsim.planning.rank_timer import (
     LAUNCH,
     MATRIX_PRODUCTS,
     MEMORY,
-    EntryPrices,
+    EntryCosts,
     RankTimer,
 )
 from distsim.scenario.strategies.base import Entry, ExpansionContext
@@ -85,12 +85,12 @@ class StepEstimator(TransformerStepWriter):
         self,
         train: TransformerFields,
         context: ExpansionContext,
-        prices: EntryPrices,
+        entry_costs: EntryCosts,
         cache: EstimateCache,
         schedules: EstimateCache | None = None,
     ) -> None:
         super().__init__(train, context)
-        self.prices = prices
+        self.entry_costs = entry_costs
         self.cache = cache
         self.schedules = {} if schedules is None else schedules
 
@@ -163,7 +163,7 @@ class StepEstimator(TransformerStepWriter):
 
     def _run_without_pipeline(self, micro_batches: int) -> StepTime:
         self.train = self.train.model_copy(update={"micro_batches": micro_batches})
-        timer = RankTimer(self.prices).run(self.step_without_pipeline().steps)
+        timer = RankTimer(self.entry_costs).run(self.step_without_pipeline().steps)
         end_ns = max([timer.host, timer.current, *timer.communicators.values()])
         # What comes after the current stream is either the host or communication.
         last_category = LAUNCH if end_ns == timer.host else DATA
@@ -286,8 +286,8 @@ class StepEstimator(TransformerStepWriter):
         It is taken as equal for all ranks that they represent, although machines may end between
         some of these.
         """
-        members = self.prices.members(self.train.axis("pipeline", self.context))
-        return self.prices.message(members[a], members[b], nbytes)
+        members = self.entry_costs.members(self.train.axis("pipeline", self.context))
+        return self.entry_costs.message(members[a], members[b], nbytes)
 
     def _pass_time(self, word: str) -> EntriesTime:
         """The forward or backward pass of one layer, of the head, or of the embedding."""
@@ -301,7 +301,7 @@ class StepEstimator(TransformerStepWriter):
             self.train.loss_parallel,
             self.train.tensor_overlap,
             self.train.expert_dispatch,
-            self.prices.inside((self.tensor_axis, self.context_axis, self.expert_axis)),
+            self.entry_costs.inside((self.tensor_axis, self.context_axis, self.expert_axis)),
         )
         if key not in self.cache:
             entries_of = {
@@ -330,15 +330,15 @@ class StepEstimator(TransformerStepWriter):
         for entry in entries:
             fields = entry.get("all_to_all_single")
             if isinstance(fields, dict) and "as" in fields:
-                exchanges_ns += self.prices.collective("all_to_all_single", fields).ns
+                exchanges_ns += self.entry_costs.collective("all_to_all_single", fields).ns
         hidden_ns = max(exchanges_ns - time.spent[str(self.expert_axis)], 0)
-        extra_ns = round(hidden_ns * (1 - 1 / self.prices.cost.cluster.device.overlap_compute))
+        extra_ns = round(hidden_ns * (1 - 1 / self.entry_costs.cost.cluster.device.overlap_compute))
         spent = time.spent + Counter({MATRIX_PRODUCTS: extra_ns})
         return EntriesTime(time.device_ns + extra_ns, time.host_ns, spent)
 
     def _time_of(self, entries: Sequence[Entry]) -> EntriesTime:
         """The time of entries alone. The host's time is separate, because the host runs ahead."""
-        timer = RankTimer(self.prices).run(entry for entry in entries if not _is_host(entry))
+        timer = RankTimer(self.entry_costs).run(entry for entry in entries if not _is_host(entry))
         return EntriesTime(timer.current, sum(map(_host_ns, entries)), timer.spent)
 
     def _pass(self, word: str, stage: int) -> MicroBatchPass:
@@ -406,7 +406,9 @@ class StepEstimator(TransformerStepWriter):
 
         This is so if the ranks of a sequence are the only replicas; then both take turns.
         """
-        timer = RankTimer(self.prices, with_host=False).run(self.reducing_backward_of_stage(stage))
+        timer = RankTimer(self.entry_costs, with_host=False).run(
+            self.reducing_backward_of_stage(stage)
+        )
         layers = max(whole.layers, 1)
         tail_ns = max([timer.current, *timer.communicators.values()]) - timer.current
         layer_ns, rest_ns = divmod(timer.current - whole.before_ns, layers)
@@ -438,24 +440,24 @@ class StepEstimator(TransformerStepWriter):
 
     def _sum_copies(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
         """DualPipe: both ranks of a stage sum the shards of their gradients."""
-        members = self.prices.members(self.train.axis("pipeline", self.context))
+        members = self.entry_costs.members(self.train.axis("pipeline", self.context))
         for first, second in zip(ranks[: len(ranks) // 2], reversed(ranks), strict=False):
             pair = (members[first.number], members[second.number])
             for entry in self.sum_copies(self.schedule.stages_of(first.number)):
                 fields = cast("dict[str, Any]", entry["all_reduce"])
-                ns = self.prices.collective_ns("all_reduce", fields, pair)
+                ns = self.entry_costs.collective_ns("all_reduce", fields, pair)
                 self._meet((first, second), ns, spent)
 
     def _synchronize_ranks(self, ranks: Sequence[PipelineRankClock], spent: Counter[str]) -> None:
         """Collectives among ranks of the pipeline: tied embeddings, and the norm."""
         if self.has_tied_embedding_copies:
-            members = self.prices.members(self.train.axis("pipeline", self.context))
+            members = self.entry_costs.members(self.train.axis("pipeline", self.context))
             first_and_last = (members[0], members[-1])
             entry = next(
                 entry for entry in self.reduce_tied_embeddings((0,)) if "all_reduce" in entry
             )
             fields = cast("dict[str, Any]", entry["all_reduce"])
-            ns = self.prices.collective_ns("all_reduce", fields, first_and_last)
+            ns = self.entry_costs.collective_ns("all_reduce", fields, first_and_last)
             self._meet((ranks[0], ranks[-1]), ns, spent)
         for entry in self.reduce_gradient_norm():
             self._meet(ranks, self._time_of([entry]).device_ns, spent)

@@ -18,7 +18,7 @@ from distsim.hardware.cost.prediction_range import COMPUTE_RANGE, communication_
 from distsim.planning.estimate import NORM, PIPELINE, EstimateCache, StepEstimator, StepTime
 from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout
 from distsim.planning.pipeline_timer import PipelineHang
-from distsim.planning.rank_timer import LAUNCH, MATRIX_PRODUCTS, MEMORY, EntryPrices
+from distsim.planning.rank_timer import LAUNCH, MATRIX_PRODUCTS, MEMORY, EntryCosts
 
 #: Mesh axes whose exposed communication has its own key in `LayoutResult.shares`. The other keys
 #: are matrix products, work bound by memory bandwidth, launches of the host, waiting for other
@@ -170,7 +170,7 @@ class LayoutEvaluator:
         return StepEstimator(
             self.request.fields(layout),
             self.request.context(layout),
-            EntryPrices(self.cost, layout.mesh, factors),
+            EntryCosts(self.cost, layout.mesh, factors),
             cache,
             self.schedules,
         )

@@ -16,7 +16,7 @@ from distsim.common import units
 from distsim.common.errors import InternalError
 from distsim.common.expressions import Expression, parse_expression
 from distsim.hardware.cost import CostModel
-from distsim.hardware.cost.link_loads import PricedOperation
+from distsim.hardware.cost.link_loads import CostedOperation
 from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.operations.registry import OPERATIONS
 from distsim.scenario.strategies.base import Entry, GroupRef
@@ -25,14 +25,14 @@ from distsim.scenario.strategies.base import Entry, GroupRef
 MATRIX_PRODUCTS, MEMORY, LAUNCH = "products", "memory", "launch"
 
 
-class PricedEntry(NamedTuple):
+class EntryCost(NamedTuple):
     """The cost of a compute or a collective. ``kind``: the category of its time."""
 
     kind: str
     ns: int
 
 
-class EntryPrices:
+class EntryCosts:
     """Costs of entries on one mesh. ``mesh``: the axes, the outermost first.
 
     ``factors``: on the costs of compute and of communication, to estimate ranges.
@@ -71,31 +71,31 @@ class EntryPrices:
             return tuple(self.mesh)
         return (group,) if isinstance(group, str) else tuple(group)
 
-    def compute(self, fields: Mapping[str, Any]) -> PricedEntry:
+    def compute(self, fields: Mapping[str, Any]) -> EntryCost:
         """The cost of a compute that states a time, flops or bytes."""
         if "time" in fields:
-            return PricedEntry(LAUNCH, units.parse_duration_ns(fields["time"]))
+            return EntryCost(LAUNCH, units.parse_duration_ns(fields["time"]))
         kernels = fields.get("kernels", 1)
         if "flops" in fields:
             flops = units.parse_flops(fields["flops"])
             ns = self.cost.compute_ns(0, flops, 0.0, fields["dtype"], kernels)
-            return PricedEntry(MATRIX_PRODUCTS, round(self.factors[0] * ns))
+            return EntryCost(MATRIX_PRODUCTS, round(self.factors[0] * ns))
         nbytes = float(units.parse_size_bytes(fields["bytes"]))
         ns = self.cost.compute_ns(0, 0.0, nbytes, kernels=kernels)
-        return PricedEntry(MEMORY, round(self.factors[0] * ns))
+        return EntryCost(MEMORY, round(self.factors[0] * ns))
 
-    def collective(self, op: str, fields: Mapping[str, object]) -> PricedEntry:
+    def collective(self, op: str, fields: Mapping[str, object]) -> EntryCost:
         """The cost of a collective. ``kind``: an axis, several joined by `+`, or `world`."""
         group = _entry_group(fields.get("group"))
         kind = "world" if group is None else "+".join(self._axes(group))
-        return PricedEntry(kind, self.collective_ns(op, fields, self.members(group)))
+        return EntryCost(kind, self.collective_ns(op, fields, self.members(group)))
 
     def collective_ns(self, op: str, fields: Mapping[str, Any], ranks: tuple[int, ...]) -> int:
         """The time of a collective among these ranks."""
         larger_side = "output" if op.startswith("all_gather") else "input"
         tensor = fields.get("tensor") or fields[larger_side]
         nbytes = tensor["shape"][0] * DTYPE_BYTES[tensor["dtype"]]
-        operation = cast("type[PricedOperation]", OPERATIONS[op])
+        operation = cast("type[CostedOperation]", OPERATIONS[op])
         return round(self.factors[1] * self.cost.collective_ns(operation, ranks, nbytes))
 
     def message(self, src: int, dst: int, nbytes: int) -> int:
@@ -114,14 +114,14 @@ class RankTimer:
     collectives. ``with_host=False`` ignores the host's work.
     """
 
-    def __init__(self, prices: EntryPrices, with_host: bool = True) -> None:
-        self.prices = prices
+    def __init__(self, entry_costs: EntryCosts, with_host: bool = True) -> None:
+        self.entry_costs = entry_costs
         self.with_host = with_host
         self.host = self.current = 0
         self.communicators: dict[str, int] = {}
         self.handles: dict[str, tuple[str, int]] = {}
         self.spent: Counter[str] = Counter()
-        self._costs: dict[int, PricedEntry] = {}  # by the id of the entry
+        self._costs: dict[int, EntryCost] = {}  # by the id of the entry
         # The ids stay valid only as long as the entries exist.
         self._costed_entries: list[Entry] = []
 
@@ -153,13 +153,13 @@ class RankTimer:
         for k in range(fields["times"]):
             self.run(fields["steps"], {**names, index: k} if index else names)
 
-    def _cost(self, entry: Entry, op: str, fields: Mapping[str, object]) -> PricedEntry:
+    def _cost(self, entry: Entry, op: str, fields: Mapping[str, object]) -> EntryCost:
         cost = self._costs.get(id(entry))
         if cost is None:
             if op == "compute":
-                cost = self.prices.compute(fields)
+                cost = self.entry_costs.compute(fields)
             else:
-                cost = self.prices.collective(op, fields)
+                cost = self.entry_costs.collective(op, fields)
             self._costs[id(entry)] = cost
             self._costed_entries.append(entry)
         return cost
@@ -188,14 +188,14 @@ class RankTimer:
         else:
             self._start_collective(_handle_name(handle, names), cost)
 
-    def _run_collective(self, cost: PricedEntry) -> None:
+    def _run_collective(self, cost: EntryCost) -> None:
         """A blocking collective occupies the current stream and its communicator."""
         self._wait_for_launch()
         self._advance(cost.kind, self.communicators.get(cost.kind, 0))
         self._advance(cost.kind, self.current + cost.ns)
         self.communicators[cost.kind] = self.current
 
-    def _start_collective(self, handle: str, cost: PricedEntry) -> None:
+    def _start_collective(self, handle: str, cost: EntryCost) -> None:
         """An asynchronous collective starts when its input and its communicator are ready."""
         start_ns = max(self.host, self.current, self.communicators.get(cost.kind, 0))
         self.communicators[cost.kind] = start_ns + cost.ns
@@ -229,4 +229,4 @@ def _parsed_expression(text: str) -> Expression:
     return parse_expression(text)
 
 
-__all__ = ["LAUNCH", "MEMORY", "MATRIX_PRODUCTS", "RankTimer", "PricedEntry", "EntryPrices"]
+__all__ = ["LAUNCH", "MEMORY", "MATRIX_PRODUCTS", "RankTimer", "EntryCost", "EntryCosts"]

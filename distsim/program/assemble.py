@@ -3,7 +3,7 @@
 All ways to a `Program` end here: lowering a scenario (`distsim.program.lower`), plain lists of
 calls (`distsim.program.from_calls`), captured scripts and replayed traces.
 
-Key idea: validity, port, bytes and signature of a call are found once for each distinct set of
+Key idea: validity, endpoint, bytes and signature of a call are found once for each distinct set of
 arguments, on resolved calls, with the rules of the operation (`Operation.faults`, `nbytes`,
 `agreement`).
 """
@@ -45,7 +45,7 @@ _NO_SIGNATURE = -1
 class CheckedCallFacts(NamedTuple):
     """What is known of a call once it is checked; ``invalid`` as in `CodeCall`."""
 
-    port: int
+    endpoint: int
     nbytes: Vec
     signature: Vec
     invalid: tuple[BoolVector, str] | None
@@ -68,15 +68,15 @@ class CodeBuilder:
         self.vector = np.array(self.ranks, dtype=np.int64)
         self.calls: list[CodeCall] = []
         self.guards: list[BoolVector | None] = []
-        self.ports: list[ChannelEndpoint] = []
+        self.endpoints: list[ChannelEndpoint] = []
         self.groups: list[Vec] = []
-        self._port_numbers: dict[Hashable, int] = {}
+        self._endpoint_numbers: dict[Hashable, int] = {}
         self._group_numbers: dict[Hashable, int] = {}
         self._facts_of_valid_calls: dict[Hashable, CheckedCallFacts] = {}
         self._key = VectorKeys()
         self._checker = CallChecker(tables, self.vector)
 
-    # --- indices of groups and ports ---
+    # --- indices of groups and endpoints ---
     def group_index(self, group: Vec) -> int:
         """The number of a group in the tables."""
         key = self._key(group)
@@ -85,13 +85,13 @@ class CodeBuilder:
             self.groups.append(group)
         return self._group_numbers[key]
 
-    def port(self, peer: Vec, group: int, tag: Vec) -> int:
+    def endpoint(self, peer: Vec, group: int, tag: Vec) -> int:
         """The number of a (peer, group, tag) combination."""
         key = (self._key(peer), group, self._key(tag))
-        if key not in self._port_numbers:
-            self._port_numbers[key] = len(self.ports)
-            self.ports.append(ChannelEndpoint(peer, group, tag))
-        return self._port_numbers[key]
+        if key not in self._endpoint_numbers:
+            self._endpoint_numbers[key] = len(self.endpoints)
+            self.endpoints.append(ChannelEndpoint(peer, group, tag))
+        return self._endpoint_numbers[key]
 
     # --- calls ---
     def append(self, call: CodeCall, guard: BoolVector | None = None) -> None:
@@ -104,11 +104,11 @@ class CodeBuilder:
         has_guards = any(guard is not None for guard in self.guards)
         guards = self.guards if has_guards else None
         return SharedCode(
-            self.ranks, self.calls, self.ports, self.groups, guards, tuple(iterations)
+            self.ranks, self.calls, self.endpoints, self.groups, guards, tuple(iterations)
         )
 
     def make(self, draft: CallDraft, requests: CallRequests = NO_REQUESTS) -> CodeCall:
-        """Check a draft, and give it port, signature and bytes.
+        """Check a draft, and give it endpoint, signature and bytes.
 
         Facts of valid calls are reused. An invalid call is checked each time, because every site
         needs a finding of its own.
@@ -124,7 +124,7 @@ class CodeBuilder:
             draft.site,
             draft.is_async,
             self.group_index(draft.group),
-            facts.port,
+            facts.endpoint,
             facts.nbytes,
             facts.signature,
             *requests,
@@ -158,13 +158,19 @@ class CodeBuilder:
             self._checker.check_partners(draft)
         # A call without a process group (DS108) has arguments that can be resolved all the same.
         unresolvable = self._checker.invalid_rows(draft, ignored_code="DS108")
-        port = NO_INDEX if draft.peer is None else self.port(draft.peer, group, draft.tag)
+        endpoint = NO_INDEX if draft.peer is None else self.endpoint(draft.peer, group, draft.tag)
         call = CodeCall(
-            row.op, draft.site, draft.is_async, group, port, parts=draft.parts, fields=draft.fields
+            row.op,
+            draft.site,
+            draft.is_async,
+            group,
+            endpoint,
+            parts=draft.parts,
+            fields=draft.fields,
         )
         # Finds further invalid rows, so it has to come before they are summed up.
         nbytes, signature = self._bytes_and_signature(draft, call, unresolvable)
-        return CheckedCallFacts(port, nbytes, signature, self._reported_invalid(draft))
+        return CheckedCallFacts(endpoint, nbytes, signature, self._reported_invalid(draft))
 
     def _reported_invalid(self, draft: CallDraft) -> tuple[BoolVector, str] | None:
         """The rows that raise, with the first reason; each row is reported for its first reason."""
@@ -192,7 +198,7 @@ class CodeBuilder:
         rows = np.flatnonzero(self._checker.guarded_rows(draft) & ~unresolvable)
         vectors = _varying_arguments(draft, self.vector)
         sizes = self.tables.sizes(draft.group)
-        code = SharedCode(self.ranks, [], self.ports, self.groups)
+        code = SharedCode(self.ranks, [], self.endpoints, self.groups)
         if len(rows) > 1 and not vectors and isinstance(sizes, int):
             # All rows have the same arguments, so the first one speaks for the others.
             facts = self._row_facts(draft, code, call, int(rows[0]))

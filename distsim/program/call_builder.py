@@ -41,7 +41,7 @@ NO_REQUESTS = CallRequests()
 
 @dataclass
 class CallDraft:
-    """A call before its validity, port and signature are known: vectors over its code's ranks."""
+    """A call without validity, endpoint and signature: vectors over its code's ranks."""
 
     row: type[Operation]
     site: int
@@ -102,7 +102,7 @@ class OpenHandles:
                 True,
                 "DS105",
                 (
-                    f"{shown} is waited for a second time\n"
+                    f"second wait for handle `{shown}`\n"
                     "remove this wait: a handle is valid for one wait"
                 ),
             )

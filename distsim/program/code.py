@@ -43,7 +43,7 @@ NameBindings = Mapping[str, RankValues]
 #: Vectors or plain values for `ResolvedCall`, by the name of its field.
 CallFields = dict[str, Any]
 
-#: ``CodeCall.group`` and ``CodeCall.port`` of calls that have none.
+#: ``CodeCall.group`` and ``CodeCall.endpoint`` of calls that have none.
 NO_INDEX = -1
 #: ``ChannelEndpoint.peer`` of a receive that accepts any source.
 ANY_SOURCE = -1
@@ -116,7 +116,7 @@ class ChannelEndpoint(NamedTuple):
 class CodeCall:
     """One call of a code. Positions that make the same call hold the same object.
 
-    - ``port`` indexes `SharedCode.ports` (p2p) and ``group`` indexes `SharedCode.groups`;
+    - ``endpoint`` indexes `SharedCode.endpoints` (p2p) and ``group`` indexes `SharedCode.groups`;
       `NO_INDEX` if there is none.
     - ``signature`` numbers the properties on which both sides must agree; two calls agree if their
       numbers are equal, over the whole program (p2p: element count and dtype; collectives: the
@@ -137,7 +137,7 @@ class CodeCall:
     site: int
     is_async: bool = False
     group: int = NO_INDEX
-    port: int = NO_INDEX
+    endpoint: int = NO_INDEX
     nbytes: Vec = 0
     signature: Vec = -1
     waits: tuple[int, ...] = ()
@@ -174,7 +174,7 @@ class SharedCode:
 
     ranks: tuple[int, ...]
     calls: list[CodeCall]
-    ports: list[ChannelEndpoint]
+    endpoints: list[ChannelEndpoint]
     groups: list[Vec]  # index -> group id of each row
     guards: list[BoolVector | None] | None = None
     iterations: tuple[int, ...] = ()
@@ -251,11 +251,11 @@ def resolve_call(
         **{name: _plain_value(call.fields[name], row) for name in varying},
     }
     group = groups[0] if call.group < 0 else groups[at_row(code.groups[call.group], row)]
-    if call.port >= 0:
-        port = code.ports[call.port]
-        peer = at_row(port.peer, row)
+    if call.endpoint >= 0:
+        endpoint = code.endpoints[call.endpoint]
+        peer = at_row(endpoint.peer, row)
         plain["peer"] = None if peer < 0 else peer
-        plain["tag"] = at_row(port.tag, row)
+        plain["tag"] = at_row(endpoint.tag, row)
     parts = tuple(resolve_call(code, groups, row, part) for part in call.parts)
     _drop_root_only_buffers(plain, OPERATIONS[call.op], rank)
     return ResolvedCall(

@@ -95,7 +95,7 @@ def _copy_indices(call: CodeCall) -> Iterator[object]:
 def _code_features(code: SharedCode) -> Iterator[Feature]:
     if code.guards is not None:
         yield "branches"
-    if any(np.any(np.asarray(port.peer) == ANY_SOURCE) for port in code.ports):
+    if any(np.any(np.asarray(endpoint.peer) == ANY_SOURCE) for endpoint in code.endpoints):
         yield "any source"
 
 

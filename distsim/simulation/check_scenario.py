@@ -480,7 +480,8 @@ def _portability_findings(
     for name, outcome in others.items():
         reason = _outcome_reason(program, layout, name, outcome)
         reason = reason.removeprefix(f"{name}: ")
-        lines.append(f"  {name.ljust(width)}  {_outcome_text(outcome)}: {reason}")
+        separator = " " if reason.startswith("on rank ") else ": "
+        lines.append(f"  {name.ljust(width)}  {_outcome_text(outcome)}{separator}{reason}")
     advice = (
         f"if the program must run on {next(iter(others))}, check it with "
         f"`--backend {next(iter(others))}`: the findings show where it fails and what to do"
@@ -521,10 +522,9 @@ def _outcome_reason(
 
 
 def _failure_of_a_rank(program: Program, profile: BackendProfile) -> str:
-    """The error of the first rank that fails in a run; empty if no rank fails."""
+    """The first rank that fails in a run, and its error; empty if no rank fails."""
     run = run_program(program, profile, _default_cost(program, profile.name))
     for end in run.final_state.ends:
         if end.status in ("raised", "crashed") and end.message:
-            verb = "raises" if end.status == "raised" else "crashes"
-            return f"rank {end.rank} {verb}: {end.message}"
+            return f"on rank {end.rank}: {end.message}"
     return ""

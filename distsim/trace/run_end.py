@@ -28,7 +28,7 @@ class StoppedRank(NamedTuple):
 
     ``row``: its last call, -1 if it made none; ``inside``: it is in that call, not after it.
     ``status``: as in `distsim.findings.final_state.RankEndStatus`; "blocked" for a rank that merely
-    made no further progress. ``said``: the text of an error.
+    made no further progress. ``message``: the text of an error.
     """
 
     rank: int
@@ -36,7 +36,7 @@ class StoppedRank(NamedTuple):
     row: int
     inside: bool
     at_ns: int
-    said: str = ""
+    message: str = ""
 
 
 def is_partial(trace: Trace) -> bool:

@@ -228,7 +228,7 @@ def test_json_and_text_report_the_same_differences() -> None:
         4,
     )
     assert data["causes"][0]["delta_ns"] == 500_000
-    assert data["partings"][0]["a"]["op"] == "compute"
+    assert data["divergences"][0]["a"]["op"] == "compute"
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])

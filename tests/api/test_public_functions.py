@@ -230,6 +230,15 @@ def test_replay_and_compare_take_traces() -> None:
     assert distsim.compare(TRACE, TRACE).same
 
 
+def test_a_replay_as_recorded_takes_its_cluster_as_an_argument_or_as_a_what_if() -> None:
+    recorded, by_argument, by_what_if = (
+        distsim.replay(TRACE, as_recorded=True, **options).raw.makespan_ns
+        for options in ({}, {"cluster": "dgx-a100"}, {"what_if": ["cluster=dgx-a100"]})
+    )
+
+    assert by_argument == by_what_if != recorded
+
+
 def test_shrink_and_fix_take_a_failing_scenario() -> None:
     shrunk = distsim.shrink(RING)
     repairs = distsim.fix(RING)

@@ -32,11 +32,11 @@ NAMING = {
     "hang_doctor",
     "hardware",
     "operations",
-    "recordings",
     "output",
     "real",
     "scenario",
     "script_capture",
+    "trace/recordings",
 }
 PAIR = RankGroup(0, "world", (0, 1))
 
@@ -65,7 +65,7 @@ def test_a_backend_name_occurs_only_in_its_own_file_and_in_operation_rows() -> N
     named = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in MODULES
-        if path.relative_to(PACKAGE).parts[0] not in NAMING
+        if NAMING.isdisjoint(map(str, path.relative_to(PACKAGE).parents))
         for node in nodes(path)
         if isinstance(node, ast.Constant) and node.value in BACKEND_PROFILES
     ]
@@ -90,6 +90,13 @@ def test_a_profile_states_whether_sends_wait_and_how_it_counts_credit() -> None:
             assert not profile.credit(default + 1, 0, {})
             assert profile.credit(default + 1, 0, {name: default + 1})
             assert getattr(ProcessGroupOptions(), name) == default
+
+
+def test_only_gloo_and_mpi_finish_open_collectives_when_a_process_exits() -> None:
+    profiles = {**BACKEND_PROFILES, **CONTRACT_READINGS}
+    joining = [name for name, profile in profiles.items() if profile.joins_collectives_at_exit]
+
+    assert sorted(joining) == ["gloo", "mpi"]
 
 
 def test_only_a_backend_with_synchronous_sends_skips_the_first_pass_of_the_check(

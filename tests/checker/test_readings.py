@@ -194,8 +194,8 @@ def ring(world: int, rounds: int) -> Program:
         CodeCall("irecv", 1, True, 0, 1, 16, 0, handled=True, fields=into),
         CodeCall("wait", 2, waits=(1, 2)),
     ]
-    ports = [ChannelEndpoint((me + 1) % world, 0, 0), ChannelEndpoint((me - 1) % world, 0, 0)]
-    code = SharedCode(tuple(range(world)), body * rounds, ports, [0])
+    endpoints = [ChannelEndpoint((me + 1) % world, 0, 0), ChannelEndpoint((me - 1) % world, 0, 0)]
+    code = SharedCode(tuple(range(world)), body * rounds, endpoints, [0])
     sites = [CallSite("ring.yaml", i, 1, call.op) for i, call in enumerate(body, 1)]
     groups = [RankGroup(0, "world", tuple(range(world)))]
     return Program(

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.engine import overlap
+from distsim.engine import link_sharing, overlap
 from distsim.engine import simulate as simulate_engine
 from distsim.engine.local_run_columns import fill_columns
 from distsim.engine.timeout_check import exceeds_timeout
@@ -374,6 +374,47 @@ def test_n_flows_at_one_port_share_it_equally_and_smaller_flows_leave_the_rest()
         PortDemand((0,), (1.0,), 0.25)
     ]  # less than a byte each ns
     assert fair_rates(slow, np.array([1.0])).tolist() == [0.375, 0.375, 0.25]
+
+
+def _random_messages(draw: random.Random) -> str:
+    """Messages and kernels of 12 ranks; some connect many ranks, some only two."""
+    tensors, steps = "", ""
+    for i in range(10):
+        tensors += (
+            f"  x{i}: {{shape: [{draw.choice((10**3, 10**5, 10**7))}]}}\n  y{i}: {{like: x{i}}}\n"
+        )
+        width = draw.choice((2, 4, 12))
+        shift = draw.randrange(1, width)
+        block = f"rank // {width} * {width}"
+        steps += f"  - compute: {{time: (rank * {draw.randrange(1, 99)}) % 7 * 20 us}}\n"
+        steps += (
+            f"  - isend: {{tensor: x{i}, dst: {block} + (rank + {shift}) % {width}, as: s{i}}}\n"
+        )
+        steps += (
+            f"  - irecv: {{tensor: y{i}, src: {block} + (rank - {shift}) % {width}, as: r{i}}}\n"
+        )
+    return f"tensors:\n{tensors}program:\n{steps}  - wait: all\n"
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_shares_are_the_same_whether_or_not_the_search_for_connected_transfers_is_complete(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(seed)
+    cluster = draw.choice(
+        (LINE, {"preset": "cpu-25gbe", "crossing": 0.3}, {**LINE, "collectives": "flat"})
+    )
+    program = _random_messages(draw)
+    traces = []
+    # Every search is complete; as it is; none is complete.
+    for enough in (0, link_sharing._ENOUGH_CONNECTED, 10**9):
+        monkeypatch.setattr(link_sharing, "_ENOUGH_CONNECTED", enough)
+        found = taken(3, 4, cluster, program, "mpi", numel=1)
+        assert found.run.path == "ordered"
+        traces.append(found.run.trace)
+    for column in ("started_ns", "finished_ns", "match"):
+        first, *others = (trace[column].tolist() for trace in traces)
+        assert others == [first, first]
 
 
 def test_ranks_share_cards_if_a_node_has_fewer_cards_than_ranks() -> None:

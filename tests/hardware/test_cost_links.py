@@ -289,7 +289,7 @@ def test_collective_bytes_of_ranks_and_cards_match_nccl_tests(name: str) -> None
 def test_threads_are_numbered_between_links_and_cards_and_carry_no_bytes() -> None:
     ports = LinkPorts(CostModel(cluster_from({"preset": "cpu-10gbe", "crossing": 0.5}), 4, 2))
     demand = ports.of_collective(OPERATIONS["all_reduce"], (0, 1, 2, 3))
-    threads = [port for port in range(len(ports.capacity)) if ports.is_thread(port)]
+    threads = np.flatnonzero(ports.are_threads(np.arange(len(ports.capacity)))).tolist()
 
     assert [ports.name(port) for port in threads] == [f"rank {rank} loop" for rank in range(4)]
     assert {

@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.result.evaluation import evaluate_capture
 
 CHANGES = """\

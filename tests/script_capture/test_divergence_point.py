@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from distsim.findings.finding_types import Finding, SourceLocation
+from distsim.script_capture.hub.state import RankProcess
+from distsim.script_capture.protocol.message_types import ProcessExit
 from distsim.script_capture.rank.line_trace import LineTrace, TracedLine
 from distsim.script_capture.result.divergence_point import (
     divergent_finding,
     find_divergence,
+    waits_for_failed_rank,
     with_divergence,
 )
 
@@ -169,9 +172,9 @@ def test_the_branch_or_loop_that_leads_to_the_mismatch_is_named(
     assert ([] if found is None else [found.line.line]) == expected
 
 
-def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(CONTINUE, encoding="utf-8")
+def explained(file: Path, script: str) -> tuple[Finding, ...]:
+    """Two equal findings on the first mismatch of two ranks, with their divergence."""
+    file.write_text(script, encoding="utf-8")
     (lines0, made0), (lines1, made1) = run_rank(file, 0), run_rank(file, 1)
     own, other = mismatch(made0, made1)
     places = tuple(
@@ -180,8 +183,13 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
     )
     finding = Finding("DS201", "error", "calls differ", (0, 1), places=places)
     traces = {0: lines0[: own[0]], 1: lines1[: other[0]]}
+    return with_divergence([finding, finding], traces, {})
 
-    (found, last) = with_divergence([finding, finding], traces, {})
+
+def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+
+    (found, last) = explained(file, CONTINUE)
 
     assert found.places[0] == SourceLocation(str(file), 4, 5, "branch", 0)
     assert found.message.splitlines()[1:] == [
@@ -192,7 +200,37 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
         "    line 5 runs 6 times on rank 0, 5 times on rank 1",
     ]
     assert found.help[0].startswith("let all ranks take the same branch at line 4: `if r == 1")
-    assert last == finding
+    assert (last.message, last.help) == ("calls differ", ())
+
+
+CHECKPOINT = """
+for step in range(3):
+    for batch in range(2):
+        call("all_reduce")
+    if r == 0:
+        call("barrier")
+"""
+COMPREHENSION = """
+def mean():
+    return call("all_reduce")
+losses = [mean() for batch in range(2 - r)]
+call("barrier")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        (CHECKPOINT, "let all ranks take the same branch at line 5"),
+        (SWAPPED, "make the same calls in the same order in both branches of line 3"),
+        (COMPREHENSION, "run the loop at line 4 the same number of times"),
+        (CAUGHT_ERROR, "fix the error that rank 1 raises at line 4: `raise ValueError`"),
+    ],
+)
+def test_the_remedy_fits_what_leads_to_the_mismatch(
+    script: str, remedy: str, tmp_path: Path
+) -> None:
+    assert explained(tmp_path / "train.py", script)[0].help[0].startswith(remedy)
 
 
 LATE_WAIT = """
@@ -236,6 +274,27 @@ def test_messages_and_other_findings_are_not_examined() -> None:
     for place in (reduce, wait):
         known = Finding("DS302", "error", "", (0,), awaited=(1,), places=(place,))
         assert divergent_finding([known]) is known
+
+
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [
+        (ProcessExit("raised", 1, "RuntimeError: no compiler"), True),
+        (ProcessExit("exited", 1), True),
+        (ProcessExit("exited", 0), False),
+        (ProcessExit("ended"), False),
+        (None, False),
+    ],
+)
+def test_an_error_of_the_awaited_rank_is_the_cause_not_its_branch(
+    end: ProcessExit | None, failed: bool
+) -> None:
+    """As in `if rank == 0: build()` before a barrier, where build() raises."""
+    finding = Finding("DS303", "error", "blocked", (1,), awaited=(0,))
+    ranks = {0: RankProcess(1, rank=0, ended=end), 1: RankProcess(2, rank=1)}
+
+    assert waits_for_failed_rank([finding], ranks) is failed
+    assert waits_for_failed_rank([], ranks) is False
 
 
 def test_a_trace_holds_no_library_lines_and_survives_its_tracer(tmp_path: Path) -> None:

@@ -380,3 +380,25 @@ def test_torchcomms_can_be_imported_but_not_used(tmp_path, monkeypatch) -> None:
 
     with pytest.raises(UnsupportedError, match="does not support torchcomms"):
         torchcomms.new_comm("nccl")
+
+
+def starts_torchrun(script: str) -> None:
+    import_module("torch.distributed.run").main(["--nproc-per-node=2", script])
+
+
+@pytest.mark.parametrize("nproc", [2, 0])
+def test_a_program_that_calls_torchrun_itself_is_captured(tmp_path, nproc: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.all_reduce(torch.ones(1)) if dist.get_rank() else dist.barrier()\n",
+        encoding="utf-8",
+    )
+
+    judged = run(starts_torchrun, nproc, args=(str(script),))
+
+    assert {(s.rank, s.state, s.place.line) for s in judged.stands} == {
+        (0, "waits", 3),
+        (1, "waits", 3),
+    }

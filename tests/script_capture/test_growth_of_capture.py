@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("torch")
 
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.parent_process import CapturedRun, CaptureRunOptions, run_capture
-from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.result.evaluation import evaluate_capture
 from tests.simulation.test_growth import MAX_EXPONENT, counts_of, exponent

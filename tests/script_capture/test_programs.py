@@ -24,10 +24,10 @@ from distsim.output.text.capture_report import capture_text
 from distsim.repair.from_trace import find_trace_repairs
 from distsim.repair.proposals import ADDS_CALLS
 from distsim.script_capture.launch import preload
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.command_line import parse_command
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
 from distsim.script_capture.launch.rank_environment import RankPosition, launcher_environment
-from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
@@ -286,6 +286,23 @@ def test_a_command_line_is_parsed_like_by_its_launcher(words, ranks, nodes, tmp_
         ranks,
         nodes,
     )
+
+
+@pytest.mark.parametrize(
+    ("words", "arguments"),
+    [
+        ("torchrun -m train -- --depth 4", ("--depth", "4")),
+        ("torchrun train.py -- -- --depth 4", ("--", "--depth", "4")),
+        ("accelerate launch train.py -- --depth 4", ("--depth", "4")),
+        ("torchrun train.py --depth 4 -- x", ("--depth", "4", "--", "x")),
+        ("python train.py -- --depth 4", ("--", "--depth", "4")),
+    ],
+)
+def test_launchers_drop_two_hyphens_behind_the_program(words, arguments, tmp_path, monkeypatch):
+    (tmp_path / "train.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+
+    assert parse_command(words.split()).target.args == arguments
 
 
 @pytest.mark.parametrize(

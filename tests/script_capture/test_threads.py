@@ -21,8 +21,8 @@ import torch.distributed as dist
 
 from distsim import testing
 from distsim.output.text.capture_report import capture_json, capture_text
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture

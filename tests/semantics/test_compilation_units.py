@@ -38,7 +38,9 @@ def plain(unit: CompilationUnit) -> list[Any]:
             number = names.setdefault(queue.key, len(names))
             found.append(
                 one._replace(
-                    launch=one.launch._replace(queue=queue._replace(key=number, group=-1, port=-1))
+                    launch=one.launch._replace(
+                        queue=queue._replace(key=number, group=-1, endpoint=-1)
+                    )
                 )
             )
         elif isinstance(

@@ -346,7 +346,7 @@ def test_a_send_that_waits_for_buffer_space_differs_from_one_that_has_it() -> No
     assert folded is not None
     assert len(folded.classes) == 2
     assert all(
-        len({int(found.room[linked.base[rank]]) >= 0 for rank in one.ranks.tolist()}) == 1
+        len({int(found.freed_by[linked.base[rank]]) >= 0 for rank in one.ranks.tolist()}) == 1
         for one in folded.classes
     )
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from distsim.checker.verdict import Verdict, verdict_of
 from distsim.program.from_calls import build_program
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-from distsim.script_capture.launch.rank_process import CaptureTarget
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
 from tests.support.agreed import Case, Plain
 

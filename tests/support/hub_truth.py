@@ -25,8 +25,9 @@ from distsim.real.shared.progress_file import CallTimeTable, ProgressFile
 from distsim.real.worker.rank_tensors import tensor_bytes
 from distsim.real.worker.runner import RankExit, RankRunner
 from distsim.scenario import load
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-from distsim.script_capture.launch.rank_process import CaptureTarget, ChildOptions
+from distsim.script_capture.launch.rank_process import ChildOptions
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
 from distsim.simulation.simulate_scenario import Simulation, simulate
 

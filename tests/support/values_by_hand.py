@@ -82,17 +82,17 @@ class ByHand:
             fields["inputs"] = fields["outputs"] = self.buffers(plain["tensor"])
         if plain["op"] == "assign":
             fields.update(writes=fields["outputs"], value=parsed(plain["value"]), indices=())
-        port = -1
+        endpoint = -1
         if row.kind == "p2p":
-            port = len(code.ports)
-            code.ports.append(ChannelEndpoint(plain["peer"], 0, 0))
+            endpoint = len(code.endpoints)
+            code.endpoints.append(ChannelEndpoint(plain["peer"], 0, 0))
         parts = tuple(self._call(code, p) for p in plain.get("parts", ()))
         return CodeCall(
             plain["op"],
             0,
             plain.get("async", row.nonblocking),
             plain.get("group", 0),
-            port,
+            endpoint,
             waits=tuple(plain.get("waits", ())),
             parts=parts,
             fields=fields,

@@ -197,7 +197,7 @@ def test_a_comparison_names_tensor_rank_element_and_both_numbers() -> None:
 
     assert not found.same
     assert (found.values.equal, found.values.differ) == (1, 1)
-    assert data["partings"][0] == {
+    assert data["divergences"][0] == {
         "kind": "value",
         "rank": 0,
         "text": "x, element 2: 7 in A, 8 in B",
@@ -291,7 +291,7 @@ def test_json_omits_numbers_known_only_by_digest() -> None:
     one = trace({0: step(), 1: step()})
     a, b = (with_values(one, {"0": pack_tensor(array)}, "float32") for array in (COUNT, other))
 
-    data = compare_json(compare_runs(a, b), NAMES)["partings"][0]
+    data = compare_json(compare_runs(a, b), NAMES)["divergences"][0]
 
     assert (data["tensor"], data["element"], data["numbers"]) == ("x", None, None)
     assert data["text"] == "x differs in one of the elements 312 to 624, by digest"

@@ -142,7 +142,7 @@ def _references(groups: PeerGroups, incomplete: Flags, cluster: Cluster | None) 
     """The usual transfer of each row's operation and size."""
     graph = groups.graph
     columns = graph.columns
-    prices = _TransferPrices(cluster or cluster_from(_REFERENCE_CLUSTER))
+    costs = _TransferCosts(cluster or cluster_from(_REFERENCE_CLUSTER))
     rows = np.flatnonzero(~graph.is_work)
     keys, key_of = np.unique(
         np.stack([columns.label[rows], columns.nbytes[rows]]), axis=1, return_inverse=True
@@ -155,12 +155,12 @@ def _references(groups: PeerGroups, incomplete: Flags, cluster: Cluster | None) 
             result.time[same] = np.median(graph.own[complete])
             result.is_measured[same] = True
         else:
-            price = prices.of(int(keys[1, number]))
-            result.time[same] = min(float(graph.own[same].min()), price)
+            cost_ns = costs.of(int(keys[1, number]))
+            result.time[same] = min(float(graph.own[same].min()), cost_ns)
     return result
 
 
-class _TransferPrices:
+class _TransferCosts:
     """Predicted times of a transfer of some bytes to another node and back."""
 
     def __init__(self, cluster: Cluster) -> None:

@@ -36,7 +36,7 @@ _SIZED_BY_PART = frozenset(
     {"all_gather", "gather", "scatter", "all_to_all", "allgather", "_allgather_base"}
 )
 #: (operation, members, bytes): equal ones cost the same.
-_PriceKey = tuple[str, tuple[int, ...], int]
+_CostKey = tuple[str, tuple[int, ...], int]
 
 
 def predicted_transfers(
@@ -53,7 +53,7 @@ def predicted_transfers(
     result = np.full(len(graph), np.inf)
     in_meeting = np.flatnonzero(~graph.is_work)
     members = sliced_lists(columns.meeting[in_meeting], in_meeting, graph.meeting_count)
-    known: dict[_PriceKey, float] = {}
+    known: dict[_CostKey, float] = {}
     for meeting in range(graph.meeting_count):
         rows = members.items[members.first[meeting] : members.first[meeting + 1]]
         label = graph.labels[int(columns.label[rows[0]])]

@@ -101,7 +101,7 @@ def _refused_subject(code: str, call: ResolvedCall, refusing: BackendProfile) ->
     if code == "DS703":
         return f"{start} op={call.reduce_op} for {dtype}{named}"
     if code == "DS701":
-        return f"{start} receives from any source"
+        return f"{refusing.name}: {call.op} without `src` is not supported"
     return f"{refusing.name}: {call_words(call)} is not supported"
 
 

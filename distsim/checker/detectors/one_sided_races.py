@@ -216,10 +216,10 @@ class _HappensBefore:
             for buffer, writes in self._walks[rank].touches(part):
                 if buffer.name:
                     yield rank, (buffer.name, int(at_row(buffer.index, here))), writes, False
-        if OPERATIONS[call.op].kind == "remote" and call.port >= 0:
+        if OPERATIONS[call.op].kind == "remote" and call.endpoint >= 0:
             puts = OPERATIONS[call.op].gives == "all"
             buffer = call.fields["outputs" if puts else "inputs"][0]
-            peer = int(at_row(self.program.code(rank).ports[call.port].peer, here))
+            peer = int(at_row(self.program.code(rank).endpoints[call.endpoint].peer, here))
             if buffer.name:
                 yield peer, (buffer.name, int(at_row(buffer.index, here))), puts, True
 

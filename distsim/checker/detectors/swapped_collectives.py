@@ -184,7 +184,7 @@ def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Find
             call_words(program.call(rank, position)),
             location_text(program.place(rank, position)),
             # Two pairs of calls: the first and the third row begin one.
-            "" if within or number % 2 else "matched with the next line",
+            "" if within or number % 2 else "matched with the row below",
         )
         for number, (rank, position) in enumerate(calls)
     ]

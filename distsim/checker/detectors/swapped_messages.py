@@ -150,7 +150,7 @@ class _SwapSearch:
     def _group_channels(self) -> None:
         """Group channels that carry the same messages.
 
-        Their ends are the same ports of the same codes, unless the ranks of a code name different
+        They have the same endpoints of the same codes, unless the ranks of a code name different
         tensors.
         """
         senders = self._end_keys(self.layout.send_chan, SEND)
@@ -177,24 +177,30 @@ class _SwapSearch:
         Ends with fewer than two tensors are omitted: nothing can be swapped there.
         """
         codes = range(len(self.program.codes))
-        labels_by_port = [_labels_by_port(self.program, number, way) for number in codes]
+        labels_by_endpoint = [_labels_by_endpoint(self.program, number, way) for number in codes]
         found: dict[int, object] = {}
+        is_plain = [
+            all(tensors is not None and len(tensors) < 2 for tensors in labels.values())
+            for labels in labels_by_endpoint
+        ]
         for rank in self.program.present:
             code_number = self.program.code_of[rank]
-            labels = labels_by_port[code_number]
-            ports_of: dict[int, list[int]] = defaultdict(list)
-            for port, channel in enumerate(table[rank]):
-                if channel >= 0 and port in labels:
-                    ports_of[channel].append(port)
-            for channel, ports in ports_of.items():
+            labels = labels_by_endpoint[code_number]
+            if is_plain[code_number] and not _has_duplicates(table[rank]):
+                continue
+            endpoints_of: dict[int, list[int]] = defaultdict(list)
+            for endpoint, channel in enumerate(table[rank]):
+                if channel >= 0 and endpoint in labels:
+                    endpoints_of[channel].append(endpoint)
+            for channel, endpoints in endpoints_of.items():
                 tensors: set[TensorLabel] = set()
-                for port in ports:
-                    tensors |= labels[port] or set()
-                if any(labels[port] is None for port in ports):
-                    found[channel] = (rank, *ports)
+                for endpoint in endpoints:
+                    tensors |= labels[endpoint] or set()
+                if any(labels[endpoint] is None for endpoint in endpoints):
+                    found[channel] = (rank, *endpoints)
                 elif len(tensors) > 1:
                     # A negative number, so that a code cannot be mistaken for a rank.
-                    found[channel] = (-1 - code_number, *ports)
+                    found[channel] = (-1 - code_number, *endpoints)
         return found
 
     def _pairs(self, channel: int) -> list[MessagePair]:
@@ -455,12 +461,12 @@ def buffer_of(call: CodeCall) -> BufferVector | None:
 
 
 # --- ends of channels ---
-def _labels_by_port(
+def _labels_by_endpoint(
     program: Program, number: int, way: int
 ) -> dict[int, frozenset[TensorLabel] | None]:
     """Port of a code -> the tensors of its messages in one direction.
 
-    Copies are counted from that of the port's first message. None if ranks of the code differ.
+    Copies are counted from that of the endpoint's first message. None if ranks of the code differ.
     """
     code = program.codes[number]
     direction = "send" if way == SEND else "recv"
@@ -468,20 +474,30 @@ def _labels_by_port(
     first_copy: dict[int, Vec] = {}
     differing: set[int] = set()
     for call in code.distinct_calls():
-        if call.port < 0 or OPERATIONS[call.op].direction != direction:
+        if call.endpoint < 0 or OPERATIONS[call.op].direction != direction:
             continue
-        port_labels, buffer = labels.setdefault(call.port, set()), buffer_of(call)
+        endpoint_labels, buffer = labels.setdefault(call.endpoint, set()), buffer_of(call)
         is_selective = code.guards is not None or call.invalid is not None
         if is_selective or _common_value(call.signature) is None:
-            differing.add(call.port)
+            differing.add(call.endpoint)
         elif buffer is not None:
-            first = first_copy.setdefault(call.port, buffer.index)
+            first = first_copy.setdefault(call.endpoint, buffer.index)
             copy = _common_value(buffer.index - first)
             if copy is None:
-                differing.add(call.port)
+                differing.add(call.endpoint)
             else:
-                port_labels.add((buffer.name, copy))
-    return {port: None if port in differing else frozenset(found) for port, found in labels.items()}
+                endpoint_labels.add((buffer.name, copy))
+    return {
+        endpoint: None if endpoint in differing else frozenset(found)
+        for endpoint, found in labels.items()
+    }
+
+
+def _has_duplicates(channels: list[int]) -> bool:
+    """Whether some channel occurs twice; -1 stands for none."""
+    distinct = set(channels)
+    distinct.discard(-1)
+    return len(distinct) < len(channels) - channels.count(-1)
 
 
 def _common_value(value: Vec) -> int | None:

@@ -55,13 +55,12 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
             f"rank {rank}",
             call_words(program.call(rank, k)),
             location_text(program.place(rank, k)),
-            f"opens {_direction_words(one)}",
         )
-        for (rank, k), one in zip(calls, launches, strict=True)
+        for rank, k in calls
     ]
     head = (
-        f"undefined behaviour on {profile.name}: ranks {p} and {q} open their connection in "
-        f"different directions{more}"
+        f"undefined behaviour on {profile.name}: rank {p} opens {_direction_words(launches[0])} "
+        f"to rank {q}, which opens {_direction_words(launches[1])}{more}"
     )
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))

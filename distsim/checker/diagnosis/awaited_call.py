@@ -195,7 +195,7 @@ class AwaitedCallFinder:
         call = calls[need.position]
         if call.parts:
             call = call.parts[max(need.part, 0)]
-        if call.port < 0:
+        if call.endpoint < 0:
             return None
         channel = self.call_index.channel(waiting, call)
         sends = OPERATIONS[call.op].direction == "send"

@@ -107,11 +107,10 @@ def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
         label = _group_message_label
     elif send.tag != receive.tag:
         label = _tag_label
-    alternative = "" if send.op == "isend" else ", or use isend"
+    alternative = "" if send.op == "isend" else ", or isend"
     return (
-        f"send and receive the messages in the same order{alternative}: "
         f"rank {send.rank} sends {label(send)} first, but rank {receive.rank} receives "
-        f"{label(receive)} first",
+        f"{label(receive)} first: use one order{alternative}",
     )
 
 

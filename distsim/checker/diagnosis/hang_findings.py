@@ -461,7 +461,7 @@ class _HangDiagnosis:
         call = self.program.code_call(rank, need.position)
         if call.parts:
             call = call.parts[max(need.part, 0)]
-        return call.port >= 0
+        return call.endpoint >= 0
 
     def _exit_finding(self, code: str, ranks: list[int]) -> Finding:
         """The finding on ranks that wait for the same exited ranks."""

@@ -215,10 +215,10 @@ class ProgramEncoding:
             meeting = layout.sequence_of[layout.member[rank][slot]]
             posts = self.joins[meeting, rank]
         elif part.kind is PartKind.SEND:
-            meeting = layout.send_chan[rank][call.port]
+            meeting = layout.send_chan[rank][call.endpoint]
             posts = self.sends[meeting]
         else:
-            meeting = layout.recv_chan[rank][call.port]
+            meeting = layout.recv_chan[rank][call.endpoint]
             posts = self.receives[meeting]
             assumed = call.fields.get("assume_src")
             if assumed is not None:

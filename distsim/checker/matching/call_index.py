@@ -28,8 +28,8 @@ class MessageCall(NamedTuple):
 
 #: (position, part, call) of a message, as all ranks of a code share it.
 _CodeMessage = tuple[int, int, CodeCall]
-#: (port, whether it sends) -> the messages of a code, in program order.
-_MessagesByPort = dict[tuple[int, bool], list[_CodeMessage]]
+#: (endpoint, whether it sends) -> the messages of a code, in program order.
+_MessagesByEndpoint = dict[tuple[int, bool], list[_CodeMessage]]
 
 
 class CallIndex:
@@ -37,13 +37,13 @@ class CallIndex:
 
     def __init__(self, layout: ChannelLayout) -> None:
         self.layout = layout
-        self._messages_by_port: dict[int, _MessagesByPort] = {}
+        self._messages_by_endpoint: dict[int, _MessagesByEndpoint] = {}
         self._positions_by_slot: dict[int, dict[int, list[int]]] = {}
         self._joins: dict[tuple[int, int], list[int]] = {}
         self._shared_joins: dict[tuple[int, tuple[int, ...]], list[int]] = {}
         self._signatures: dict[int, list[int]] = {}
         self._uniform: dict[int, bool] = {}
-        self._channel_ports: dict[tuple[int, bool], dict[int, list[int]]] = {}
+        self._channel_endpoints: dict[tuple[int, bool], dict[int, list[int]]] = {}
 
     # --- messages ---
     def messages(self, rank: int, channel: int, *, sends: bool) -> list[MessageCall]:
@@ -83,37 +83,37 @@ class CallIndex:
         """The channel of a message call."""
         sends = OPERATIONS[call.op].direction == "send"
         table = self.layout.send_chan if sends else self.layout.recv_chan
-        return table[rank][call.port]
+        return table[rank][call.endpoint]
 
     def _code_messages(self, rank: int, channel: int, sends: bool) -> list[list[_CodeMessage]]:
-        """The messages of the rank's code on a channel, one list per port, guards ignored."""
-        by_port = self._by_port(self.layout.program.code_of[rank])
-        ports = self._ports_of(rank, sends).get(channel, ())
-        return [by_port.get((port, sends), []) for port in ports]
+        """The messages of the rank's code on a channel, one list per endpoint, guards ignored."""
+        by_endpoint = self._by_endpoint(self.layout.program.code_of[rank])
+        endpoints = self._endpoints_of(rank, sends).get(channel, ())
+        return [by_endpoint.get((endpoint, sends), []) for endpoint in endpoints]
 
-    def _ports_of(self, rank: int, sends: bool) -> dict[int, list[int]]:
-        """Channel -> the rank's ports on it."""
+    def _endpoints_of(self, rank: int, sends: bool) -> dict[int, list[int]]:
+        """Channel -> the rank's endpoints on it."""
         key = (rank, sends)
-        if key not in self._channel_ports:
+        if key not in self._channel_endpoints:
             channels = (self.layout.send_chan if sends else self.layout.recv_chan)[rank]
-            ports: dict[int, list[int]] = defaultdict(list)
-            for port, channel in enumerate(channels):
+            endpoints: dict[int, list[int]] = defaultdict(list)
+            for endpoint, channel in enumerate(channels):
                 if channel >= 0:
-                    ports[channel].append(port)
-            self._channel_ports[key] = ports
-        return self._channel_ports[key]
+                    endpoints[channel].append(endpoint)
+            self._channel_endpoints[key] = endpoints
+        return self._channel_endpoints[key]
 
-    def _by_port(self, code_number: int) -> _MessagesByPort:
-        if code_number not in self._messages_by_port:
-            found: _MessagesByPort = defaultdict(list)
+    def _by_endpoint(self, code_number: int) -> _MessagesByEndpoint:
+        if code_number not in self._messages_by_endpoint:
+            found: _MessagesByEndpoint = defaultdict(list)
             for position, call in enumerate(self.layout.program.codes[code_number].calls):
                 messages = enumerate(call.parts) if call.parts else ((WHOLE_CALL, call),)
                 for part, message in messages:
-                    if message.port >= 0:
+                    if message.endpoint >= 0:
                         sends = OPERATIONS[message.op].direction == "send"
-                        found[message.port, sends].append((position, part, message))
-            self._messages_by_port[code_number] = found
-        return self._messages_by_port[code_number]
+                        found[message.endpoint, sends].append((position, part, message))
+            self._messages_by_endpoint[code_number] = found
+        return self._messages_by_endpoint[code_number]
 
     # --- sequences ---
     def joins(self, rank: int, sequence: int) -> list[int]:

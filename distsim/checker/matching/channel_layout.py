@@ -38,10 +38,11 @@ _UNUSED = -1
 class ChannelLayout:
     """Channels, sequences and members of one program.
 
-    ``chan_group, chan_src, chan_dst, chan_tag`` describe a channel. ``send_chan[rank][port]`` and
-    ``recv_chan[rank][port]`` number channels. ``member[rank][slot]`` numbers members; the slots of
-    a code are its groups, followed by those of `extra_slots`. ``sequence_of`` and ``rank_of``
-    describe a member. ``sequence_ranks`` are the ranks that meet in a sequence, in group order.
+    ``chan_group, chan_src, chan_dst, chan_tag`` describe a channel.
+    ``send_chan[rank][endpoint]`` and ``recv_chan[rank][endpoint]`` number channels.
+    ``member[rank][slot]`` numbers members; the slots of a code are its groups, followed by
+    those of `extra_slots`. ``sequence_of`` and ``rank_of`` describe a member.
+    ``sequence_ranks`` are the ranks that meet in a sequence, in group order.
     """
 
     program: Program
@@ -119,19 +120,19 @@ def _table_by_rank(program: Program, tables: list[list[list[int]]]) -> list[list
     return [tables[program.code_of[rank]][program.row_of[rank]] for rank in ranks]
 
 
-def _ports_used(code: SharedCode) -> tuple[set[int], set[int]]:
-    """The ports of a code that send and those that receive."""
+def _endpoints_used(code: SharedCode) -> tuple[set[int], set[int]]:
+    """The endpoints of a code that send and those that receive."""
     sends: set[int] = set()
     receives: set[int] = set()
     for call in code.distinct_calls():
         direction = OPERATIONS[call.op].direction
-        if call.port >= 0 and direction is not None:
-            (sends if direction == "send" else receives).add(call.port)
+        if call.endpoint >= 0 and direction is not None:
+            (sends if direction == "send" else receives).add(call.endpoint)
     return sends, receives
 
 
 class _Channels(NamedTuple):
-    """Numbered channels. ``tables[code][direction][row][port]`` is a channel."""
+    """Numbered channels. ``tables[code][direction][row][endpoint]`` is a channel."""
 
     groups: list[int]
     sources: list[int]
@@ -141,25 +142,25 @@ class _Channels(NamedTuple):
     any_source: bool
 
 
-class _PortUse(NamedTuple):
-    """A port of a code that sends or receives; it names one channel for each of the code's rows."""
+class _EndpointUse(NamedTuple):
+    """An endpoint of a code that sends or receives: one channel for each row of the code."""
 
     code: int
     direction: int
-    port: int
+    endpoint: int
 
 
 def _number_channels(program: Program) -> _Channels:
     # One row per (use, rank of the code), with the columns group, source, target and tag.
     columns: list[list[_IntArray]] = [[], [], [], []]
-    uses: list[_PortUse] = []
+    uses: list[_EndpointUse] = []
     any_source = False
     for number, code in enumerate(program.codes):
         own = np.asarray(code.ranks, dtype=np.int64)
-        ports_used = _ports_used(code)
+        endpoints_used = _endpoints_used(code)
         for direction in (SEND, RECV):
-            for port in sorted(ports_used[direction]):
-                peer, group, tag = code.ports[port]
+            for endpoint in sorted(endpoints_used[direction]):
+                peer, group, tag = code.endpoints[endpoint]
                 other = np.broadcast_to(np.asarray(peer, dtype=np.int64), own.shape)
                 if direction == SEND:
                     source, target = own, other
@@ -170,7 +171,7 @@ def _number_channels(program: Program) -> _Channels:
                 for column, values in zip(columns, fields, strict=True):
                     vector = np.asarray(values, dtype=np.int64)
                     column.append(np.broadcast_to(vector, own.shape))
-                uses.append(_PortUse(number, direction, port))
+                uses.append(_EndpointUse(number, direction, endpoint))
 
     tables = [_unused_tables(code) for code in program.codes]
     if not uses:
@@ -181,14 +182,14 @@ def _number_channels(program: Program) -> _Channels:
     for use in uses:
         end = start + len(program.codes[use.code].ranks)
         for row, channel in enumerate(number_of_row[start:end].tolist()):
-            tables[use.code][use.direction][row][use.port] = channel
+            tables[use.code][use.direction][row][use.endpoint] = channel
         start = end
     groups, sources, targets, tags = (column[first].tolist() for column in joined)
     return _Channels(groups, sources, targets, tags, tables, any_source)
 
 
 def _unused_tables(code: SharedCode) -> list[list[list[int]]]:
-    return [[[_UNUSED] * len(code.ports) for _ in code.ranks] for _ in (SEND, RECV)]
+    return [[[_UNUSED] * len(code.endpoints) for _ in code.ranks] for _ in (SEND, RECV)]
 
 
 def _number_distinct_rows(columns: list[_IntArray]) -> tuple[_IntArray, _IntArray]:

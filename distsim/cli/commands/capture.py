@@ -428,6 +428,7 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
     from distsim.script_capture.result.divergence_point import (
         collective_lines,
         divergent_finding,
+        waits_for_failed_rank,
         with_divergence,
     )
     from distsim.script_capture.result.message_divergence import (
@@ -438,12 +439,14 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
 
     simulation = result.simulation
     found = simulation.findings
+    ranks = result.captured.evaluated_ranks
     if divergent_finding(found) is None and not is_about_messages(found):
+        return result
+    if waits_for_failed_rank(found, ranks):
         return result
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    ranks = result.captured.evaluated_ranks
     findings = with_divergence(found, traces, collective_lines(ranks))
     if findings == found:
         findings = with_message_divergence(found, traces, posted_messages(ranks))

@@ -86,8 +86,8 @@ StepFieldsOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help=(
-            "Set a field of the model and its layout, as in the `transformer:` block of a scenario "
-            "(`distsim explain transformer`), such as 'launch=0 ns'. Repeatable."
+            "Set a field of a scenario's `transformer:` block (`distsim explain transformer`), "
+            "such as 'launch=0 ns'. Repeatable."
         ),
     ),
 ]
@@ -127,7 +127,7 @@ class PlanArguments:
 
 @command_with_arguments(PlanArguments, WorkerArguments)
 def command(arguments: PlanArguments, workers: WorkerArguments) -> None:
-    """Find the fastest layout of a transformer's training step.
+    """Find the fastest parallel layout for training a transformer.
 
     A layout combines tensor, pipeline, context, expert and data parallelism, pipeline schedule,
     ZeRO stage, recomputation, micro-batch size, and FP8 where the GPU supports it. For each layout,

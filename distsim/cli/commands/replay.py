@@ -40,7 +40,7 @@ TraceArgument = Annotated[
     typer.Argument(
         metavar="TRACE",
         help="Trace written by `simulate --trace F.jsonl` or `run --real`, or a folder with the "
-        "PyTorch profiles of all ranks (Gloo).",
+        "PyTorch profiles of all ranks (Gloo only).",
     ),
 ]
 BackendOption = Annotated[

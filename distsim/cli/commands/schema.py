@@ -35,8 +35,8 @@ SchemaKindOption = Annotated[
     choice_option(
         SchemaKind,
         "--of",
-        help="Subject of the schema: `scenario`, or a command whose JSON output it describes "
-        "(every command with --format json).",
+        help="What the schema describes: `scenario`, or a command's JSON output (every command "
+        "with --format json).",
         metavar="NAME",
     ),
 ]

@@ -26,7 +26,8 @@ PathsArgument = Annotated[
         metavar="PATH…",
         help="Recordings of one job, or folders with them: PyTorch profiler traces "
         "(.json, .json.gz; one per rank), Chakra traces (.et; one per rank), exports of Nsight "
-        "Systems (.sqlite), distsim traces (.jsonl), operation tables (.csv, .parquet).",
+        "Systems (.sqlite), distsim traces (.jsonl), operation tables (.csv, .parquet; "
+        "columns: docs/how-to/slow.md).",
     ),
 ]
 StepsOption = Annotated[
@@ -48,9 +49,8 @@ ReferenceOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="NAME",
-        help="Compare communication with the times predicted for this hardware model (preset or "
-        "file), with each rank on its own node. [default: compare with the usual times in the "
-        "recording]",
+        help="Compare communication with times predicted for this hardware model (preset or file), "
+        "one rank per node. [default: compare with the usual times in the recording]",
     ),
 ]
 WhatIfOption = Annotated[
@@ -121,7 +121,7 @@ class SlowArguments:
 def command(arguments: SlowArguments) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
-    Exit status 1: something was found. docs/how-to/slow.md lists the columns of operation tables.
+    Exit status 1: something was found.
 
     \b
     Example: distsim slow profiles/

@@ -86,8 +86,8 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Refuse programs of more than N calls. If you set N, the limits of ranks (131072) and "
-            "memory (2.3 GiB) are off. [default: 5000000]"
+            "Refuse programs of more than N calls. Setting N lifts the limits on ranks (131072) "
+            "and on the simulator's memory (2.3 GiB). [default: 5000000]"
         ),
     ),
 ]
@@ -112,7 +112,7 @@ StrictOption = Annotated[
     typer.Option(
         "--strict",
         help=(
-            "Fail also for leaks (requests and messages that never complete), and if the search "
+            "Fail also on leaks (requests and messages that never complete), and if the search "
             "over orders of events stopped early."
         ),
     ),

@@ -45,7 +45,7 @@ LauncherOption = Annotated[
         "--launcher",
         help=(
             "How the processes are started; elastic uses torch's own launcher. [default: fork, "
-            "or spawn if forked ranks cannot use a GPU]"
+            "or spawn if fork would break CUDA]"
         ),
     ),
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
+from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective
 
 #: Operations in which every byte has exactly one source rank and one destination rank.
 EXCHANGE_COLLECTIVES = ("all_to_all", "gather", "scatter")
@@ -26,12 +26,12 @@ class CutTraffic(NamedTuple):
 
 
 def traffic_across_cuts(
-    row: type[PricedOperation], counts: Sequence[int], root: int = 0
+    row: type[CostedOperation], counts: Sequence[int], root: int = 0
 ) -> list[CutTraffic]:
     """Traffic of each part, for parts with ``counts`` ranks.
 
     ``root`` is the index of the part that contains the root. all_reduce, broadcast and reduce put
-    the same traffic on each part (`PricedOperation.busbw_factor` for the number of parts).
+    the same traffic on each part (`CostedOperation.busbw_factor` for the number of parts).
     """
     n, parts, kind = sum(counts), len(counts), implemented_collective(row)
     lacking = [(n - count) / n for count in counts]

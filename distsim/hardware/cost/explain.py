@@ -12,7 +12,7 @@ import numpy as np
 
 from distsim.hardware.cluster import PRESETS
 from distsim.hardware.cost import nccl_curves
-from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
+from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective
 from distsim.hardware.cost.max_min_fairness import LinkPorts
 from distsim.hardware.cost.model import CostModel
 from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
@@ -84,7 +84,7 @@ class CostExplanation(NamedTuple):
 
 def explain_cost(
     cost: CostModel,
-    row: type[PricedOperation],
+    row: type[CostedOperation],
     ranks: tuple[int, ...],
     nbytes: int,
     ways: bool = False,
@@ -135,7 +135,7 @@ def explain_cost(
 
 def _bottlenecks(
     cost: CostModel,
-    row: type[PricedOperation],
+    row: type[CostedOperation],
     ranks: tuple[int, ...],
     nbytes: int,
     at: NcclContext,

@@ -125,7 +125,7 @@ class GroupPlacement:
 # --- schedules ---
 
 
-class PricedOperation(Protocol):
+class CostedOperation(Protocol):
     """The attributes of an operation that the cost model needs.
 
     See `distsim.operations.core.operation_base.Operation`.
@@ -190,7 +190,7 @@ def _count_equal_rounds(
     return tuple(counts.items())
 
 
-def implemented_collective(row: type[PricedOperation]) -> str:
+def implemented_collective(row: type[CostedOperation]) -> str:
     """The collective that the operation's algorithms implement; empty if it has none."""
     return next((algorithm.of for algorithm in row.algorithms.values()), "")
 

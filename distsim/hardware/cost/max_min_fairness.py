@@ -16,8 +16,8 @@ them (doc/PERFORMANCE.md), if its nodes have equally many ranks; otherwise see
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ from distsim.hardware.cost.cut_traffic import (
     exchange_traffic,
     traffic_across_cuts,
 )
-from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
+from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective
 from distsim.hardware.cost.model import CostModel
 
 FloatArray = NDArray[np.float64]
@@ -94,9 +94,9 @@ class LinkPorts:
         node, local = divmod(rank, self.cost.local_size)
         return self.first_card + 2 * (node * self.cards + local % self.cards)
 
-    def is_thread(self, port: int) -> bool:
-        """Whether a port is the thread of a process."""
-        return self.threads <= port < self.first_card
+    def are_threads(self, ports: IntArray) -> NDArray[np.bool_]:
+        """Which of some ports are the threads of processes."""
+        return (self.threads <= ports) & (ports < self.first_card)
 
     @property
     def shared_cards(self) -> bool:
@@ -131,15 +131,16 @@ class LinkPorts:
             return NO_DEMAND
         ports = [2 * src, 2 * dst + 1] if link == "intra" or self.through_intra else []
         ports += [self.card(src), self.card(dst) + 1] if link == "inter" else []
-        ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
-        rate = min([self._capacity_list[port] for port in ports])
+        if self.pools.levels:
+            ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
+        rate = min(map(self._capacity_list.__getitem__, ports))
         threads = [self.threads + src, self.threads + dst] if self.crossing else []
         weights = (1.0,) * len(ports) + (0.0,) * len(threads)
         return PortDemand((*ports, *threads), weights, rate)
 
     # --- collectives ---
     def of_collective(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> PortDemand:
         """Demand of a collective among ranks, cached per group.
 
@@ -154,7 +155,7 @@ class LinkPorts:
         return found
 
     def asked(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> dict[int, float]:
         """Bytes that a collective puts on each port that it uses, per byte of its buffer."""
         size, root = self.cost.local_size, ranks[0] if root is None else root
@@ -177,7 +178,7 @@ class LinkPorts:
         return {port: nbytes for port, nbytes in asked.items() if nbytes > 0}
 
     def _collective(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int
     ) -> PortDemand:
         asked = self.asked(row, ranks, root)
         ports = list(asked)
@@ -214,8 +215,61 @@ class LinkPorts:
             asked[card + 1] = asked.get(card + 1, 0.0) + through.into / len(cards)
 
 
+class PortUses(NamedTuple):
+    """The ports of several transfers: transfer ``flow[i]`` puts ``weight[i]`` on ``port[i]``."""
+
+    port: IntArray
+    weight: FloatArray
+    flow: IntArray
+
+
+class DemandTable:
+    """Demands as columns, so that those of thousands of transfers can be selected at once."""
+
+    def __init__(self) -> None:
+        self._number_of: dict[int, int] = {}
+        self._demands: list[PortDemand] = []
+        self._rates = array("d")
+        #: The ports of demand n are those from ``_first[n]`` up to ``_first[n + 1]``.
+        self._first = array("q", [0])
+        self._ports = array("q")
+        self._weights = array("d")
+
+    def numbers(self, demands: Sequence[PortDemand]) -> IntArray:
+        """The numbers of some demands in this table; adds the new ones."""
+        return np.array([self.number(demand) for demand in demands], dtype=np.int64)
+
+    def number(self, demand: PortDemand) -> int:
+        """The number of a demand in this table; adds it if it is new."""
+        number = self._number_of.setdefault(id(demand), len(self._demands))
+        if number == len(self._demands):
+            # The table keeps the demand, so that no other object gets its identity.
+            self._demands.append(demand)
+            self._rates.append(demand.rate)
+            self._ports.extend(demand.ports)
+            self._weights.extend(demand.weights)
+            self._first.append(len(self._ports))
+        return number
+
+    def rates(self, numbers: IntArray) -> FloatArray:
+        """The rate of each numbered demand."""
+        return np.frombuffer(self._rates, dtype=np.float64)[numbers]
+
+    def uses(self, numbers: IntArray) -> PortUses:
+        """The ports of numbered demands, in this order."""
+        first = np.frombuffer(self._first, dtype=np.int64)
+        begin = first[numbers]
+        counts = first[numbers + 1] - begin
+        flow = np.repeat(np.arange(len(numbers)), counts)
+        # Use i of the result is use `i - (uses of the demands before)` of its own demand.
+        uses_before = np.cumsum(counts) - counts
+        places = np.arange(len(flow)) + np.repeat(begin - uses_before, counts)
+        port = np.frombuffer(self._ports, dtype=np.int64)[places]
+        return PortUses(port, np.frombuffer(self._weights, dtype=np.float64)[places], flow)
+
+
 def _traffic_inside_node(
-    row: type[PricedOperation], mates: list[int], root: int, n: int
+    row: type[CostedOperation], mates: list[int], root: int, n: int
 ) -> list[CutTraffic]:
     """Bytes that each rank of a node exchanges with the node's other ranks, in a group of ``n``.
 
@@ -241,24 +295,27 @@ def fair_rates(
     ports' levels, and all transfers at a port that fills up before every other port of its
     transfers.
     """
-    ports_of = [d.ports for d in demands]
-    counts = list(map(len, ports_of))
-    ports = np.array(list(chain.from_iterable(ports_of)), dtype=np.int64)
-    weights_of = [d.weights for d in demands]
-    weight = np.array(list(chain.from_iterable(weights_of)), dtype=np.float64)
+    table = DemandTable()
+    numbers = table.numbers(demands)
+    limits = table.rates(numbers) if limits is None else limits
+    return fair_rates_of_uses(table.uses(numbers), capacity, limits)
+
+
+def fair_rates_of_uses(uses: PortUses, capacity: FloatArray, limit: FloatArray) -> FloatArray:
+    """As `fair_rates`, for transfers whose ports are in arrays."""
+    ports, weight, flow_of = uses
+    count = len(limit)
     # Number each used port by one of its places in `ports`. Unlike np.unique, this sorts nothing.
     # The other places of the port have no load.
     slots = len(ports)
     slot_of_port = np.empty(len(capacity), dtype=np.int64)
     slot_of_port[ports] = np.arange(slots)
     port_of = slot_of_port[ports]
-    flow_of = np.repeat(np.arange(len(demands)), counts)
-    limit = np.array([d.rate for d in demands]) if limits is None else limits
     available, rates = capacity[ports].astype(np.float64), limit.copy()
     while flow_of.size:
         load = np.bincount(port_of, weight, minlength=slots)
         level = np.divide(available, load, out=np.full(slots, np.inf), where=load > 0)
-        rate = np.minimum(limit, _minimum_per_index(level[port_of], flow_of, len(demands)))
+        rate = np.minimum(limit, _minimum_per_index(level[port_of], flow_of, count))
         full = level <= _minimum_per_index(rate[flow_of], port_of, slots) * _RELATIVE_TOLERANCE
         settled = limit <= rate
         settled[flow_of[full[port_of]]] = True

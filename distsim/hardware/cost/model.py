@@ -44,8 +44,8 @@ from distsim.hardware.cluster.measured_correction import MeasuredCorrection, wei
 from distsim.hardware.cost import nccl_curves
 from distsim.hardware.cost.link_loads import (
     CHEAPEST,
+    CostedOperation,
     GroupPlacement,
-    PricedOperation,
     ScheduleLoad,
     check_algorithm_names,
     implemented_collective,
@@ -297,7 +297,7 @@ class CostModel:
 
     def collective_ns(
         self,
-        row: type[PricedOperation],
+        row: type[CostedOperation],
         ranks: tuple[int, ...],
         nbytes: int,
         root: int | None = None,
@@ -326,7 +326,7 @@ class CostModel:
         return cost
 
     def collectives_ns(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]
+        self, row: type[CostedOperation], ranks: tuple[int, ...], nbytes: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """`collective_ns` for many sizes at once.
 
@@ -354,7 +354,7 @@ class CostModel:
         group: int,
         nodes: int,
         nbytes: int,
-        row: type[PricedOperation] | None,
+        row: type[CostedOperation] | None,
     ) -> int:
         """A modelled cost, multiplied by the ratio of measured to modelled times at that size."""
         key = (op, group, nodes)
@@ -373,7 +373,7 @@ class CostModel:
         return ceil(cost * factor - 1e-6) if self._corrections[key] else cost
 
     def _modelled(
-        self, curve: MeasuredCurve, row: type[PricedOperation] | None
+        self, curve: MeasuredCurve, row: type[CostedOperation] | None
     ) -> Callable[[int], float]:
         """The uncorrected cost by size, in the setting where a curve was measured."""
         per_node = curve.ranks if curve.nodes == 1 else -(-curve.group // curve.nodes)
@@ -387,7 +387,7 @@ class CostModel:
         return lambda nbytes: reference.collective_ns(row, tuple(range(curve.group)), nbytes, 0)
 
     def _collective_ns(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int, root: int
+        self, row: type[CostedOperation], ranks: tuple[int, ...], nbytes: int, root: int
     ) -> int:
         if len(ranks) < 2:
             return self.call_overhead_ns
@@ -428,7 +428,7 @@ class CostModel:
 
     def flat_ns(
         self,
-        row: type[PricedOperation],
+        row: type[CostedOperation],
         ranks: tuple[int, ...],
         nbytes: int,
         root: int = 0,
@@ -445,7 +445,7 @@ class CostModel:
             self._load_ns(self._load_of(place, algorithm, root), chunk)
         )
 
-    def link_bound_ns(self, row: type[PricedOperation], ranks: tuple[int, ...], nbytes: int) -> int:
+    def link_bound_ns(self, row: type[CostedOperation], ranks: tuple[int, ...], nbytes: int) -> int:
         """Lower bound for every schedule: busbw factor x bytes / the group's fastest link."""
         if len(ranks) < 2:
             return 0

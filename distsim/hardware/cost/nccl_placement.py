@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from distsim.hardware.cluster.description import Cluster
-from distsim.hardware.cost.link_loads import GroupPlacement, PricedOperation, implemented_collective
+from distsim.hardware.cost.link_loads import CostedOperation, GroupPlacement, implemented_collective
 from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
 
 
@@ -21,7 +21,7 @@ def merge_nvlink_domains(cluster: Cluster, machine_size: int) -> tuple[Cluster, 
     return cluster.model_copy(update={"nics": nics}), machines * machine_size
 
 
-def nccl_operation_of(row: type[PricedOperation]) -> NcclOperation | None:
+def nccl_operation_of(row: type[CostedOperation]) -> NcclOperation | None:
     """The operation that NCCL runs for a row of the operation table, or None.
 
     A barrier is an all_reduce of one element (torch's ProcessGroupNCCL).

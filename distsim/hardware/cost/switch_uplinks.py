@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from distsim.hardware.cluster.description import Cluster
 from distsim.hardware.cost.cut_traffic import EXCHANGE_COLLECTIVES, traffic_across_cuts
-from distsim.hardware.cost.link_loads import PricedOperation, implemented_collective
+from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective
 
 #: Operations whose traffic through a block does not depend on whether the other blocks are behind
 #: the same switch of the next level.
@@ -80,7 +80,7 @@ class SwitchUplinks:
         return found
 
     def of_collective(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> dict[int, float]:
         """Bytes per port, relative to the operation's buffer.
 
@@ -115,7 +115,7 @@ class SwitchUplinks:
         self,
         asked: dict[int, float],
         blocks: dict[int, int],
-        row: type[PricedOperation],
+        row: type[CostedOperation],
         switches: int,
     ) -> None:
         """Add the traffic of blocks below one of ``switches`` switches of the next level.
@@ -128,7 +128,7 @@ class SwitchUplinks:
             asked[port] = asked[port + 1] = inside + across * mates
 
     def ns_per_byte(
-        self, row: type[PricedOperation], ranks: tuple[int, ...], root: int | None = None
+        self, row: type[CostedOperation], ranks: tuple[int, ...], root: int | None = None
     ) -> float:
         """Lower bound for every schedule: ns per byte of the buffer at the slowest uplink."""
         return max(

@@ -39,11 +39,11 @@ PLAN: dict[str, object] = {
             "bound": "text",
             "shares": {"{}": "number"},
             "tied": "flag",
-            "front": "flag",
+            "pareto": "flag",
             "timed": "text",
         }
     ],
-    "left_out": [{"layout": _LAYOUT, "reason": "text"}],
+    "excluded": [{"layout": _LAYOUT, "reason": "text"}],
 }
 SWEEP: dict[str, object] = {
     "schema_version": "version",
@@ -89,7 +89,7 @@ _WAIT = {
     "call": "int",
     "peer": "int?",
     "for": ["int"],
-    "not_given": ["int"],
+    "ranks_without_data": ["int"],
     "known": "flag",
     "line": "text?",
 }
@@ -108,9 +108,11 @@ DOCTOR: dict[str, object] = {
             "from": ["text"],
         }
     ],
-    "groups": [{"name": "text", "description": "text", "members?": ["int"], "sure": "flag"}],
+    "groups": [
+        {"name": "text", "description": "text", "members?": ["int"], "members_certain": "flag"}
+    ],
     "last_common": ["text"],
-    "not_given": ["int"],
+    "ranks_without_data": ["int"],
     "disagree": ["text"],
     "notes": ["text"],
     "collect": ["text"],
@@ -208,7 +210,7 @@ MEASURED_TIMES: dict[str, object] = {
             "nodes": "int",
             "bytes": "int",
             "measured_ns": "int",
-            "priced_ns": "int",
+            "predicted_ns": "int",
             "band?": ["number"],
             "parts": "flag",
         }

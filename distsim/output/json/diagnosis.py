@@ -21,7 +21,7 @@ def doctor_json(diagnosis: Diagnosis) -> dict[str, object]:
         "ranks": [_rank_json(diagnosis, rank) for rank in statuses],
         "groups": [_group_json(group) for group in evidence.groups.values()],
         "last_common": diagnosis.common,
-        "not_given": list(diagnosis.absent),
+        "ranks_without_data": list(diagnosis.absent),
         "disagree": evidence.disputes,
         "notes": evidence.notes,
         "collect": diagnosis.collect,
@@ -34,7 +34,7 @@ def _group_json(group: EvidenceGroup) -> dict[str, object]:
         "name": group.name,
         "description": group.desc,
         "members": list(group.members) if group.members else None,
-        "sure": group.sure,
+        "members_certain": group.sure,
     }
 
 
@@ -56,7 +56,7 @@ def _wait_json(rank: int, wait: EvidenceWait) -> dict[str, object]:
         "call": wait.call.number,
         "peer": wait.call.peer,
         "for": list(wait.missing),
-        "not_given": list(wait.silent),
+        "ranks_without_data": list(wait.silent),
         "known": not wait.open_ended,
         "line": _place(wait.frame),
     }

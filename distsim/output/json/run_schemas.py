@@ -143,20 +143,20 @@ CHECK: dict[str, object] = {
     "files": [(_CHECKED_FILE, _UNREADABLE_FILE)],
 }
 _STOPPED_RUN = {
-    "told": "text",
+    "summary": "text",
     "reason": "text?",
     "cut": "any",
     "stops": [
         {
             "rank": "int",
             "status": "text",
-            "inside": "flag",
+            "inside_call": "flag",
             "op": "text?",
             "line": "int?",
             "iteration": "int?",
             "position": "int?",
             "at_ns": "int",
-            "said": "text",
+            "message": "text",
         }
     ],
 }
@@ -207,7 +207,7 @@ REAL_RUN: dict[str, object] = {
     "agreement": "text",
     "ended_by": "text?",
     "culprits": ["int"],
-    "taken": [
+    "any_source_matches": [
         {
             "rank": "int",
             "position": "int",
@@ -268,7 +268,7 @@ COMPARE: dict[str, object] = {
     "worst_ns": "int",
     "values": record_fields(ValueMatchCounts),
     "stopped?": {"run": "text", **_STOPPED_RUN},
-    "partings": [
+    "divergences": [
         {
             "kind": "text",
             "rank": "int",

@@ -42,12 +42,12 @@ def page_data(runs: Sequence[ReportRun], comparison: RunComparison | None) -> st
     }
     if comparison is not None:
         found = compare_json(comparison, (runs[0].name, runs[1].name))
-        divergences = found["partings"]
+        divergences = found["divergences"]
         shown = divergences[:_MAX_DIVERGENCES] if isinstance(divergences, list) else []
         head["comparison"] = {
             **found,
-            "partings": shown,
-            "more_partings": len(comparison.divergences) - len(shown),
+            "divergences": shown,
+            "more_divergences": len(comparison.divergences) - len(shown),
         }
         if comparison.pairs:
             a, b = np.array(comparison.pairs, dtype=np.int64).T

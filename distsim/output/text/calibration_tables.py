@@ -241,7 +241,7 @@ def _residual_cells(residual: CostResidual) -> tuple[str, ...]:
         str(point.nodes),
         show_bytes(point.nbytes),
         show_ns(point.ns),
-        show_ns(residual.priced_ns),
+        show_ns(residual.predicted_ns),
         f"{residual.ratio:.2f}",
         band,
     )
@@ -270,7 +270,7 @@ def residuals_json(found: Sequence[CostResidual]) -> dict[str, object]:
             "nodes": b.point.nodes,
             "bytes": b.point.nbytes,
             "measured_ns": b.point.ns,
-            "priced_ns": b.priced_ns,
+            "predicted_ns": b.predicted_ns,
             "band": b.band,
             "parts": b.is_outside_range,
         }

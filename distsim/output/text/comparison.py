@@ -94,7 +94,7 @@ def _stop_text(comparison: RunComparison) -> str:
     first = stops[0]
     first_position = stop_position_text(trace, first)
     at_first_position = [s for s in stops if stop_position_text(trace, s) == first_position]
-    later = [s._replace(said="") for s in stops if s not in at_first_position]
+    later = [s._replace(message="") for s in stops if s not in at_first_position]
 
     iteration = ""
     if first.row >= 0 and _has_iterations(trace):
@@ -405,7 +405,7 @@ def compare_json(comparison: RunComparison, names: tuple[str, str]) -> dict[str,
         "worst_ns": comparison.worst_ns,
         "values": comparison.values._asdict(),
         "stopped": stopped,
-        "partings": [_divergence_json(comparison, d) for d in comparison.divergences],
+        "divergences": [_divergence_json(comparison, d) for d in comparison.divergences],
         "causes": [{**cause._asdict(), "delta_ns": cause.delta_ns} for cause in comparison.causes],
         "ops": [operation._asdict() for operation in comparison.ops],
         "ranks": [_rank_json(rank) for rank in comparison.ranks],

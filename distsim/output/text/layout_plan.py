@@ -370,7 +370,7 @@ def layout_plan_json(plan: LayoutPlan) -> dict[str, object]:
         "gpus": list(dict.fromkeys(q.gpus for q in plan.questions)),
         "clusters": list(dict.fromkeys(q.cluster.name for q in plan.questions)),
         "layouts": [_layout_json(ranked) for ranked in plan.ranked],
-        "left_out": [
+        "excluded": [
             {"layout": rejected.layout._asdict(), "reason": rejected.reason}
             for rejected in plan.left
         ],
@@ -398,7 +398,7 @@ def _layout_json(ranked: RankedLayout) -> dict[str, object]:
         "bound": outcome.bound,
         "shares": {k: round(v, 6) for k, v in outcome.shares.items()},
         "tied": ranked.tied,
-        "front": ranked.front,
+        "pareto": ranked.front,
         "timed": outcome.timed,
     }
 

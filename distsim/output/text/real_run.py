@@ -315,7 +315,7 @@ def real_run_json(run: RealRun) -> dict[str, object]:
         "agreement": run.agreement,
         "ended_by": run.ended_by or None,
         "culprits": list(run.culprits),
-        "taken": [_receive_json(run, receive) for receive in run.taken],
+        "any_source_matches": [_receive_json(run, receive) for receive in run.taken],
         "ranks": [_rank_json(run, end) for end in run.final_state.ends],
         "findings": _findings_json(run.findings),
         "values": [_buffer_check_json(check) for check in run.values],

@@ -523,11 +523,8 @@ def _range_condition(simulation: Simulation) -> str:
     from distsim.simulation.training_metrics import has_estimated_compute
 
     if has_estimated_compute(simulation.program):
-        return (
-            "from all communication and compute on the critical path at its fastest to all at its "
-            "slowest"
-        )
-    condition = "from all communication on the critical path at its fastest to all at its slowest"
+        return "fastest to slowest communication and compute on the critical path"
+    condition = "fastest to slowest communication on the critical path"
     if any(piece.op == "compute" for piece in simulation.timeline.critical_path):
-        condition += "; compute times are taken as given"
+        condition += "; compute times as given"
     return condition

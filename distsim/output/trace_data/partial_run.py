@@ -78,8 +78,8 @@ def stopped_rank_lines(trace: Trace, found: Sequence[StoppedRank] | None = None)
     for stop in stops:
         ranks_by_position.setdefault(stop_position_text(trace, stop), []).append(stop.rank)
     lines = [f"{rank_list(sorted(ranks))} {where}" for where, ranks in ranks_by_position.items()]
-    if stops and stops[0].said and stops[0].status != "killed":
-        lines[0] += f": {truncated(stops[0].said, MAX_MESSAGE_LENGTH)}"
+    if stops and stops[0].message and stops[0].status != "killed":
+        lines[0] += f": {truncated(stops[0].message, MAX_MESSAGE_LENGTH)}"
     hidden = len(lines) - MAX_STOP_LINES
     if hidden > 0:
         return [*lines[:MAX_STOP_LINES], f"… {hidden} more"]
@@ -112,7 +112,7 @@ def partial_run_json(trace: Trace) -> dict[str, object] | None:
         return None
     ranks = [_stop_json(trace, stop) for stop in stopped_ranks(trace)]
     return {
-        "told": partial_run_text(trace),
+        "summary": partial_run_text(trace),
         "reason": trace.header.get("reason"),
         "cut": trace.header.get("cut"),
         "stops": ranks,
@@ -124,13 +124,13 @@ def _stop_json(trace: Trace, stop: StoppedRank) -> dict[str, object]:
     return {
         "rank": stop.rank,
         "status": stop.status,
-        "inside": stop.inside,
+        "inside_call": stop.inside,
         "op": None if call is None else call.op,
         "line": None if call is None else call.place.line,
         "iteration": None if call is None else call.iteration,
         "position": None if call is None else call.position,
         "at_ns": stop.at_ns,
-        "said": stop.said,
+        "message": stop.message,
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.errors import EnvironmentFault, UsageError, raise_if_out_of_memory
 from distsim.common.installation import install_command
 from distsim.hardware.cluster import Cluster, MeasuredCurve, cluster_from
 from distsim.hardware.cost import CostModel
@@ -207,7 +207,8 @@ def _least_squares() -> Callable[..., Any]:
     """scipy's least-squares solver. Raises EnvironmentFault if scipy is not installed."""
     try:
         from scipy.optimize import least_squares
-    except ImportError:
+    except ImportError as error:
+        raise_if_out_of_memory(error)
         raise EnvironmentFault(
             "fitting a cluster needs scipy, which is not installed", install_command("calibrate")
         ) from None
@@ -375,20 +376,20 @@ def _size_class(nbytes: int) -> str:
 
 
 class CostResidual(NamedTuple):
-    """A measured time and its predicted time (``priced_ns``).
+    """A measured time and its predicted time (``predicted_ns``).
 
     ``band``: factors on the predicted time between which 90 % of measured times lie; None if the
     cluster's predictions have no such range.
     """
 
     point: MeasuredPoint
-    priced_ns: int
+    predicted_ns: int
     band: tuple[float, float] | None
 
     @property
     def ratio(self) -> float:
         """Measured over predicted time."""
-        return self.point.ns / self.priced_ns
+        return self.point.ns / self.predicted_ns
 
     @property
     def is_outside_range(self) -> bool:
@@ -409,8 +410,8 @@ def cost_residuals(points: Iterable[MeasuredPoint], cluster: Cluster) -> tuple[C
     for point in sorted(pool_points(points)):
         world = world_of(point)
         cost = models.setdefault(world, CostModel(cluster, *world))
-        priced_ns = max(predicted_ns(cost, point), 1)
-        residuals.append(CostResidual(point, priced_ns, _prediction_range(cost, point)))
+        prediction = max(predicted_ns(cost, point), 1)
+        residuals.append(CostResidual(point, prediction, _prediction_range(cost, point)))
     return tuple(residuals)
 
 

@@ -166,7 +166,10 @@ class _StartupCauseFinder:
             f"the {names} not resolve, but {_ranks_text(ranks)} look{_verb_s(ranks)} for the "
             "store there"
         )
-        remedy = "check that `getent hosts NAME` works on that node, or use an IP address"
+        remedy = (
+            f"check that `getent hosts {hosts[0]}` works on rank {ranks[0]}'s node, or use an IP "
+            "address"
+        )
         return [StartupCause("DS122", tuple(ranks), message, remedy)]
 
     def _is_unresolvable(self, rank: int) -> bool:
@@ -276,10 +279,8 @@ class _StartupCauseFinder:
         for number, ranks in processes_by_number.items():
             if len(ranks) < 2:
                 continue
-            message = (
-                f"{len(ranks)} processes claim to be rank {number} (ranks {_numbers_text(ranks)} "
-                "in the scenario)"
-            )
+            both = "both" if len(ranks) == 2 else "all"
+            message = f"{_ranks_text(ranks)} of the scenario {both} claim to be rank {number}"
             remedy = "give every process its own rank, from 0 to world_size - 1"
             found.append(self._cause_with_errors("DS124", ranks, message, remedy))
         return found

@@ -210,7 +210,7 @@ class _StartupSimulation:
         """A process connects to an address where no store is."""
         address, place = self.addresses[rank], self.places[rank]
         if address.port in self.environment.ports_taken and place.node is not None:
-            missing = "an answer of the program on this port; no timeout of torch ends this wait"
+            missing = "an answer from the program on this port; no torch timeout ends this wait"
             return StartupOutcome("waits", missing=missing)
         timeout_ns = self.processes[rank].timeout_ns
         text = (
@@ -254,13 +254,15 @@ class _StartupSimulation:
             f"Timed out after {timeout_ns // _SECOND_NS + 1} seconds waiting for clients. "
             f"{len(ranks)}/{world_size} clients joined."
         )
+        missing = world_size - len(ranks)
+        missing_text = f"{missing} missing rank{'s' if missing > 1 else ''} (of {world_size})"
         self.outcomes[owner] = StartupOutcome(
             "waits",
             "DistStoreError",
             text,
             timeout_ns + _SECOND_NS,
             self._failed(),
-            f"{world_size - len(ranks)} of {world_size} ranks to register",
+            missing_text,
         )
         self._add_event(owner, "waits", f"{len(ranks)} of {world_size} ranks have arrived")
 

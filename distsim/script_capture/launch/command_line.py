@@ -19,9 +19,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple, NoReturn
 
 from distsim.common.errors import UsageError
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.preload import module_file
 from distsim.script_capture.launch.rank_environment import LauncherName
-from distsim.script_capture.launch.rank_process import CaptureTarget
 
 _EXAMPLE: Final = "distsim capture --nproc 4 -- python train.py --epochs 1"
 _MODULE_OPTIONS: Final = ("-m", "--module")
@@ -252,6 +252,7 @@ def _parse_launcher(words: list[str], launcher: _Launcher) -> LaunchCommand:
         inner = parse_command(words)
         return _launched(replace(inner, local_rank_argument=""), options, launcher)
     is_module = words[0] in _MODULE_OPTIONS
+    words = _without_separator(words, 1 + is_module)
     target = _module_target(words[1:]) if is_module else _file_target(words)
     return _launched(LaunchCommand(target), options, launcher)
 
@@ -313,6 +314,17 @@ def _take_options(words: list[str], launcher: _Launcher) -> dict[str, str]:
             value = f"{options[name]}\n{value}"
         options[name] = value
     return options
+
+
+def _without_separator(words: list[str], program_end: int) -> list[str]:
+    """The words without the ``--`` between the program and its arguments.
+
+    Launchers parse their words with argparse, which drops it: `torchrun -m package.train -- --depth
+    4` passes `--depth 4`.
+    """
+    if words[program_end : program_end + 1] == ["--"]:
+        return [*words[:program_end], *words[program_end + 1 :]]
+    return words
 
 
 def _exported_variables(options: Mapping[str, str], launcher: _Launcher) -> dict[str, str]:

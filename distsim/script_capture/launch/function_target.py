@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.preload import preload_lazy_torch_modules
-from distsim.script_capture.launch.rank_process import CaptureTarget
 
 
 def function_target(

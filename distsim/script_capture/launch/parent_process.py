@@ -23,15 +23,15 @@ from distsim.backends.profile import BackendProfile
 from distsim.common.records import gc_paused
 from distsim.script_capture.hub.event_loop import Hub
 from distsim.script_capture.hub.state import RankProcess
+from distsim.script_capture.launch.capture_target import CaptureTarget
 from distsim.script_capture.launch.rank_environment import (
+    RANK_VARIABLE,
+    RANKS_VARIABLE,
     LauncherName,
     RankPosition,
     launcher_environment,
 )
 from distsim.script_capture.launch.rank_process import (
-    RANK_VARIABLE,
-    RANKS_VARIABLE,
-    CaptureTarget,
     ChildOptions,
     die_with_parent,
     run_rank_process,

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
+#: The variables with the rank and the number of ranks of a process that capture started.
+RANK_VARIABLE: Final = "DISTSIM_RANK"
+RANKS_VARIABLE: Final = "DISTSIM_RANKS"
 #: ``torchrun`` stands for all launchers that set the same variables (accelerate, deepspeed).
 LauncherName = Literal["torchrun", "slurm", "mpi"]
 

@@ -10,13 +10,15 @@ import signal
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from functools import partial, wraps
 from typing import Final, NamedTuple
 
 from distsim.script_capture.cuda.emulation import CPU_ALIASED, CudaEmulation, stream_log
 from distsim.script_capture.cuda.graphs import set_graph_hooks
 from distsim.script_capture.errors import UnsupportedError
+from distsim.script_capture.launch.capture_target import CaptureTarget
+from distsim.script_capture.launch.elastic_ranks import patch_elastic_agent
+from distsim.script_capture.launch.rank_environment import RANK_VARIABLE
 from distsim.script_capture.launch.rank_output import write_whole_lines
 from distsim.script_capture.patches.backward_origin import ForwardLineRecorder
 from distsim.script_capture.patches.dynamo import exclude_from_dynamo
@@ -31,9 +33,6 @@ from distsim.script_capture.rank.line_trace import LineTrace
 
 #: prctl(2): set the signal that a process gets when its parent ends.
 _PR_SET_PDEATHSIG: Final = 1
-#: The variables with the rank and the number of ranks of a process that capture started.
-RANK_VARIABLE: Final = "DISTSIM_RANK"
-RANKS_VARIABLE: Final = "DISTSIM_RANKS"
 #: Frames between the script and `HubClient.report_streams`, if C++ calls it.
 _DIRECT_DEPTH: Final = 3
 #: Functions that end a process, or replace it by another program, without running Python's exit.
@@ -41,27 +40,6 @@ _ENDING_FUNCTIONS: Final = (
     (os, ("_exit", "abort", "kill", "execv", "execve")),
     (signal, ("raise_signal",)),
 )
-
-
-@dataclass(frozen=True)
-class CaptureTarget:
-    """What each rank runs: the file ``name``, the module ``name``, or a function.
-
-    ``home`` is the file of a module or of a function.
-    """
-
-    name: str
-    args: tuple[str, ...] = ()
-    module: bool = False
-    function: Callable[[], object] | None = None
-    home: str = ""
-
-    @property
-    def file(self) -> str:
-        """The user's main file; "" if it is not known."""
-        if self.home:
-            return self.home
-        return "" if self.module else self.name
 
 
 class ChildOptions(NamedTuple):
@@ -156,6 +134,7 @@ def _install_patches(client: HubClient) -> None:
 
         install_patches(client)
         patch_start_methods(client)
+        patch_elastic_agent(client)
         refuse_subprocess_ranks()
         recorder = ForwardLineRecorder(client.sites)
         recorder.install()
@@ -221,7 +200,7 @@ def _run_with_options(
             client.counter = modes.enter_context(count_kernels())
             if client.streams is not None:
                 client.counter.before_kernel = client.report_streams
-        return _run_target(target)
+        return target.run()
 
 
 def run_and_report_exit(client: HubClient, work: Callable[[], object]) -> int:
@@ -252,16 +231,3 @@ def _print_traceback(client: HubClient, error: BaseException, end: ProcessExit) 
     prefix = f"[rank{client.rank}]: " if client.rank >= 0 and end.trace else ""
     with suppress(OSError, ValueError):
         sys.stderr.write("".join(f"{prefix}{line}" for line in text.splitlines(keepends=True)))
-
-
-def _run_target(target: CaptureTarget) -> object:
-    import runpy
-
-    if target.function is not None:
-        return target.function()
-    sys.argv = [target.name, *target.args]
-    if target.module:
-        sys.path.insert(0, os.getcwd())
-        return runpy.run_module(target.name, run_name="__main__", alter_sys=True)
-    sys.path.insert(0, os.path.dirname(os.path.abspath(target.name)))
-    return runpy.run_path(target.name, run_name="__main__")

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from functools import wraps
 from importlib import import_module
-from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
 from distsim.script_capture.errors import UnsupportedError
+from distsim.script_capture.patches.after_import import after_import
 
 _TORCHCOMMS_TEXT: Final = (
     "distsim capture does not support torchcomms: use torch.distributed's process groups"
@@ -61,33 +60,12 @@ def refuse_unsupported_transports() -> None:
     refuse_torchcomms()
 
 
-class _TorchcommsFinder:
-    """An entry of `sys.meta_path`: torchcomms can be imported, but not used."""
-
-    @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """The spec of torchcomms, whose function `new_comm` will be replaced; else None."""
-        spec = PathFinder.find_spec(name, path) if name == "torchcomms" else None
-        if spec is None or spec.loader is None:
-            return None
-        loader: Any = spec.loader
-        execute = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            execute(module)
-            _refuse_new_comm(module)
-
-        loader.exec_module = exec_module
-        return spec
-
-
 def refuse_torchcomms() -> None:
-    """Its communicators are C++ objects that no process group sees."""
-    finder: Any = _TorchcommsFinder
-    sys.meta_path.insert(0, finder)
-    module = sys.modules.get("torchcomms")
-    if module is not None:  # imported before the ranks were forked
-        _refuse_new_comm(module)
+    """torchcomms can be imported, but not used.
+
+    Its communicators are C++ objects that no process group sees.
+    """
+    after_import("torchcomms", _refuse_new_comm)
 
 
 def _refuse_new_comm(module: ModuleType) -> None:

@@ -64,14 +64,14 @@ def library_folders() -> tuple[str, ...]:
 
 
 class CallSiteFinder:
-    """Call sites of one process. ``main`` is a file of the user's wherever it lies.
+    """Call sites of one process. The user's files are ``main_files``, and others outside libraries.
 
     ``forward_line`` returns the forward line whose backward is running in this thread.
     ``backward_passes`` counts the backward passes that are running in the process.
     """
 
     def __init__(self, main: str = "") -> None:
-        self.main = os.path.abspath(main) if main else ""
+        self.main_files = {os.path.abspath(main)} if main else set()
         self.forward_line: Callable[[], CallOrigin] | None = None
         self.backward_passes = 0
         self._backward_lock = threading.Lock()
@@ -82,6 +82,11 @@ class CallSiteFinder:
         #: Origins by code position. The code objects are kept too, because a key has only their
         #: ids, which Python would give to new objects.
         self._origins: dict[tuple[object, ...], tuple[CallOrigin, CodeType, CodeType | None]] = {}
+
+    def add_main(self, file: str) -> None:
+        """Count a file as the user's, wherever it lies."""
+        self.main_files.add(os.path.abspath(file))
+        self._kinds.clear()
 
     def is_own(self, file: str) -> bool:
         """Whether the user wrote this file."""
@@ -96,7 +101,7 @@ class CallSiteFinder:
     def _determine_kind(self, file: str) -> str:
         path = os.path.abspath(file)
         is_library = file.startswith("<") or path.startswith(self._library_folders)
-        if path == self.main or not is_library:
+        if path in self.main_files or not is_library:
             return _USER
         if file.endswith(_FORWARDING_FILES) or path.startswith(PACKAGE_FOLDER):
             return _FORWARDING

@@ -6,8 +6,8 @@ Key idea: matches are fixed before any clock runs. So classes can be found on th
 for all ranks at once, before any call is examined individually. Members of a class have
 
 - the same code, the same numbers in its calls, the same speed and the same start;
-- for each of their ports, the same class of peer, the same port of the peer that leads back, and
-  the same kind of link;
+- for each of their endpoints, the same class of peer, the same endpoint of the peer that leads
+  back, and the same kind of link;
 - for each of their groups, the same set of (class, group slot of its member), and the same cost.
 
 Then they do the same at the same time. Proof by induction on the rounds of the fixed point of all
@@ -50,14 +50,14 @@ _DISTINGUISHING_FIELDS = ("code", "message", "assume_src")
 _NO_SLOT = -1
 
 
-class PortTable(NamedTuple):
-    """The ports of all ranks, one entry for each rank and port.
+class EndpointTable(NamedTuple):
+    """The endpoints of all ranks, one entry for each rank and endpoint.
 
-    ``rank``: whose it is; ``port``: its number in the rank's code; ``peer``: where it leads.
+    ``rank``: whose it is; ``endpoint``: its number in the rank's code; ``peer``: where it leads.
     """
 
     rank: IntArray
-    port: IntArray
+    endpoint: IntArray
     peer: IntArray
 
 
@@ -77,7 +77,7 @@ class RankPartition(NamedTuple):
     """``of[r]``: the class of rank r. Classes are numbered by their first ranks."""
 
     of: IntArray
-    ends: PortTable
+    ends: EndpointTable
     slots: MembershipTable
 
 
@@ -107,7 +107,7 @@ def _can_use_classes(program: Program) -> bool:
     if program.jitter or program.startup is not None:
         return False
     for code in program.codes:
-        if any(np.any(np.asarray(port.peer) < 0) for port in code.ports):
+        if any(np.any(np.asarray(endpoint.peer) < 0) for endpoint in code.endpoints):
             return False  # an any-source receive
         if any(_needs_rank_number(program, code, call) for call in code.distinct_calls()):
             return False
@@ -140,8 +140,8 @@ def _agreement_depends_on_group_rank(program: Program, code: SharedCode, call: C
 class _PartitionRefinement:
     """Splits colours until no round splits any. A colour is a number per rank.
 
-    Columns that differ by port have one entry for each entry of ``ends``, which are in the order of
-    codes, ports and ranks.
+    Columns that differ by endpoint have one entry for each entry of ``ends``, in the order
+    of codes, endpoints and ranks.
     """
 
     def __init__(
@@ -168,18 +168,20 @@ class _PartitionRefinement:
             colour = finer
         return None
 
-    # --- ports ---
-    def _all_ends(self) -> PortTable:
-        ranks, ports, peers = ([np.zeros(0, np.int64)] for _ in range(3))
+    # --- endpoints ---
+    def _all_ends(self) -> EndpointTable:
+        ranks, endpoints, peers = ([np.zeros(0, np.int64)] for _ in range(3))
         for code in self.codes:
-            count = len(code.ports)
+            count = len(code.endpoints)
             ranks.append(np.tile(code.ranks, count))
-            ports.append(np.repeat(np.arange(count), len(code.ranks)))
-            peers += [port.peers for port in code.ports]
-        return PortTable(np.concatenate(ranks), np.concatenate(ports), np.concatenate(peers))
+            endpoints.append(np.repeat(np.arange(count), len(code.ranks)))
+            peers += [endpoint.peers for endpoint in code.endpoints]
+        return EndpointTable(
+            np.concatenate(ranks), np.concatenate(endpoints), np.concatenate(peers)
+        )
 
-    def _ports_back(self, more: Sequence[IntArray]) -> IntArray:
-        """By entry, the first port of its peer that leads back to it; -1 if there is none.
+    def _endpoints_back(self, more: Sequence[IntArray]) -> IntArray:
+        """By entry, the first endpoint of its peer that leads back to it; -1 if there is none.
 
         ``more``: columns that must be equal on both sides.
         """
@@ -187,19 +189,23 @@ class _PartitionRefinement:
         backward = np.stack([self.ends.peer, self.ends.rank, *more], axis=1)
         number = row_numbers(np.concatenate([forward, backward]))
         own, wanted = number[: len(forward)], number[len(forward) :]
-        first_port = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
-        first_port[own[::-1]] = self.ends.port[::-1]
-        return np.asarray(first_port[wanted])
+        first_endpoint = np.full(int(number.max(initial=-1)) + 1, -1, dtype=np.int64)
+        first_endpoint[own[::-1]] = self.ends.endpoint[::-1]
+        return np.asarray(first_endpoint[wanted])
 
-    def _port_columns(self) -> list[IntArray]:
-        """By entry: the ports that lead back, and the distance."""
-        ports = [port for code in self.codes for port in code.ports]
-        groups = np.concatenate([np.zeros(0, np.int64), *(port.groups for port in ports)])
-        columns = [self._ports_back([]), self._ports_back([groups])]
+    def _endpoint_columns(self) -> list[IntArray]:
+        """By entry: the endpoints that lead back, and the distance."""
+        endpoints = [endpoint for code in self.codes for endpoint in code.endpoints]
+        groups = np.concatenate(
+            [np.zeros(0, np.int64), *(endpoint.groups for endpoint in endpoints)]
+        )
+        columns = [self._endpoints_back([]), self._endpoints_back([groups])]
         columns += [self._distance(cost) for cost in self.costs]
         if any(code.tagged for code in self.codes):
-            tags = np.concatenate([np.zeros(0, np.int64), *(port.tags for port in ports)])
-            columns += [self._ports_back([tags]), self._ports_back([groups, tags])]
+            tags = np.concatenate(
+                [np.zeros(0, np.int64), *(endpoint.tags for endpoint in endpoints)]
+            )
+            columns += [self._endpoints_back([tags]), self._endpoints_back([groups, tags])]
         return columns
 
     def _distance(self, cost: CostModel) -> IntArray:
@@ -267,14 +273,14 @@ class _PartitionRefinement:
         They have no gaps: `run` knows a round that splits none by the largest colour.
         """
         faults = self._number_faults()
-        port_columns, start = self._port_columns(), 0
+        endpoint_columns, start = self._endpoint_columns(), 0
         colour, offset = np.zeros(self.size, dtype=np.int64), 0
         for number, code in enumerate(self.codes):
             ranks = len(code.ranks)
-            end = start + ranks * len(code.ports)
+            end = start + ranks * len(code.endpoints)
             table = [np.full((1, ranks), number, dtype=np.int64), faults[None, code.ranks]]
             table += code.columns(self.program)
-            table += [column[start:end].reshape(-1, ranks) for column in port_columns]
+            table += [column[start:end].reshape(-1, ranks) for column in endpoint_columns]
             if code.by_place(self.profiles):
                 table.append(self._group_ranks(code))
             if self.shared:
@@ -363,7 +369,7 @@ class _PartitionRefinement:
         index[self.slots.ids] = np.arange(len(self.slots.ids))
         for code in self.codes:
             ranks = len(code.ranks)
-            end = start + ranks * len(code.ports)
+            end = start + ranks * len(code.endpoints)
             own = peer_colours[start:end].reshape(-1, ranks)
             groups = [group_kinds[index[ids]][None, :] for ids in code.groups]
             numbers = row_numbers(np.concatenate([colour[None, code.ranks], own, *groups]).T)

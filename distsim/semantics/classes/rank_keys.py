@@ -29,8 +29,8 @@ _MAX_SORTED_COLUMNS = 8
 _SCALAR_TYPES = frozenset((int, str, bool, float, type(None)))
 
 
-class PortColumns(NamedTuple):
-    """One port of a code: the peer, group and tag of each of its ranks."""
+class EndpointColumns(NamedTuple):
+    """One endpoint of a code: the peer, group and tag of each of its ranks."""
 
     peers: IntArray
     groups: IntArray
@@ -40,7 +40,7 @@ class PortColumns(NamedTuple):
 class RankVectors:
     """A code with its vectors spread over its ranks.
 
-    ``ports``: the distinct ones. Tags distinguish ports only if some tag differs by rank
+    ``endpoints``: the distinct ones. Tags distinguish endpoints only if some tag differs by rank
     (``tagged``). ``groups``: by group slot, the group of each rank.
     """
 
@@ -48,28 +48,28 @@ class RankVectors:
         self.code, self.ranks = code, np.array(code.ranks, dtype=np.int64)
         self.calls = list(code.distinct_calls())
         self.groups = [self._spread(group) for group in code.groups]
-        self.tagged = any(isinstance(port.tag, np.ndarray) for port in code.ports)
-        ports: dict[Hashable, PortColumns] = {}
-        for port, users in zip(code.ports, self._users(), strict=True):
-            peers = self._spread(port.peer)
+        self.tagged = any(isinstance(endpoint.tag, np.ndarray) for endpoint in code.endpoints)
+        endpoints: dict[Hashable, EndpointColumns] = {}
+        for endpoint, users in zip(code.endpoints, self._users(), strict=True):
+            peers = self._spread(endpoint.peer)
             if users is not None:
                 # The peer of a rank that makes no call there means nothing.
-                peers = np.where(users, port.peer, self.ranks)
-            tags = self._spread(port.tag)
-            key = (peers.tobytes(), port.group, tags.tobytes() if self.tagged else b"")
-            ports.setdefault(key, PortColumns(peers, self.groups[port.group], tags))
-        self.ports = list(ports.values())
+                peers = np.where(users, endpoint.peer, self.ranks)
+            tags = self._spread(endpoint.tag)
+            key = (peers.tobytes(), endpoint.group, tags.tobytes() if self.tagged else b"")
+            endpoints.setdefault(key, EndpointColumns(peers, self.groups[endpoint.group], tags))
+        self.endpoints = list(endpoints.values())
 
     def _users(self) -> list[BoolVector | None]:
-        """By port, the ranks that make a call there; None: all."""
+        """By endpoint, the ranks that make a call there; None: all."""
         code = self.code
         if code.guards is None:
-            return [None] * len(code.ports)
-        users = [np.zeros(len(code.ranks), dtype=np.bool_) for _ in code.ports]
+            return [None] * len(code.endpoints)
+        users = [np.zeros(len(code.ranks), dtype=np.bool_) for _ in code.endpoints]
         for call, guard in zip(code.calls, code.guards, strict=True):
             for part in (call, *call.parts):
-                if part.port >= 0:
-                    users[part.port] |= True if guard is None else guard
+                if part.endpoint >= 0:
+                    users[part.endpoint] |= True if guard is None else guard
         return list(users)
 
     def _spread(self, value: Vec) -> IntArray:
@@ -81,20 +81,20 @@ class RankVectors:
         distinct_guards = {id(g): g for g in self.code.guards or () if g is not None}
         for guard in distinct_guards.values():
             yield guard.astype(np.int64)[None, :]
-        yield from self._equal_ports(program)
+        yield from self._equal_endpoints(program)
         if len(self.groups) > 1:
             yield first_equal_columns(np.stack(self.groups, axis=1)).T
         for vector in self._call_vectors():
             yield _value_numbers(vector)[None, :]
         yield from self._roots(program)
 
-    def _equal_ports(self, program: Program) -> Iterator[IntArray]:
-        """Which of a rank's ports have the same peer, and perhaps the same group and tag."""
-        if not self.ports:
+    def _equal_endpoints(self, program: Program) -> Iterator[IntArray]:
+        """Which of a rank's endpoints have the same peer, and perhaps the same group and tag."""
+        if not self.endpoints:
             return
-        peers = np.stack([port.peers for port in self.ports], axis=1)
-        groups = np.stack([port.groups for port in self.ports], axis=1)
-        tags = np.stack([port.tags for port in self.ports], axis=1)
+        peers = np.stack([endpoint.peers for endpoint in self.endpoints], axis=1)
+        groups = np.stack([endpoint.groups for endpoint in self.endpoints], axis=1)
+        tags = np.stack([endpoint.tags for endpoint in self.endpoints], axis=1)
         pairs = peers + np.int64(program.world_size) * groups
         keys = [peers, pairs]
         if self.tagged:

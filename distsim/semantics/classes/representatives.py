@@ -152,14 +152,14 @@ class _RestrictedCode:
 
     def restricted(self) -> SharedCode:
         code = self.code
-        ports = [
-            ChannelEndpoint(self._value(port.peer), port.group, self._value(port.tag))
-            for port in code.ports
+        endpoints = [
+            ChannelEndpoint(self._value(endpoint.peer), endpoint.group, self._value(endpoint.tag))
+            for endpoint in code.endpoints
         ]
         return SharedCode(
             tuple(code.ranks[row] for row in self.rows.tolist()),
             [self._call(call) for call in code.calls],
-            ports,
+            endpoints,
             [self._value(group) for group in code.groups],
             self._guards(),
             code.iterations,

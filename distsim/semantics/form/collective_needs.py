@@ -107,7 +107,7 @@ class CollectiveNeeds:
         return np.concatenate(ring_rows)
 
     @cached_property
-    def early(self) -> IntArray:
+    def partial_wait_rows(self) -> IntArray:
         """Rows of collectives in which a member may not wait for just all members.
 
         Some may finish before all have arrived, or wait although all have.

@@ -2,7 +2,7 @@
 
 Key idea: ranks of one unit do the same, call by call. The unit's key holds every value on which a
 compiler branches: which calls a rank makes; which of them are invalid or accept any source; the
-shapes that a backend checks; and which of the code's ports and groups are identical (so that a
+shapes that a backend checks; and which of the code's endpoints and groups are identical (so that a
 communicator was used before, or a group's numbers continue). Ranks that a fault strikes, and ranks
 that make an invalid call or a new group, get a unit of their own.
 """
@@ -76,20 +76,23 @@ def _key_columns(code: SharedCode, profile: BackendProfile) -> Iterator[IntArray
     distinct_guards = {id(guard): guard for guard in code.guards or () if guard is not None}
     for guard in distinct_guards.values():
         yield guard.astype(np.int64)
-    peers = [np.broadcast_to(np.asarray(port.peer, dtype=np.int64), size) for port in code.ports]
+    peers = [
+        np.broadcast_to(np.asarray(endpoint.peer, dtype=np.int64), size)
+        for endpoint in code.endpoints
+    ]
     groups = [np.broadcast_to(np.asarray(group, dtype=np.int64), size) for group in code.groups]
-    if any(isinstance(port.peer, np.ndarray) for port in code.ports):
+    if any(isinstance(endpoint.peer, np.ndarray) for endpoint in code.endpoints):
         yield np.stack([peer < 0 for peer in peers], axis=1).astype(np.int64)
     if any(isinstance(group, np.ndarray) for group in code.groups):
         yield first_equal_columns(np.stack(groups, axis=1))
     if profile.device and len(peers) > 1:
         # On a device, each pair of ranks of a group has a communicator or connections of its own.
-        slots = [port.group for port in code.ports]
+        slots = [endpoint.group for endpoint in code.endpoints]
         pairs = [peer * _GROUP_SPACE + groups[k] for k, peer in zip(slots, peers, strict=True)]
         yield first_equal_columns(np.stack(pairs, axis=1))
     yield from _root_columns(code, profile, peers)
     for call in code.distinct_calls():
-        from_any_source = call.port >= 0 and (peers[call.port] < 0).any()
+        from_any_source = call.endpoint >= 0 and (peers[call.endpoint] < 0).any()
         if call.op in SHAPE_CHECKED_OPS or from_any_source:
             for size_by_rank in _sizes_that_vary(call):
                 yield np.asarray(size_by_rank, dtype=np.int64)

@@ -91,7 +91,9 @@ class CompilationContext:
 
 def refusal_key(program: Program, code: SharedCode, row: int, call: CodeCall) -> Hashable:
     """Everything that decides whether a backend refuses a call, for one row of a code's vectors."""
-    from_any_source = call.port >= 0 and int(at_row(code.ports[call.port].peer, row)) < 0
+    from_any_source = (
+        call.endpoint >= 0 and int(at_row(code.endpoints[call.endpoint].peer, row)) < 0
+    )
     inputs, outputs = call.fields.get("inputs") or (), call.fields.get("outputs") or ()
     shapes: tuple[tuple[int, ...], ...] = ()
     if call.op in SHAPE_CHECKED_OPS or from_any_source:
@@ -144,7 +146,7 @@ class UnitCompiler:
         self.open_handles: dict[int, None] = {}
         self.out: list[Instruction] = []
         self.numbers: dict[Hashable, int] = {}
-        self.meets = 0
+        self.rendezvous_count = 0
         self.has_started = self.apart = False
         self.made: set[int] = set()
         self._group_ids: dict[int, int] = {}  # by group slot of the code
@@ -297,7 +299,7 @@ class UnitCompiler:
 
     def peer(self, call: CodeCall) -> int:
         """The global rank of the message's peer."""
-        return int(self.value(self.code.ports[call.port].peer))
+        return int(self.value(self.code.endpoints[call.endpoint].peer))
 
     # --- calls that may not be made ---
     def _problem_of(self, position: int, call: CodeCall) -> _CallProblem | None:
@@ -375,7 +377,7 @@ class UnitCompiler:
         peers: set[int] = set()
         for distance in self.code.calls[position].again:
             target = self.code.calls[position - distance]
-            peers |= {self.peer(part) for part in (target, *target.parts) if part.port >= 0}
+            peers |= {self.peer(part) for part in (target, *target.parts) if part.endpoint >= 0}
         return tuple(sorted(peers - {ANY_SENDER}))
 
     def _first_refusal(self, call: CodeCall) -> str | None:
@@ -439,8 +441,8 @@ class UnitCompiler:
     # --- kinds of call ---
     def meet(self, meet: AwaitRendezvous) -> None:
         """Add a rendezvous, with its number."""
-        self.out.append(meet._replace(number=self.meets))
-        self.meets += len(meet.numbers)
+        self.out.append(meet._replace(number=self.rendezvous_count))
+        self.rendezvous_count += len(meet.numbers)
 
     def post(
         self, position: int, part: LaunchPart, wait: bool, queue: ExecutionQueue | None = None

@@ -6,7 +6,7 @@ Key idea: a row is done at a simple function of the times at which other rows ar
 A message row i is done at ``max(A[i], A[need]) + lag``, where A is the time at which a row is
 posted; or, with a negative lag, at ``max(A[i], A[need] - lag)``: data that left before their
 receive was posted arrive on their own. A send that the backend buffers needs no receive, or, if
-the window is full, the receive that makes room.
+the window is full, the receive that frees space.
 
 A collective row waits for all members; for those that its data come from and go to; or, if members
 disagree on the root, for those that each would wait for by its own root (`CollectiveNeeds`).
@@ -44,14 +44,17 @@ class CompletionConditions:
 
     By row:
 
-    - ``price``: how long it takes once everything that it needs has happened, ns.
+    - ``duration``: how long it takes once everything that it needs has happened, ns.
     - ``need``: of a message, the row that must be posted; -1 for none, or `NEVER_ARRIVES`.
-    - ``ahead``: sends that may leave before their receive is posted.
-    - ``room``: of a send, the receive that makes room for it in the window; -1 if none is needed.
+    - ``buffered``: sends that may leave before their receive is posted.
+    - ``freed_by``: of a send, the receive that frees space for it in the window; -1 if it needs
+      none.
     - ``lag``: of a message, the time from the later posting to its end (see the module).
-    - ``early``: for rows of collectives that do not wait for all members, the rows that they need.
+    - ``partial_waits``: for rows of collectives that do not wait for all members, the rows that
+      they need.
 
-    ``needs``: the rule from which ``early`` follows, for collectives; ``need`` is for messages.
+    ``needs``: the rule from which ``partial_waits`` follows, for collectives; ``need`` is for
+    messages.
 
     ``never``: instances of collectives that never complete.
 
@@ -74,21 +77,21 @@ class CompletionConditions:
         self.mate = _partners_without_withdrawn(linked, from_all)
         never = [*mismatched_instances, *withdrawn_instances]
         self.never = sorted_unique(np.array(never, dtype=np.int64))
-        self.ahead = self._buffered_sends()
-        self.need = np.where(self.ahead, -1, self.mate)
-        self.room = np.full(linked.rows, -1, dtype=np.int64)
+        self.buffered = self._buffered_sends()
+        self.need = np.where(self.buffered, -1, self.mate)
+        self.freed_by = np.full(linked.rows, -1, dtype=np.int64)
         self._limit_to_window()
-        self.has_room = bool((self.room != -1).any())
+        self.some_wait_for_space = bool((self.freed_by != -1).any())
         # A buffered send whose window is never emptied waits for ever.
-        blocked = self.ahead & (self.room == NEVER_ARRIVES)
-        self.need[blocked], self.room[blocked] = NEVER_ARRIVES, -1
+        blocked = self.buffered & (self.freed_by == NEVER_ARRIVES)
+        self.need[blocked], self.freed_by[blocked] = NEVER_ARRIVES, -1
         receives = np.array(mismatched_receives, dtype=np.int64)
         self.need[receives] = self.need[self.mate[receives]] = NEVER_ARRIVES
-        self.price = np.zeros(linked.rows, dtype=np.int64)
+        self.duration = np.zeros(linked.rows, dtype=np.int64)
         if cost is not None:
-            self._price_messages(cost)
-            self._price_collectives(cost)
-            self._price_work(cost)
+            self._set_message_durations(cost)
+            self._set_collective_durations(cost)
+            self._set_work_durations(cost)
 
     # --- buffers ---
     def _buffered_sends(self) -> BoolArray:
@@ -125,34 +128,34 @@ class CompletionConditions:
         return low
 
     def _limit_to_window(self) -> None:
-        """Set ``room``: a send beyond the window needs an earlier message of its channel to be
+        """Set ``freed_by``: a send beyond the window needs an earlier message of its channel to be
         received.
         """
         tag, channel, nbytes = self.linked.tag, self.linked.channel, self.linked.nbytes
-        limited = self.ahead
+        limited = self.buffered
         if self.window >= _UNLIMITED_BYTES:
-            limited = self.ahead & (tag >= FIRST_SIGNAL_TAG)
+            limited = self.buffered & (tag >= FIRST_SIGNAL_TAG)
         rows = np.flatnonzero(limited)
         if not rows.size:
             return
         rows = rows[np.argsort(channel[rows], kind="stable")]
         for sends in np.split(rows, np.flatnonzero(np.diff(channel[rows])) + 1):
             if tag[sends[0]] >= FIRST_SIGNAL_TAG:  # a cell of the signal pad holds one signal
-                self.room[sends[1:]] = self.mate[sends[:-1]]
+                self.freed_by[sends[1:]] = self.mate[sends[:-1]]
                 continue
             sent = np.cumsum(nbytes[sends])
             beyond = sent > self.window
             if beyond.any():
                 # The first message after whose receive there is room.
                 makes_room = np.searchsorted(sent, sent[beyond] - self.window)
-                self.room[sends[beyond]] = self.mate[sends[makes_room]]
+                self.freed_by[sends[beyond]] = self.mate[sends[makes_room]]
 
     @cached_property
     def lag(self) -> IntArray:
         """By message row, see the module; negative if the data leave before their receive."""
-        lag = self.price.copy()
-        lag[self.ahead] = 0
-        receives = self.mate[self.ahead]
+        lag = self.duration.copy()
+        lag[self.buffered] = 0
+        receives = self.mate[self.buffered]
         receives = receives[receives >= 0]
         lag[receives] = -lag[receives]
         return lag
@@ -170,22 +173,22 @@ class CompletionConditions:
         return bool((self.need[is_message] < 0).any())
 
     # --- costs ---
-    def _price_messages(self, cost: CostModel) -> None:
+    def _set_message_durations(self, cost: CostModel) -> None:
         sends = np.flatnonzero((self.linked.kind == PartKind.SEND) & (self.mate >= 0))
         is_signal = self.linked.tag[sends] >= FIRST_SIGNAL_TAG
         if is_signal.any():
-            self._price_signals(cost, sends[is_signal])
+            self._set_signal_durations(cost, sends[is_signal])
             sends = sends[~is_signal]
         if sends.size:
-            self._price_transfers(cost, sends)
+            self._set_transfer_durations(cost, sends)
 
-    def _price_signals(self, cost: CostModel, sends: IntArray) -> None:
+    def _set_signal_durations(self, cost: CostModel, sends: IntArray) -> None:
         linked = self.linked
         pairs = zip(linked.rank[sends].tolist(), linked.peer[sends].tolist(), strict=True)
-        self.price[sends] = [cost.one_sided_ns(src, dst, SIGNAL_BYTES) for src, dst in pairs]
-        self.price[self.mate[sends]] = self.price[sends]
+        self.duration[sends] = [cost.one_sided_ns(src, dst, SIGNAL_BYTES) for src, dst in pairs]
+        self.duration[self.mate[sends]] = self.duration[sends]
 
-    def _price_transfers(self, cost: CostModel, sends: IntArray) -> None:
+    def _set_transfer_durations(self, cost: CostModel, sends: IntArray) -> None:
         """Ask for the cost once per kind of link and size, because programs send many messages."""
         link_of_channel, example_of_link = self._links(cost, sends)
         nbytes = self.linked.nbytes[sends]
@@ -193,12 +196,12 @@ class CompletionConditions:
         link = link_of_channel[self.linked.channel[sends]]
         key = link * len(sizes) + np.searchsorted(sizes, nbytes)
         keys = sorted_unique(key)
-        prices = []
+        durations = []
         for number in keys.tolist():
             src, dst = example_of_link[number // len(sizes)]
-            prices.append(cost.p2p_ns(src, dst, int(sizes[number % len(sizes)])))
-        self.price[sends] = np.array(prices, dtype=np.int64)[np.searchsorted(keys, key)]
-        self.price[self.mate[sends]] = self.price[sends]
+            durations.append(cost.p2p_ns(src, dst, int(sizes[number % len(sizes)])))
+        self.duration[sends] = np.array(durations, dtype=np.int64)[np.searchsorted(keys, key)]
+        self.duration[self.mate[sends]] = self.duration[sends]
 
     def _links(self, cost: CostModel, sends: IntArray) -> tuple[IntArray, list[tuple[int, int]]]:
         """(the kind of link of each channel, two ranks that are connected by each kind)."""
@@ -223,7 +226,7 @@ class CompletionConditions:
             link_of_channel[number] = number_of_link[link]
         return link_of_channel, examples
 
-    def _price_collectives(self, cost: CostModel) -> None:
+    def _set_collective_durations(self, cost: CostModel) -> None:
         """Ask for the cost once per operation, members, size and root."""
         linked = self.linked
         known: dict[object, int] = {}
@@ -234,17 +237,17 @@ class CompletionConditions:
             # All parts of one call object have the same size and root.
             first = rows[0]
             columns = (linked.instance[first], linked.nbytes[first], linked.root[first])
-            prices = []
+            durations = []
             for instance, nbytes, place in zip(*(c.tolist() for c in columns), strict=True):
                 members = linked.whole[instance]
                 root = members[max(place, 0)] if op.root_field is not None else None
                 key = (op.op, id(members), nbytes, root)
                 if key not in known:
                     known[key] = cost.collective_ns(op, members, nbytes, root)
-                prices.append(known[key])
-            self.price[rows] = prices
+                durations.append(known[key])
+            self.duration[rows] = durations
 
-    def _price_work(self, cost: CostModel) -> None:
+    def _set_work_durations(self, cost: CostModel) -> None:
         linked, program = self.linked, self.linked.program
         known: dict[tuple[int, int], Vec] = {}
         for unit, parts, rows in linked.parts(PartKind.WORK):
@@ -260,7 +263,7 @@ class CompletionConditions:
                     is_free = part.call.op == "assign"
                     known[key] = 0 if is_free else durations_ns(program, cost, code, part.position)
                 ns = known[key]
-                self.price[part_rows] = ns[vector_rows] if isinstance(ns, np.ndarray) else ns
+                self.duration[part_rows] = ns[vector_rows] if isinstance(ns, np.ndarray) else ns
 
     @cached_property
     def uneven(self) -> bool:
@@ -269,10 +272,10 @@ class CompletionConditions:
         Such a collective occupies its links, for all members, until the last one is done.
         """
         rows = np.flatnonzero(self.linked.instance >= 0)
-        instance, price = self.linked.instance[rows], self.price[rows]
-        last_price = np.zeros(len(self.linked.members), dtype=np.int64)
-        last_price[instance] = price
-        return bool((last_price[instance] != price).any())
+        instance, duration = self.linked.instance[rows], self.duration[rows]
+        last_duration = np.zeros(len(self.linked.members), dtype=np.int64)
+        last_duration[instance] = duration
+        return bool((last_duration[instance] != duration).any())
 
     # --- ends, for many rows at once ---
     def message_ends(self, rows: IntArray, posted: IntArray) -> IntArray:
@@ -285,10 +288,10 @@ class CompletionConditions:
             other = np.where(need >= 0, posted[np.maximum(need, 0)], own)
         else:
             other = posted[need]
-        if self.has_room:
-            room = np.where(need >= 0, self.room[np.maximum(need, 0)], self.room[rows])
-            room_made = np.maximum(other, posted[np.maximum(room, 0)])
-            other = np.where(room >= 0, room_made, other)
+        if self.some_wait_for_space:
+            freed_by = np.where(need >= 0, self.freed_by[np.maximum(need, 0)], self.freed_by[rows])
+            freed = np.maximum(other, posted[np.maximum(freed_by, 0)])
+            other = np.where(freed_by >= 0, freed, other)
         ends = np.maximum(own, other) + lag
         if self.some_data_leaves_early:
             return np.where(lag >= 0, ends, np.maximum(own, other - lag))
@@ -296,35 +299,39 @@ class CompletionConditions:
 
     def collective_ends(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
         """When collectives are done whose members have arrived; ``latest``: by instance."""
-        return self.collective_starts(rows, posted, latest) + self.price[rows]
+        return self.collective_starts(rows, posted, latest) + self.duration[rows]
 
     def collective_starts(self, rows: IntArray, posted: IntArray, latest: IntArray) -> IntArray:
         """When the last rank arrived that each row waits for."""
         starts = latest[self.linked.instance[rows]]
-        if self.early:
+        if self.partial_waits:
             for k, row in enumerate(rows.tolist()):
-                if row in self.early:
-                    starts[k] = max(int(posted[needed]) for needed in (row, *self.early[row]))
+                if row in self.partial_waits:
+                    starts[k] = max(
+                        int(posted[needed]) for needed in (row, *self.partial_waits[row])
+                    )
         return starts
 
     # --- collectives in which members finish early ---
     @cached_property
-    def early(self) -> dict[int, tuple[int, ...]]:
+    def partial_waits(self) -> dict[int, tuple[int, ...]]:
         """Rows of collectives in which some member does not wait for all -> the rows it needs.
 
         A needed row that is never posted is `NEVER_ARRIVES`.
         """
-        early: dict[int, tuple[int, ...]] = {}
+        partial_waits: dict[int, tuple[int, ...]] = {}
         mismatched = set(self.never.tolist())
-        for instance in sorted_unique(self.linked.instance[self.needs.early]).tolist():
+        for instance in sorted_unique(self.linked.instance[self.needs.partial_wait_rows]).tolist():
             rows = self.linked.rows_of[instance].tolist()
             remaining = [row for row in rows if (row, ALL_PARTNERS) not in self.withdrawn]
             row_of = {int(self.linked.rank[row]): row for row in remaining}
             for row in rows:
-                early[row] = self._early_needs(row, instance, row_of, instance in mismatched)
-        return early
+                partial_waits[row] = self._rows_waited_for(
+                    row, instance, row_of, instance in mismatched
+                )
+        return partial_waits
 
-    def _early_needs(
+    def _rows_waited_for(
         self, row: int, instance: int, row_of: Mapping[int, int], is_mismatched: bool
     ) -> tuple[int, ...]:
         needed = self.needs.of(row)

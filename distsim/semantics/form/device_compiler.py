@@ -62,7 +62,7 @@ class DeviceCompiler(UnitCompiler):
 
     Communicators:
 
-    - ``comms``: by group slot and port of the code (port -1: the group's own).
+    - ``comms``: by group slot and endpoint of the code (endpoint -1: the group's own).
     - ``issued``: by key, the newest launch. ``comm_of``: by row, the key.
     - ``initialized``: keys of communicators that are created.
     - ``connected``: (key, stage, the other rank or the root) of connections that are made.
@@ -130,12 +130,12 @@ class DeviceCompiler(UnitCompiler):
         """N7: the group's communicator after eager init, else one for each pair of its ranks."""
         if self.eager:
             return self.group_comm(call.group)
-        comm = self.comms.get((call.group, call.port))
+        comm = self.comms.get((call.group, call.endpoint))
         if comm is None:
             peer = self.peer(call)
             key = ("pair", self.group_id(call), min(self.rank, peer), max(self.rank, peer))
-            comm = self.comms[call.group, call.port] = ExecutionQueue(
-                key, group=call.group, port=call.port, is_stream=True
+            comm = self.comms[call.group, call.endpoint] = ExecutionQueue(
+                key, group=call.group, endpoint=call.endpoint, is_stream=True
             )
         return comm
 
@@ -148,12 +148,12 @@ class DeviceCompiler(UnitCompiler):
             return
         self.initialized.add(comm.key)
         group = int(self.value(self.code.groups[comm.group]))
-        if comm.port < 0 and group in self.alias:
+        if comm.endpoint < 0 and group in self.alias:
             others = tuple(r for r in self.program.groups[group].ranks if r != self.rank)
             text = "the ranks made different groups"
             self.out.append(BlockForever(position, others, text, self.contended[group]))
         elif not self.eager:
-            spot = ConnectionPoint(comm.group, comm.port)
+            spot = ConnectionPoint(comm.group, comm.endpoint)
             self.meet(AwaitRendezvous(position, spots=(spot,), of_group=group))
 
     def connect(
@@ -184,7 +184,7 @@ class DeviceCompiler(UnitCompiler):
         """
         if (comm.key, ALL_PAIRS, -1) in self.connected:
             return
-        communicator = "group" if comm.port < 0 else "own"
+        communicator = "group" if comm.endpoint < 0 else "own"
         spots = []
         for call in calls:
             operation = OPERATIONS[call.op]
@@ -194,7 +194,7 @@ class DeviceCompiler(UnitCompiler):
             if peer < 0 or peer == self.rank or self._is_rooted(comm, direction, peer):
                 continue
             stage = f"{communicator} {direction}"
-            spots.append((ConnectionPoint(comm.group, call.port, stage), peer))
+            spots.append((ConnectionPoint(comm.group, call.endpoint, stage), peer))
         self.connect(position, comm, spots)
 
     def _is_rooted(self, comm: ExecutionQueue, direction: str | None, peer: int) -> bool:

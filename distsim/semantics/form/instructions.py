@@ -86,14 +86,14 @@ class ExecutionQueue(NamedTuple):
     Either on a stream, which runs them in the order given by ``after``; or on ``width`` workers,
     first in first out (0: all launches run concurrently).
 
-    ``key`` identifies the queue within a rank. ``port`` and ``group`` are indices of the code; they
-    give the name in a trace if the queue belongs to a communicator.
+    ``key`` identifies the queue within a rank. ``endpoint`` and ``group`` are indices of the code;
+    they give the name in a trace if the queue belongs to a communicator.
     """
 
     key: Hashable
     width: int = 0
     group: int = -1
-    port: int = -1
+    endpoint: int = -1
     name: str = ""
     is_stream: bool = False
 
@@ -159,15 +159,15 @@ class SyncDevice(NamedTuple):
 
 
 class ConnectionPoint(NamedTuple):
-    """One place where ranks meet: the members of a group, or the two ranks of a port.
+    """One place where ranks meet: the members of a group, or the two ranks of an endpoint.
 
-    ``group`` and ``port`` are indices of the code. ``stage``: what they create together: a
+    ``group`` and ``endpoint`` are indices of the code. ``stage``: what they create together: a
     communicator (""), or connections on one (`distsim.semantics.form.device_compiler`). ``root``:
     the root that a stage is about.
     """
 
     group: int
-    port: int = -1
+    endpoint: int = -1
     stage: str = ""
     root: Vec = -1
 
@@ -178,8 +178,8 @@ class AwaitRendezvous(NamedTuple):
 
     - ``number`` counts the rank's rendezvous so far.
     - The members follow from ``gathering``, or else from ``spots``. The rank arrives at all spots
-      at once, and continues when all members of each have arrived (`LinkedProgram.meets`). Each
-      spot takes a number of its own.
+      at once, and continues when all members of each have arrived
+      (`LinkedProgram.rendezvous_of`). Each spot takes a number of its own.
     - ``uneven``: the members differ by rank. A ``lost`` rank arrives, but is never released.
     - ``of_group``: the id of the group whose timeout limits the wait.
     """

@@ -187,7 +187,7 @@ class LinkedProgram:
         """
         instance_of: dict[Hashable, int] = {}
         uses = Counter[tuple[int, Hashable]]()
-        self.meets: list[list[int]] = [[] for _ in range(self.program.world_size)]
+        self.rendezvous_of: list[list[int]] = [[] for _ in range(self.program.world_size)]
 
         def instance_at(rank: int, key: Hashable, members: tuple[int, ...]) -> int:
             numbered_key = key, uses[rank, key]
@@ -207,11 +207,11 @@ class LinkedProgram:
                     for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
                         instance = instance_at(rank, key, members)
                         for member in unit.ranks:
-                            self.meets[member].append(instance)
+                            self.rendezvous_of[member].append(instance)
                     continue
                 for rank, vector_row in zip(unit.ranks, unit.vector_rows, strict=True):
                     for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
-                        self.meets[rank].append(instance_at(rank, key, members))
+                        self.rendezvous_of[rank].append(instance_at(rank, key, members))
 
     def _rendezvous_keys(
         self, rendezvous: AwaitRendezvous, rank: int, vector_row: int
@@ -223,11 +223,11 @@ class LinkedProgram:
         code = self.program.code(rank)
         for spot in rendezvous.spots:
             group = at_row(code.groups[spot.group], vector_row)
-            if spot.port < 0:
+            if spot.endpoint < 0:
                 root = at_row(spot.root, vector_row)
                 yield ("group", spot.stage, group, root), self.program.members(group)
                 continue
-            peer = at_row(code.ports[spot.port].peer, vector_row)
+            peer = at_row(code.endpoints[spot.endpoint].peer, vector_row)
             pair = (min(rank, peer), max(rank, peer))
             source = -1  # a communicator has no direction; a connection is known by its sender
             if spot.stage:
@@ -352,9 +352,9 @@ class LinkedProgram:
         if queue.group < 0:
             return queue.name
         group = self.program.groups[at_row(code.groups[queue.group], vector_row)].name
-        if queue.port < 0:
+        if queue.endpoint < 0:
             return f"group {group}"
-        peer = at_row(code.ports[queue.port].peer, vector_row)
+        peer = at_row(code.endpoints[queue.endpoint].peer, vector_row)
         return f"pair {min(rank, peer)}-{max(rank, peer)} of {group}"
 
 
@@ -363,7 +363,7 @@ def _launches_by_queue(unit: CompilationUnit) -> dict[Hashable, list[OperationLa
     for launch in unit.launches:
         queue = launch.queue
         if queue is not None:
-            by_queue.setdefault((queue.key, queue.group, queue.port), []).append(launch)
+            by_queue.setdefault((queue.key, queue.group, queue.endpoint), []).append(launch)
     return by_queue
 
 
@@ -397,13 +397,19 @@ def _column_values(
 
     Values have the shape (calls, ranks), or (calls, 1) if they do not differ by rank.
     """
-    ports = [None if call.port < 0 else code.ports[call.port] for call in calls]
+    endpoints = [None if call.endpoint < 0 else code.endpoints[call.endpoint] for call in calls]
     groups: list[Vec] = [code.groups[call.group] if call.group >= 0 else 0 for call in calls]
     yield "nbytes", _stack_by_rank([call.nbytes for call in calls], rows)
     yield "signature", _stack_by_rank([call.signature for call in calls], rows)
     yield "group", _stack_by_rank(groups, rows)
-    yield "peer", _stack_by_rank([-1 if port is None else port.peer for port in ports], rows)
-    yield "tag", _stack_by_rank([0 if port is None else port.tag for port in ports], rows)
+    yield (
+        "peer",
+        _stack_by_rank([-1 if endpoint is None else endpoint.peer for endpoint in endpoints], rows),
+    )
+    yield (
+        "tag",
+        _stack_by_rank([0 if endpoint is None else endpoint.tag for endpoint in endpoints], rows),
+    )
     roots: list[Vec] = [-1 if (root := call.fields.get("root")) is None else root for call in calls]
     yield "root", _stack_by_rank(roots, rows)
 
@@ -450,7 +456,7 @@ class _CollectiveKeys:
 
 
 class _MessageChannels:
-    """Numbers channels and boxes, by port: a code has few ports and many messages.
+    """Numbers channels and boxes, by endpoint: a code has few endpoints and many messages.
 
     A message's key has six columns: the lower and the higher rank of its pair's communicator (-1
     for the group's), group, receiver, tag, sender. Without the sender it is the key of a box.
@@ -459,21 +465,21 @@ class _MessageChannels:
     def __init__(self, linked: LinkedProgram) -> None:
         self.linked = linked
         self.lazy = linked.profile.device and linked.program.options.get("init") != "eager"
-        self._keys: list[IntArray] = []  # for each port and direction of a unit: (ranks, 6)
+        self._keys: list[IntArray] = []  # for each endpoint and direction of a unit: (ranks, 6)
         self._rows: list[IntArray] = []  # (parts, ranks)
 
     def add(self, unit: CompilationUnit, parts: list[LaunchPart], rows: IntArray) -> None:
         """Add the messages among a unit's parts; ``rows``: (parts, ranks)."""
-        by_port: dict[tuple[int, bool, bool], list[int]] = {}
+        by_endpoint: dict[tuple[int, bool, bool], list[int]] = {}
         for number, part in enumerate(parts):
             if part.kind <= KIND_RECEIVE:
                 sends, of_pair = part.kind is KIND_SEND, self.lazy and not part.batched
-                by_port.setdefault((part.call.port, sends, of_pair), []).append(number)
+                by_endpoint.setdefault((part.call.endpoint, sends, of_pair), []).append(number)
         ranks = np.array(unit.ranks, dtype=np.int64)
         linked = self.linked
-        for (_, sends, of_pair), numbers in by_port.items():
+        for (_, sends, of_pair), numbers in by_endpoint.items():
             message_rows = rows[numbers]
-            first = message_rows[0]  # all messages of a port have the same peer, group and tag
+            first = message_rows[0]  # all messages of an endpoint have the same peer, group and tag
             peer, group, tag = linked.peer[first], linked.group[first], linked.tag[first]
             # Backends that ignore tags still tell signals apart, whose channel is their tag.
             tag = tag * (linked.profile.tags | (tag >= FIRST_SIGNAL_TAG))

@@ -149,7 +149,7 @@ class ProgramMismatches:
             # The consequence depends on how many ranks differ, and on their group ranks.
             raise FoldingError
         refuse_too_many_comparisons(linked, self.instances.tolist())
-        self.early = frozenset(CollectiveNeeds(linked).early.tolist())
+        self.partial_wait_rows = frozenset(CollectiveNeeds(linked).partial_wait_rows.tolist())
         # Results by rows, and for messages by what the rows have in common with those of a loop.
         self._by_rows: dict[tuple[int, ...], _FoundMismatch | None] = {}
         self._by_message_kind: dict[tuple[object, ...], _FoundMismatch | None] = {}
@@ -228,7 +228,7 @@ class ProgramMismatches:
         """
         linked = self.linked
         rows = tuple(linked.rows_of[instance].tolist())
-        if not self.early.isdisjoint(rows):
+        if not self.partial_wait_rows.isdisjoint(rows):
             return False
         row_by_kind = {(int(linked.signature[row]), int(linked.nbytes[row])): row for row in rows}
         if len(row_by_kind) > MAX_CALL_KINDS:

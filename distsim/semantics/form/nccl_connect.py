@@ -147,10 +147,10 @@ class _RankConnections:
         for part in parts:
             if OPERATIONS[part.op].signals:
                 continue
-            if part.port < 0:  # its group does not exist: it is refused before it reaches a peer
+            if part.endpoint < 0:  # no group: the call is refused before it reaches a peer
                 continue
-            port, way = self.code.ports[part.port], OPERATIONS[part.op].direction or ""
-            group, peer = self._group(port.group), self._at(port.peer)
+            endpoint, way = self.code.endpoints[part.endpoint], OPERATIONS[part.op].direction or ""
+            group, peer = self._group(endpoint.group), self._at(endpoint.peer)
             on_group = batched or self.eager  # else on a communicator of the pair
             if on_group and self._is_joined(group, way, peer):
                 continue

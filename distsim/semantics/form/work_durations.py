@@ -50,7 +50,7 @@ def _varied_ns(program: Program, cost: CostModel, rank: int, position: int) -> i
 def _one_sided_ns(cost: CostModel, code: SharedCode, call: CodeCall) -> Vec:
     """The duration of a put or get: from the memory that is read to the one that is written."""
     is_put = OPERATIONS[call.op].gives == "all"
-    peers = np.broadcast_to(np.asarray(code.ports[call.port].peer), len(code.ranks))
+    peers = np.broadcast_to(np.asarray(code.endpoints[call.endpoint].peer), len(code.ranks))
     sizes = np.broadcast_to(np.asarray(call.nbytes), len(code.ranks))
     durations = []
     for rank, peer, size in zip(code.ranks, peers.tolist(), sizes.tolist(), strict=True):

@@ -107,7 +107,7 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
         return self._distinct_dependencies(self._rows_waited_for(host, position))
 
     def _missing_at_rendezvous(self, host: LocalThread, number: int) -> tuple[int, ...]:
-        instance = host.meets[number]
+        instance = host.rendezvous[number]
         if instance not in self._missing:
             arrived = frozenset(self.run.came.get(instance, ()))
             members = self.linked.members[instance]
@@ -178,12 +178,12 @@ class _LocalBlockedStateBuilder(BlockedStateBuilder):
         missing = self._missing_members(int(self.linked.instance[row]))
         # Some collectives let a member return before all have arrived: in a broadcast, a rank needs
         # its parent in the tree, but not its siblings. `early` lists such needs by row.
-        ranks = self.run.conditions.needs.of(row) if self.run.early else None
+        ranks = self.run.conditions.needs.of(row) if self.run.partial_waits else None
         if ranks is None:
             return missing
         posted = self.run.posted
         # Rows stand in the order of the ranks; a rank whose row is negative never arrives.
-        rank_rows = zip(ranks, self.run.early[row], strict=False)
+        rank_rows = zip(ranks, self.run.partial_waits[row], strict=False)
         return tuple(rank for rank, needed in rank_rows if needed < 0 or posted[needed] < 0)
 
     def _missing_members(self, instance: int) -> tuple[int, ...]:

@@ -97,14 +97,14 @@ def _quotient_inputs(
         rank = linked.rank[row]
         return np.where(column >= 0, first[quotient.of[rank]] + row - all_base[rank], column)
 
-    early: dict[int, tuple[int, ...]] = {}
-    if conditions.early:
+    partial_waits: dict[int, tuple[int, ...]] = {}
+    if conditions.partial_waits:
         new_row = {int(row): i for i, row in enumerate(rows.tolist())}
-        for row, needs in conditions.early.items():
+        for row, needs in conditions.partial_waits.items():
             if row in new_row:
                 needed = renumbered(np.array(needs, dtype=np.int64))
                 # Several needed ranks may have one representative: wait for it once.
-                early[new_row[row]] = tuple(dict.fromkeys(needed.tolist()))
+                partial_waits[new_row[row]] = tuple(dict.fromkeys(needed.tolist()))
     instance = linked.instance[rows]
     # An instance counts down the members that it still waits for. Here the members of one class
     # arrive together, so the count is that of the distinct places, not of the ranks.
@@ -116,10 +116,10 @@ def _quotient_inputs(
     streams: list[LocalThread] = []
     for cls, rank in zip(quotient.classes, representatives, strict=True):
         # Instances of one kind behave equally, so the run needs one instance for each kind.
-        meets = [int(quotient.kinds[i]) for i in linked.meets[rank]]
+        rendezvous = [int(quotient.kinds[i]) for i in linked.rendezvous_of[rank]]
         steps = flatten_unit_threads(linked, cls.unit)
         host, host_streams = create_rank_threads(
-            linked, steps, cls.number, int(first[cls.number]), meets, rank
+            linked, steps, cls.number, int(first[cls.number]), rendezvous, rank
         )
         hosts.append(host)
         streams += host_streams
@@ -127,12 +127,12 @@ def _quotient_inputs(
         linked,
         conditions,
         need=renumbered(conditions.need[rows]).tolist(),
-        room=renumbered(conditions.room[rows]).tolist(),
+        freed_by=renumbered(conditions.freed_by[rows]).tolist(),
         lag=conditions.lag[rows].tolist(),
-        price=conditions.price[rows].tolist(),
+        duration=conditions.duration[rows].tolist(),
         instance=np.where(instance >= 0, quotient.kinds[instance], -1).tolist(),
         kind=linked.kind[rows].tolist(),
-        early=early,
+        partial_waits=partial_waits,
         missing=missing,
         hosts=hosts,
         streams=streams,
@@ -144,8 +144,8 @@ class _ClassClocks:
 
     ``clocks``: by thread of a representative, the clocks of that thread on all ranks of the class.
     ``latest``: by instance, when the last member arrived. ``arrived_at``: (class, number) of the
-    rendezvous that a class has reached; ``meets``: by class, the instances of its rendezvous, of
-    shape (numbers, ranks).
+    rendezvous that a class has reached; ``rendezvous``: by class, the instances of its rendezvous,
+    of shape (numbers, ranks).
 
     Invariant: the tape lists every step after the steps whose results it needs, so each time that
     a step reads has its final value.
@@ -162,8 +162,8 @@ class _ClassClocks:
         self.clocks: dict[int, IntArray] = {}
         self._stream_rows: dict[int, set[int]] = {}
         self.arrived_at: set[tuple[int, int]] = set()
-        self.meets = [
-            np.array([linked.meets[rank] for rank in cls.ranks.tolist()], dtype=np.int64).T
+        self.rendezvous = [
+            np.array([linked.rendezvous_of[rank] for rank in cls.ranks.tolist()], dtype=np.int64).T
             for cls in quotient.classes
         ]
 
@@ -206,7 +206,7 @@ class _ClassClocks:
         elif step == STEP_RENDEZVOUS and (cls.number, rows[0]) not in self.arrived_at:
             for number in rows:
                 self.arrived_at.add((cls.number, number))
-                np.maximum.at(self.latest, self.meets[cls.number][number], t)
+                np.maximum.at(self.latest, self.rendezvous[cls.number][number], t)
 
     def _wait(  # noqa: PLR0912  (one branch per kind of step)
         self, cls: QuotientClass, thread_step: ThreadStep, t: IntArray
@@ -219,14 +219,14 @@ class _ClassClocks:
             self.returned[i] = t
         elif step == STEP_WORK:
             self.posted[i] = t
-            t = t + self.conditions.price[i]
+            t = t + self.conditions.duration[i]
             self.ended[i] = t
             # Work that a stream runs blocks no host, so it sets no time of return here.
             if row not in self._rows_on_streams(cls):
                 self.returned[i] = t
         elif step == STEP_RENDEZVOUS:
             for number in rows:
-                t = np.maximum(t, self.latest[self.meets[cls.number][number]])
+                t = np.maximum(t, self.latest[self.rendezvous[cls.number][number]])
             # A call may consist of several rendezvous; it returns after the last.
             if row >= 0:
                 self.returned[i] = np.maximum(self.returned[i], t)
@@ -293,7 +293,7 @@ class _ClassClocks:
         for cls in self.quotient.classes:
             self._set_hosts(run, representatives, cls)
             for number in (n for c, n in self.arrived_at if c == cls.number):
-                instances = self.meets[cls.number][number].tolist()
+                instances = self.rendezvous[cls.number][number].tolist()
                 for rank, instance in zip(cls.ranks.tolist(), instances, strict=True):
                     run.came.setdefault(instance, []).append(rank)
                     arrived[instance] += 1

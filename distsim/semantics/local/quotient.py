@@ -149,7 +149,7 @@ class _QuotientRefinement:
         rows = np.flatnonzero(linked.instance >= 0)
         rendezvous = [
             (instance, rank, self.width + number)
-            for rank, instances in enumerate(linked.meets)
+            for rank, instances in enumerate(linked.rendezvous_of)
             for number, instance in enumerate(instances)
         ]
         instances, ranks, places = np.array(rendezvous, dtype=np.int64).reshape(-1, 3).T
@@ -200,25 +200,25 @@ class _QuotientRefinement:
     def _columns(self, index: IntArray, kinds: IntArray) -> list[IntArray]:
         """What must be equal within a class; each of shape (parts, ranks)."""
         conditions, instance = self.conditions, self.linked.instance[index]
-        columns = [self._code(conditions.need[index]), conditions.ahead[index].astype(np.int64)]
+        columns = [self._code(conditions.need[index]), conditions.buffered[index].astype(np.int64)]
         if (instance >= 0).any():
             columns.append(np.where(instance >= 0, kinds[instance], -1))
-        if (conditions.room != -1).any():
-            columns.append(self._code(conditions.room[index]))
-        if conditions.early:
-            columns.append(self._early_needs(index))
+        if (conditions.freed_by != -1).any():
+            columns.append(self._code(conditions.freed_by[index]))
+        if conditions.partial_waits:
+            columns.append(self._rows_waited_for(index))
         return columns
 
     def _code(self, rows: IntArray) -> IntArray:
         """Class and position of rows; negative numbers, which are no rows, stay."""
         return np.where(rows >= 0, self.codes[rows], rows)
 
-    def _early_needs(self, index: IntArray) -> IntArray:
+    def _rows_waited_for(self, index: IntArray) -> IntArray:
         """A number for the set of positions that each row of an early collective needs."""
         known: dict[tuple[int, ...] | None, int] = {}
         numbers = []
         for row in index.reshape(-1).tolist():
-            needs = self.conditions.early.get(row)
+            needs = self.conditions.partial_waits.get(row)
             key = None
             if needs is not None:
                 codes = self._code(np.array(needs, dtype=np.int64))
@@ -227,5 +227,5 @@ class _QuotientRefinement:
         return np.array(numbers, dtype=np.int64).reshape(index.shape)
 
     def _rendezvous(self, ranks: IntArray, kinds: IntArray) -> IntArray:
-        instances = [self.linked.meets[rank] for rank in ranks.tolist()]
+        instances = [self.linked.rendezvous_of[rank] for rank in ranks.tolist()]
         return kinds[np.array(instances, dtype=np.int64).T.reshape(-1, len(ranks))]

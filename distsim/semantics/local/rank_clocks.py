@@ -58,24 +58,24 @@ class LocalThread:
     """A host or a stream of one rank.
 
     ``pc``: its next step; ``clock``: its time there; ``key``: what it is parked under (None: it
-    runs or has ended). ``meets``: the instance of each rendezvous of a host.
+    runs or has ended). ``rendezvous``: the instance of each rendezvous of a host.
     """
 
-    __slots__ = ("base", "clock", "ended", "is_host", "key", "meets", "pc", "rank", "steps")
+    __slots__ = ("base", "clock", "ended", "is_host", "key", "pc", "rank", "rendezvous", "steps")
 
     def __init__(
         self,
         rank: int,
         base: int,
         steps: list[ThreadStep],
-        meets: list[int],
+        rendezvous: list[int],
         clock: int,
         is_host: bool,
     ) -> None:
         self.rank = rank
         self.base = base
         self.steps = steps
-        self.meets = meets
+        self.rendezvous = rendezvous
         self.clock = clock
         self.is_host = is_host
         self.pc = 0
@@ -98,12 +98,12 @@ class LocalRunInputs(NamedTuple):
     linked: LinkedProgram
     conditions: CompletionConditions
     need: RowColumn
-    room: RowColumn
+    freed_by: RowColumn
     lag: RowColumn
-    price: RowColumn
+    duration: RowColumn
     instance: RowColumn
     kind: RowColumn
-    early: Mapping[int, tuple[int, ...]]
+    partial_waits: Mapping[int, tuple[int, ...]]
     missing: list[int]
     hosts: list[LocalThread]
     streams: list[LocalThread]
@@ -133,12 +133,12 @@ def local_run_inputs(
         linked,
         conditions,
         need=column(conditions.need),
-        room=column(conditions.room),
+        freed_by=column(conditions.freed_by),
         lag=column(conditions.lag),
-        price=column(conditions.price),
+        duration=column(conditions.duration),
         instance=column(linked.instance),
         kind=column(linked.kind),
-        early=conditions.early,
+        partial_waits=conditions.partial_waits,
         missing=missing,
         hosts=hosts,
         streams=streams,
@@ -161,7 +161,7 @@ def _create_all_threads(
     for rank in linked.program.present:
         unit_steps = steps[id(linked.unit_of[rank])]
         hosts[rank], rank_streams = create_rank_threads(
-            linked, unit_steps, rank, linked.base[rank], linked.meets[rank], rank
+            linked, unit_steps, rank, linked.base[rank], linked.rendezvous_of[rank], rank
         )
         streams += rank_streams
     return hosts, streams
@@ -173,7 +173,12 @@ def flatten_unit_threads(linked: LinkedProgram, unit: CompilationUnit) -> UnitTh
 
 
 def create_rank_threads(
-    linked: LinkedProgram, steps: UnitThreads, number: int, base: int, meets: list[int], rank: int
+    linked: LinkedProgram,
+    steps: UnitThreads,
+    number: int,
+    base: int,
+    rendezvous: list[int],
+    rank: int,
 ) -> tuple[LocalThread, list[LocalThread]]:
     """A host and its streams, at their start.
 
@@ -181,7 +186,9 @@ def create_rank_threads(
     whose faults it has.
     """
     faults = [fault for fault in linked.program.faults if fault.rank == rank]
-    host = LocalThread(number, base, steps.host, meets, linked.program.delays.get(rank, 0), True)
+    host = LocalThread(
+        number, base, steps.host, rendezvous, linked.program.delays.get(rank, 0), True
+    )
     host.ended = any(fault.kind == "absent" for fault in faults)
     streams = [LocalThread(number, base, stream, [], 0, False) for stream in steps.streams]
     return host, streams
@@ -219,9 +226,9 @@ class RunProgress:
         if times is None:
             times = RowTimes(*([-1] * len(inputs.need) for _ in RowTimes._fields))
         self.posted, self.issued, self.returned, self.ended, self.waited = times
-        self.need, self.room, self.lag = inputs.need, inputs.room, inputs.lag
-        self.price, self.instance, self.kind = inputs.price, inputs.instance, inputs.kind
-        self.early = inputs.early
+        self.need, self.freed_by, self.lag = inputs.need, inputs.freed_by, inputs.lag
+        self.duration, self.instance, self.kind = inputs.duration, inputs.instance, inputs.kind
+        self.partial_waits = inputs.partial_waits
         self.missing = list(inputs.missing)
         self.latest: RowColumn = [0] * len(self.missing)
         self.came: dict[int, list[int]] = {}
@@ -250,33 +257,33 @@ class RunProgress:
         other, lag = self.posted[needed], self.lag[i]
         if other < 0:
             return 4 * needed, t
-        room = self.room[needed]
-        if room >= 0:
+        freed_by = self.freed_by[needed]
+        if freed_by >= 0:
             # ``needed`` is a buffered send, which starts only after an earlier message of its
             # channel is taken. The receive of that one is earlier on this rank, so it is posted.
-            other = max(other, self.posted[room])
+            other = max(other, self.posted[freed_by])
         # See `distsim.semantics.form.completion`: with a negative lag the data travel on their own.
         end = max(own, other) + lag if lag >= 0 else max(own, other - lag)
         return None, max(t, end)
 
     def _buffered_send_done(self, i: int, t: int) -> tuple[int | None, int]:
-        """A send that needs no receive is done as soon as the buffer has room."""
+        """A send that needs no receive is done as soon as the buffer has freed_by."""
         if self.need[i] != -1:
             return NEVER_KEY, t
-        own, room = self.posted[i], self.room[i]
-        if room >= 0:
-            if self.posted[room] < 0:
-                return 4 * room, t
-            own = max(own, self.posted[room])
+        own, freed_by = self.posted[i], self.freed_by[i]
+        if freed_by >= 0:
+            if self.posted[freed_by] < 0:
+                return 4 * freed_by, t
+            own = max(own, self.posted[freed_by])
         return None, max(t, own)
 
     def _collective_done(self, i: int, t: int) -> tuple[int | None, int]:
-        needs = self.early.get(i) if self.early else None
+        needs = self.partial_waits.get(i) if self.partial_waits else None
         if needs is None:
             instance = self.instance[i]
             if self.missing[instance]:
                 return 4 * instance + _INSTANCE_KEY, t
-            return None, max(t, self.latest[instance] + self.price[i])
+            return None, max(t, self.latest[instance] + self.duration[i])
         start = self.posted[i]
         for needed in needs:
             if needed < 0:
@@ -284,7 +291,7 @@ class RunProgress:
             if self.posted[needed] < 0:
                 return 4 * needed, t
             start = max(start, self.posted[needed])
-        return None, max(t, start + self.price[i])
+        return None, max(t, start + self.duration[i])
 
 
 class ThreadSegment(NamedTuple):
@@ -334,7 +341,7 @@ class LocalClocks(RunProgress):
         here instead of calling `done` and `_wake`, and `STEP_POST` and `STEP_MESSAGE` share code.
         """
         posted, returned, ended = self.posted, self.returned, self.ended
-        need, lag, room, parked = self.need, self.lag, self.room, self.parked
+        need, lag, freed_by, parked = self.need, self.lag, self.freed_by, self.parked
         steps, base, t = thread.steps, thread.base, thread.clock
         key: int | None = None
         for pc in range(thread.pc, len(steps)):
@@ -352,7 +359,7 @@ class LocalClocks(RunProgress):
                 for r in rows:
                     i = base + r
                     n = need[i]
-                    if n >= 0 and room[n] < 0 and posted[n] >= 0:
+                    if n >= 0 and freed_by[n] < 0 and posted[n] >= 0:
                         # The frequent case of `done`: both sides are posted, without a window.
                         other, own, delay = posted[n], posted[i], lag[i]
                         if delay >= 0:
@@ -377,7 +384,7 @@ class LocalClocks(RunProgress):
             elif step == STEP_WORK:
                 i = base + row
                 posted[i] = t
-                t += self.price[i]
+                t += self.duration[i]
                 ended[i] = t
                 if thread.is_host:
                     returned[i] = t
@@ -467,7 +474,7 @@ class LocalClocks(RunProgress):
         self, thread: LocalThread, numbers: tuple[int, ...], t: int, ready: list[LocalThread]
     ) -> tuple[int | None, int]:
         """Wait until all members of every instance of a rendezvous have arrived."""
-        instances = [thread.meets[number] for number in numbers]
+        instances = [thread.rendezvous[number] for number in numbers]
         if not self._is_parked_at(thread, instances):
             # A host arrives at all instances once, when it first reaches this step.
             for instance in instances:

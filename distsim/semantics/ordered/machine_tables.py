@@ -291,7 +291,7 @@ class MachineTables:
     @cached_property
     def may_finish_early(self) -> frozenset[int]:
         """Rows of collectives in which some members may finish before all have arrived."""
-        return frozenset(self.collective_needs.early.tolist())
+        return frozenset(self.collective_needs.partial_wait_rows.tolist())
 
     def root(self, row: int) -> int:
         """The root of a row's collective; 0 if it has none."""
@@ -313,7 +313,7 @@ class MachineTables:
         """(instance, ranks that ``rank`` expects there) for each instance of a rendezvous."""
         keyed = rendezvous.gathering
         own_members = keyed.members if keyed is not None else ()
-        instances = (self.linked.meets[rank][number] for number in rendezvous.numbers)
+        instances = (self.linked.rendezvous_of[rank][number] for number in rendezvous.numbers)
         return [(instance, own_members or self.members[instance]) for instance in instances]
 
 

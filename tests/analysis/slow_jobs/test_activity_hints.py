@@ -9,8 +9,14 @@ import pytest
 import distsim
 from distsim.analysis.slow_jobs.activity_hints import activity_hint
 from distsim.analysis.slow_jobs.analyze import analyze_recording
+from distsim.trace.recordings.graph_builder import EventRow, GraphBuilder
 from distsim.trace.recordings.readers.distsim_trace import recording_of_trace
-from distsim.trace.recordings.recording import CHECKPOINT, DATA_LOADING, GARBAGE_COLLECTION
+from distsim.trace.recordings.recording import (
+    CHECKPOINT,
+    DATA_LOADING,
+    GARBAGE_COLLECTION,
+    Recording,
+)
 from tests.support.sample_profiles import change_profile, copy_of_sample
 
 
@@ -95,3 +101,41 @@ def test_garbage_collection_on_different_ranks_makes_work_uneven():
     found = analyze_recording(replace(recording, activities=collected))
     assert found.verdict == "uneven"
     assert "on different ranks in different steps (8 ranks)" in found.findings[0].hints[0]
+
+
+def recording_of_unequal_lengths(related_ranks):
+    """Four ranks whose forward times vary from step to step.
+
+    Backward takes twice as long as forward on the first ``related_ranks`` ranks, and varies
+    independently of forward on the others.
+    """
+    builder = GraphBuilder()
+    last = {rank: [] for rank in range(4)}
+    start = 0.0
+    for step in range(16):
+        ends = {}
+        for rank in range(4):
+            varying = 10e6 * (1 + (step + rank) % 4)
+            other = 10e6 * (1 + (step // 4 + rank) % 4)
+            middle = start + varying
+            ends[rank] = middle + 2 * (varying if rank < related_ranks else other)
+            forward = EventRow(rank, 0, "forward", step, start, middle)
+            backward = EventRow(rank, 0, "backward", step, middle, ends[rank])
+            last[rank] = [builder.add(forward, last[rank])]
+            last[rank] = [builder.add(backward, last[rank])]
+        end = max(ends.values()) + 1e6
+        for rank in range(4):
+            row = EventRow(rank, 1, "all_reduce", step, ends[rank], end, (step, 0), 4096)
+            last[rank] = [builder.add(row, last[rank])]
+        start = end
+    return Recording(builder.graph(list(range(16)), {}), "test", ("f",), world_size=4)
+
+
+@pytest.mark.parametrize(("related_ranks", "is_named"), [(4, True), (3, True), (2, False)])
+def test_unequal_lengths_are_named_if_backward_follows_forward_on_three_quarters_of_the_ranks(
+    related_ranks, is_named
+):
+    answer = analyze_recording(recording_of_unequal_lengths(related_ranks))
+
+    hints = [finding.hints[0] for finding in answer.findings if finding.kind == "uneven"]
+    assert any("sequences of unequal length" in hint for hint in hints) == is_named

@@ -381,7 +381,7 @@ def test_the_command_replays_for_real_and_names_the_trace(cli: Any, tmp_path: Pa
     assert max(map(len, done.stdout.splitlines())) <= 80
     data = json.loads(compared.stdout)
     assert (data["aligned"], data["only_a"], data["only_b"]) == (22, 0, 0)
-    assert {p["kind"] for p in data["partings"]} <= {"time"}
+    assert {p["kind"] for p in data["divergences"]} <= {"time"}
 
 
 @pytest.mark.parametrize(

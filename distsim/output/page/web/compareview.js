@@ -23,8 +23,8 @@ export function compareView(found) {
       { title: "A", number: true }, { title: "B", number: true }, { title: "B − A", number: true }], found.causes.map((c) => [
       c.why === "wait" ? "waiting" : c.op || "nothing runs", shortened(c.name, 32), shortened(c.group, 32), [c.nbytes ? showBytes(c.nbytes) : "", c.nbytes], [`${showNs(c.a_ns)} × ${c.a_calls}`, c.a_ns],
       [`${showNs(c.b_ns)} × ${c.b_calls}`, c.b_ns], signed(c.delta_ns)])),
-    found.partings.length > 0 && table(`Differences${found.more_partings ? ` (the first ${found.partings.length})` : ""}`, [{ title: "kind" }, { title: "rank", number: true }, { title: "difference" }],
-      found.partings.map((p) => [p.kind, p.rank, shortened(p.text, 200)])),
+    found.divergences.length > 0 && table(`Differences${found.more_divergences ? ` (the first ${found.divergences.length})` : ""}`, [{ title: "kind" }, { title: "rank", number: true }, { title: "difference" }],
+      found.divergences.map((p) => [p.kind, p.rank, shortened(p.text, 200)])),
     table("Time of each rank, B − A", [{ title: "rank", number: true }, { title: "compute", number: true }, { title: "exposed", number: true }, { title: "waiting", number: true },
       { title: "idle", number: true }], found.ranks.map((r) => [r.rank, ...[r.compute_ns, r.exposed_ns, r.waiting_ns, r.idle_ns].map(([x, y]) => signed(y - x))])));
 }

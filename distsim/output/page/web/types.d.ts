@@ -76,7 +76,7 @@ interface Cause {
 }
 interface Comparison {
   a: string; b: string; same: boolean; makespan_ns: number[]; outcome: string[]; aligned: number; only_a: number; only_b: number;
-  worst_ns: number; causes: Cause[]; partings: { kind: string; rank: number; text: string }[]; more_partings: number;
+  worst_ns: number; causes: Cause[]; divergences: { kind: string; rank: number; text: string }[]; more_divergences: number;
   ranks: { rank: number; compute_ns: number[]; exposed_ns: number[]; waiting_ns: number[]; idle_ns: number[] }[];
 }
 interface Data {

@@ -163,9 +163,9 @@ class CallItemizer:
     def _message(
         self, code: SharedCode, call: CodeCall, row: type[Operation], values: _FormValues
     ) -> CallForm:
-        port, group = code.ports[call.port], _single_value(code.groups[call.group])
+        endpoint, group = code.endpoints[call.endpoint], _single_value(code.groups[call.group])
         peer, side = (
-            _single_value(port.peer),
+            _single_value(endpoint.peer),
             "dst"
             if row.direction == "send" or (row.kind, row.gives) == ("remote", "all")
             else "src",
@@ -180,7 +180,7 @@ class CallItemizer:
             inside = peer in self.program.groups[group].ranks
             values.ints.append(peer)
             fields.append((side, ("peer", side, self.families.family_of[group] if inside else -1)))
-        if tag := _single_value(port.tag) - (FIRST_SIGNAL_TAG if row.signals else 0):
+        if tag := _single_value(endpoint.tag) - (FIRST_SIGNAL_TAG if row.signals else 0):
             values.ints.append(tag)
             fields.append(("channel" if row.signals else "tag", ("int",)))
         if (sender := call.fields.get("assume_src")) is not None:

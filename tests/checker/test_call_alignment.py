@@ -139,6 +139,16 @@ def test_where_a_run_was_stopped_a_line_behind_the_loop_shows_that_an_iteration_
     assert (found.kind, found.other_calls) == ("missing", (2,))
 
 
+def test_where_a_run_was_stopped_several_calls_at_one_line_are_skipped_together() -> None:
+    """A broadcast of an object makes two calls; its root goes on to the next one."""
+    own, sends = call(7), call(5, "broadcast", 8)
+
+    found = first_divergence([own], [sends, sends, own], stopped=True)
+
+    assert found is not None
+    assert (found.kind, found.other_calls) == ("missing", (0,))
+
+
 def test_where_a_run_was_stopped_a_list_that_ends_early_lacks_nothing() -> None:
     steps = [call(7), call(8)]
 

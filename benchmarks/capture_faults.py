@@ -1,15 +1,16 @@
-"""Does capture name the rank and the line of ten mistakes, planted in the drivers of
-`capture_programs.py`?
+"""Does capture report the mistakes of `planted_faults.py`, and does its first finding say where?
 
-    python benchmarks/capture_faults.py [pattern]
+    python benchmarks/capture_faults.py [pattern] [--keep FOLDER]
 
-Each mistake replaces text of a driver. It counts as named if a finding, or the position of a rank
-that did not finish, has the planted line and the rank. If the planted line makes no call, the line
-of the call that fails because of it counts instead.
+Each mistake replaces text of a driver. Four questions are counted: is the mistake reported, does
+any finding or the position of a waiting rank have the rank and the line, does the first finding
+have them, and does its remedy have the words that were judged right. ``--keep`` writes the reports
+into a folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -17,199 +18,104 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from capture_programs import DRIVERS, ENVIRONMENT, report_in
-
-
-class Fault(NamedTuple):
-    """``old`` of a driver becomes ``new``; ``line``: what the named line holds, ``rank``: who is
-    named there.
-    """
-
-    name: str
-    words: tuple[str, ...]
-    ranks: int
-    old: str
-    new: str
-    rank: int
-    line: str
+from capture_programs import DRIVERS, ENVIRONMENT, report_in, result
+from planted_faults import FAULTS, Fault
 
 
-ZERO = ("deepspeed_zero.py", "1")
-END = "torch.distributed.destroy_process_group()"
-FAULTS = (
-    Fault(
-        "a rank skips backward",
-        ZERO,
-        2,
-        "    engine.backward(loss)\n",
-        "    if torch.distributed.get_rank() == 0 or _ != 1:\n        engine.backward(loss)\n",
-        0,
-        "engine.backward(loss)",
-    ),
-    Fault(
-        "save behind rank 0",
-        ZERO,
-        2,
-        END,
-        f"if torch.distributed.get_rank() == 0:\n    engine.save_checkpoint('saved')\n{END}",
-        0,
-        "engine.save_checkpoint",
-    ),
-    Fault(
-        "wrong group",
-        ("megatron_gpt.py",),
-        4,
-        END,
-        "group = parallel_state.get_tensor_model_parallel_group() if torch.distributed.get_rank() != 3 else None\n"
-        f"torch.distributed.all_reduce(torch.ones(4, device='cuda'), group=group)\n{END}",
-        3,
-        "group=group",
-    ),
-    Fault(
-        "swapped pipeline order",
-        ("megatron_gpt.py",),
-        4,
-        END,
-        "other = (torch.distributed.get_rank() + 2) % 4\n"
-        "torch.distributed.recv(torch.ones(4, device='cuda'), other)\n"
-        f"torch.distributed.send(torch.ones(4, device='cuda'), other)\n{END}",
-        0,
-        "torch.distributed.recv(",
-    ),
-    Fault(
-        "uneven batches without join",
-        ("ignite_engine.py",),
-        2,
-        "loader = idist.auto_dataloader(data, batch_size=16, shuffle=True)",
-        "loader = torch.utils.data.DataLoader(data, batch_size=8 * (1 + idist.get_rank()))",
-        0,
-        "loss.backward()",
-    ),
-    Fault(
-        "new_group by members only",
-        ZERO,
-        2,
-        END,
-        "if torch.distributed.get_rank() == 0:\n    torch.distributed.new_group([0])\n"
-        "pair = torch.distributed.new_group([0, 1])\n"
-        f"torch.distributed.barrier(pair)\n{END}",
-        0,
-        "torch.distributed.new_group([0])",
-    ),
-    Fault(
-        "an early break on one rank",
-        ZERO,
-        2,
-        "    engine.step()\n",
-        "    engine.step()\n    if torch.distributed.get_rank() == 1:\n        break\n",
-        0,
-        "engine",
-    ),
-    Fault(
-        "a tag without its like",
-        ("ignite_engine.py",),
-        2,
-        "    trainer.run(loader, max_epochs=2)",
-        "    trainer.run(loader, max_epochs=1)\n    x = torch.ones(4, device=device)\n"
-        "    torch.distributed.send(x, 1, tag=1) if idist.get_rank() == 0 else torch.distributed.recv(x, 0, tag=2)",
-        1,
-        "torch.distributed.recv(x, 0, tag=2)",
-    ),
-    Fault(
-        "a dtype that differs",
-        ("ignite_engine.py",),
-        2,
-        "    trainer.run(loader, max_epochs=2)",
-        "    trainer.run(loader, max_epochs=1)\n    kind = torch.float64 if idist.get_rank() else torch.float32\n"
-        "    torch.distributed.all_reduce(torch.ones(4, dtype=kind, device=device))",
-        0,
-        "torch.distributed.all_reduce(",
-    ),
-    Fault(
-        "a forgotten wait",
-        ("ignite_engine.py",),
-        2,
-        "    trainer.run(loader, max_epochs=2)",
-        "    trainer.run(loader, max_epochs=1)\n    torch.distributed.all_reduce(torch.ones(4, device=device), async_op=True)",
-        0,
-        "async_op=True",
-    ),
-)
+class Answer(NamedTuple):
+    """What capture says about one mistake."""
+
+    reported: bool
+    named: bool
+    first_named: bool
+    remedy_right: bool
 
 
-def report_of(fault: Fault, folder: Path) -> dict:  # type: ignore[type-arg]
+def driver_of(fault: Fault) -> str:
+    return next(word for word in fault.words if word.endswith(".py"))
+
+
+def report_of(fault: Fault, folder: Path) -> dict[str, Any]:
     """What capture says of the driver with the mistake in it."""
-    text = (DRIVERS / fault.words[0]).read_text()
+    driver = driver_of(fault)
+    text = (DRIVERS / driver).read_text()
     assert text.count(fault.old) == 1, fault.name
-    script = folder / fault.words[0]
-    script.write_text(text.replace(fault.old, fault.new))
-    backend = ("--backend", "gloo") if "tag" in fault.name else ()  # nccl has no tags
+    (folder / driver).write_text(text.replace(fault.old, fault.new))
+    words = [word for word in fault.words if word != "accelerate"]
     command = [
-        sys.executable,
-        "-m",
-        "distsim",
-        "capture",
-        "--cuda",
-        *backend,
-        "--nproc",
-        str(fault.ranks),
-        "--timeout",
-        "900s",
-        "--format",
-        "json",
-        "--",
-        "python",
-        script.name,
-        *fault.words[1:],
+        *(sys.executable, "-m", "distsim", "capture", "--cuda", "--rerun", *fault.options),
+        *("--nproc", str(fault.ranks), "--timeout", "900s", "--format", "json"),
+        *("--", "python", *words),
     ]
+    extra = {"ACCELERATE_USE_FSDP": "true"} if "accelerate" in fault.words else {}
     ended = subprocess.run(
-        command, cwd=folder, env=os.environ | ENVIRONMENT, capture_output=True, text=True
+        command, cwd=folder, env=os.environ | ENVIRONMENT | extra, capture_output=True, text=True
     )
     return report_in(ended.stdout) or {
         "outcome": f"no report: {ended.stderr[-300:]}",
+        "verdict": "",
         "findings": [],
         "captured": {"ranks": []},
     }
 
 
-def is_named(fault: Fault, told: dict, folder: Path) -> bool:  # type: ignore[type-arg]
-    """Has the line that was planted a finding, or the place of a rank that stands, with the
-    rank?
-    """
-    lines = (folder / fault.words[0]).read_text().splitlines()
-    seen = {(p["rank"], p["line"]) for f in told["findings"] for p in f["places"]}
-    seen |= {
-        (r, p["line"])
-        for f in told["findings"]
-        for p in f["places"]
-        for r in f["ranks"]
-        if p["rank"] is None
-    }
-    seen |= {(r["rank"], r["line"]) for r in told["captured"]["ranks"] if r["state"] == "waits"}
-    return any(rank == fault.rank and line and fault.line in lines[line - 1] for rank, line in seen)
+def places_of(finding: dict[str, Any]) -> set[tuple[int, int]]:
+    """Rank and line of each place; a place without a rank belongs to all ranks of the finding."""
+    found = set()
+    for place in finding["places"]:
+        ranks = finding["ranks"] if place["rank"] is None else [place["rank"]]
+        found |= {(rank, place["line"]) for rank in ranks}
+    return found
+
+
+def answer(fault: Fault, told: dict[str, Any], folder: Path) -> Answer:
+    lines = (folder / driver_of(fault)).read_text().splitlines()
+
+    def is_there(places: set[tuple[int, int]]) -> bool:
+        return any(
+            rank == fault.rank and line and fault.line in lines[line - 1] for rank, line in places
+        )
+
+    findings = told["findings"]
+    waiting = {(r["rank"], r["line"]) for r in told["captured"]["ranks"] if r["state"] == "waits"}
+    everywhere = waiting.union(*map(places_of, findings))
+    first = findings[0] if findings else {"places": [], "ranks": []}
+    remedy = " ".join(first.get("help", ()))
+    return Answer(
+        bool(findings) and result(told) != "ok",
+        is_there(everywhere),
+        is_there(places_of(first)),
+        bool(fault.remedy) and fault.remedy in remedy,
+    )
 
 
 def main() -> None:
-    pattern = sys.argv[1] if len(sys.argv) > 1 else ""
-    named = 0
-    chosen = [fault for fault in FAULTS if re.search(pattern, fault.name)]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pattern", nargs="?", default="", help="part of a name or of a driver")
+    parser.add_argument("--keep", type=Path)
+    given = parser.parse_args()
+    chosen = [f for f in FAULTS if re.search(given.pattern, f"{driver_of(f)} {f.name}")]
+    answers = []
     for fault in chosen:
         with tempfile.TemporaryDirectory() as scratch:
             told = report_of(fault, Path(scratch))
-            good = is_named(fault, told, Path(scratch))
-        named += good
-        codes = sorted({f["code"] for f in told["findings"]})
+            answers.append(answer(fault, told, Path(scratch)))
+        if given.keep is not None:
+            given.keep.mkdir(exist_ok=True, parents=True)
+            (given.keep / f"{fault.name}.json").write_text(json.dumps(told, indent=1))
+        missed = [name for name, good in answers[-1]._asdict().items() if not good]
+        codes = [f["code"] for f in told["findings"]]
         print(
-            f"{'named ' if good else 'MISSED'}  {fault.name}, in {fault.words[0]}: {told['outcome']} {' '.join(codes)}",
+            f"{driver_of(fault)}, {fault.name}: {told['outcome']} {' '.join(codes)}"
+            + (f"; not {', '.join(missed)}" if missed else ""),
             flush=True,
         )
-        if not good:
-            print(
-                json.dumps([told["findings"], told["captured"]])[:1500], file=sys.stderr, flush=True
-            )
-    print(f"{named} of {len(chosen)} named")
+    for name in Answer._fields:
+        print(f"{name}: {sum(getattr(a, name) for a in answers)} of {len(answers)}")
 
 
 if __name__ == "__main__":

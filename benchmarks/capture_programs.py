@@ -102,6 +102,10 @@ PROGRAMS = (
     Foreign("megatron-core GPT, TP × PP", "megatron-core", 4, ("megatron_gpt.py",)),
     Foreign("ignite engine", "pytorch-ignite", 2, ("ignite_engine.py",)),
     Foreign("litgpt pretrain, FSDP", "litgpt", 2, ("litgpt_pretrain.py", "tiny")),
+    Foreign("accelerate loop", "accelerate", 2, ("accelerate_loop.py",)),
+    Foreign("Lightning Fabric loop", "lightning", 2, ("fabric_loop.py",)),
+    Foreign("mmengine Runner", "mmengine", 2, ("mmengine_runner.py",)),
+    Foreign("GPT-2 with torch's pipelining", "transformers", 2, ("pipelined_gpt2.py",)),
 )
 
 

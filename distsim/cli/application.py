@@ -53,6 +53,10 @@ COMMAND_GROUPS = {
 }
 
 
+#: The parameter of `capture` that contains another command line.
+_COMMAND_TO_RUN = "words"
+
+
 class _GroupedCommandList(TyperGroup):
     """Lists the commands by purpose; a command of no group is listed under "More"."""
 
@@ -65,6 +69,31 @@ class _GroupedCommandList(TyperGroup):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+class _CommandWithValues(TyperCommand):
+    """Refuses empty values.
+
+    An empty path would mean the current folder. It is usually a variable of a shell script that has
+    no value.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if any(word == "" or word.endswith("=") for word in args):
+            given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
+            parameters: list[Any] = self.get_params(ctx)
+            for parameter in parameters:
+                if _is_empty(parameter.name, given.get(parameter.name)):
+                    text = "the value is empty; write a value, or omit it"
+                    raise typer.BadParameter(text, ctx, parameter)
+        return super().parse_args(ctx, args)
+
+
+def _is_empty(parameter: str | None, value: object) -> bool:
+    """Whether a value or one of several is empty. A command to capture may have empty arguments."""
+    if isinstance(value, list | tuple):
+        return "" in value[: 1 if parameter == _COMMAND_TO_RUN else None]
+    return value == ""
 
 
 _CONTEXT_CLASS: Any = TyperCommand.context_class
@@ -141,5 +170,6 @@ def application(words: Sequence[str] = ()) -> typer.Typer:
     app.callback()(_global_options)
     runs_one_command = bool(words) and words[0] in COMMANDS
     for name in words[:1] if runs_one_command else COMMANDS:
-        app.command(name)(import_module(f"distsim.cli.commands.{name}").command)
+        module = import_module(f"distsim.cli.commands.{name}")
+        app.command(name, cls=_CommandWithValues)(module.command)
     return app

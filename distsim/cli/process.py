@@ -147,7 +147,12 @@ def _starts_processes() -> bool:
 def _run_command() -> str | int | None:
     """Run the command; return its exit status, or that of the error that ended it."""
     from distsim.cli.application import application
-    from distsim.common.errors import RESOURCE_ERRORS, DistsimError, resource_error
+    from distsim.common.errors import (
+        RESOURCE_ERRORS,
+        DistsimError,
+        is_out_of_memory,
+        resource_error,
+    )
 
     words = sys.argv[2:] if sys.argv[1:2] == ["--debug"] else sys.argv[1:]
     help_width = min(max(console.terminal_columns() or 80, 40), 200) - 2
@@ -159,11 +164,11 @@ def _run_command() -> str | int | None:
         return end.code
     except DistsimError as error:
         return _report_error(error)
-    except RESOURCE_ERRORS as error:
-        return _report_error(resource_error(error, _input_files()))
-    except OSError as error:
-        return _report_os_error(error)
     except Exception as error:
+        if isinstance(error, RESOURCE_ERRORS) or is_out_of_memory(error):
+            return _report_error(resource_error(error, _input_files()))
+        if isinstance(error, OSError):
+            return _report_os_error(error)
         return _report_internal_error(error)
     return 0
 

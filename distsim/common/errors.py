@@ -15,6 +15,7 @@ All exceptions take positional arguments only, because simpy rebuilds exceptions
 
 from __future__ import annotations
 
+import errno
 from textwrap import wrap
 from traceback import clear_frames
 from typing import ClassVar, NamedTuple
@@ -159,6 +160,30 @@ class EnvironmentFault(_ErrorWithRemedy):
 
 #: Exceptions that Python raises for oversized input.
 RESOURCE_ERRORS = (RecursionError, MemoryError, OverflowError)
+#: What the dynamic loader writes when a library does not fit into memory (glibc: elf/dl-load.c,
+#: elf/dl-map-segments.h).
+_LOADER_WITHOUT_MEMORY = ("cannot allocate memory", "failed to map segment")
+
+
+def raise_if_out_of_memory(error: ImportError | OSError) -> None:
+    """Raise MemoryError if a library cannot be loaded because memory ran out.
+
+    Otherwise the remedy would be to install a library that is installed.
+    """
+    if is_out_of_memory(error):
+        raise MemoryError from None
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error means that memory ran out."""
+    if isinstance(error, MemoryError):
+        return True
+    if isinstance(error, OSError) and error.errno == errno.ENOMEM:
+        return True
+    text = str(error).lower()
+    return isinstance(error, ImportError | OSError) and any(
+        words in text for words in _LOADER_WITHOUT_MEMORY
+    )
 
 
 def resource_error(error: BaseException, where: str) -> UsageError:
@@ -174,7 +199,7 @@ def resource_error(error: BaseException, where: str) -> UsageError:
             f"{place}the input is nested too deeply",
             "use fewer levels of steps or brackets",
         )
-    if isinstance(error, MemoryError):
+    if is_out_of_memory(error):
         smaller = (
             "take fewer ranks, iterations or repeats; "
             "`simulate --no-verdict --no-values` needs less"

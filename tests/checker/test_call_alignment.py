@@ -139,6 +139,16 @@ def test_where_a_run_was_stopped_a_line_behind_the_loop_shows_that_an_iteration_
     assert (found.kind, found.other_calls) == ("missing", (2,))
 
 
+def test_where_a_run_was_stopped_several_calls_at_one_line_are_skipped_together() -> None:
+    """A broadcast of an object makes two calls; its root goes on to the next one."""
+    own, sends = call(7), call(5, "broadcast", 8)
+
+    found = first_divergence([own], [sends, sends, own], stopped=True)
+
+    assert found is not None
+    assert (found.kind, found.other_calls) == ("missing", (0,))
+
+
 def test_where_a_run_was_stopped_a_list_that_ends_early_lacks_nothing() -> None:
     steps = [call(7), call(8)]
 
@@ -160,3 +170,20 @@ def test_a_long_program_is_aligned_in_linear_time(branch: bool) -> None:
     assert found.kind == "extra"
     assert found.own_calls[0] == 99_000
     assert time.process_time() - begun < 1
+
+
+def test_where_a_run_was_stopped_calls_that_match_afterwards_show_the_missing_call() -> None:
+    steps = [call(line, size=line) for line in range(3)]
+
+    found = first_divergence([*steps, steps[0], steps[2], *steps], steps * 3, stopped=True)
+
+    assert found == ("missing", 4, 4, (), (4,))
+
+
+def test_different_calls_at_the_end_of_a_finished_run_are_all_replaced() -> None:
+    steps = [call(line, size=line) for line in range(3)]
+    own = [*steps, call(10, "broadcast"), call(11, "broadcast")]
+
+    found = first_divergence(own, [*steps, call(12, "reduce")])
+
+    assert found == ("replaced", 3, 3, (3, 4), (3,))

@@ -95,6 +95,25 @@ def test_the_ranks_of_a_comparison_fit_40_columns(
     assert max(map(len, section.splitlines())) <= 40
 
 
+def test_compare_with_an_output_file_draws_both_runs_into_it(cli: Cli, tmp_path: Path) -> None:
+    file, picture = tmp_path / "one.yaml", tmp_path / "both.svg"
+    file.write_text("world: 1\nprogram:\n  - compute: {time: 1 ms}\n", encoding="utf-8")
+
+    done = cli("compare", file, file, "-o", picture)
+
+    assert (done.returncode, f"wrote {picture}" in done.stderr) == (0, True)
+    assert "<svg" in picture.read_text(encoding="utf-8")
+
+
+def test_compare_with_one_run_needs_a_cluster_and_measured_times(cli: Cli) -> None:
+    alone = cli("compare", HYBRID)
+    scenario = cli("compare", HYBRID, "--cluster", "dgx-h100")
+
+    assert (alone.returncode, scenario.returncode) == (2, 2)
+    assert "only one run was given" in alone.stderr
+    assert "has no measured times" in scenario.stderr
+
+
 def test_doctor_exits_with_2_if_it_can_read_no_file(cli: Cli, tmp_path: Path) -> None:
     """Exit status 0 would say that no rank waits."""
     damaged = tmp_path / "fr_rank_0"

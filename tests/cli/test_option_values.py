@@ -8,12 +8,37 @@ from pathlib import Path
 import pytest
 
 import distsim
+from distsim.cli.application import _is_empty
 from distsim.cli.commands.capture import _parse_timeout_s
 from distsim.cli.shared.html_report import check_report_path
 from distsim.real.bench.measurement import run_bench
 from tests.support.harness import ROOT, Cli
 
 HYBRID = ROOT / "scenarios" / "hybrid.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "place"),
+    [
+        (("check", ""), "'FILE'"),
+        (("doctor", ""), "'PATH'"),
+        (("capture", ""), "'-- COMMAND'"),
+        (("simulate", HYBRID, "--trace="), "'--trace'"),
+        (("simulate", HYBRID, "--set", ""), "'--set'"),
+    ],
+)
+def test_an_empty_value_is_refused_and_does_not_mean_the_current_folder(
+    cli: Cli, words: tuple[object, ...], place: str
+) -> None:
+    done = cli(*words)
+
+    assert done.returncode == 2
+    assert f"{place}: the value is empty; write a value, or omit it" in done.stderr
+
+
+def test_a_command_to_capture_may_have_empty_arguments() -> None:
+    assert not _is_empty("words", ["python", "script.py", ""])
+    assert not _is_empty("words", None)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from distsim.backends import default_cluster
-from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.errors import EnvironmentFault, UsageError, resource_error
 from distsim.hardware.cost import CostModel
 from distsim.output.pictures.drawing import dot as drawing
 from distsim.output.pictures.drawing.box_diagram import (
@@ -186,6 +186,22 @@ def test_without_pygraphviz_the_error_names_the_remedy(monkeypatch: pytest.Monke
 
     with pytest.raises(EnvironmentFault, match="pip install"):
         render_picture("operation", "png", PictureInput(op="send"))
+
+
+def test_a_library_that_does_not_fit_into_memory_is_not_reported_as_missing(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    class Loader:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "pygraphviz":
+                raise ImportError("libcgraph.so: failed to map segment from shared object")
+
+    monkeypatch.delitem(sys.modules, "pygraphviz", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Loader(), *sys.meta_path])
+
+    with pytest.raises(MemoryError) as raised:
+        render_picture("operation", "png", PictureInput(op="send"))
+    assert resource_error(raised.value, "").message == "not enough free memory"
 
 
 def test_png_without_fonts_is_refused_and_svg_is_not(

@@ -376,3 +376,30 @@ def test_a_listed_rank_outside_the_world_is_an_error_with_its_place(lines: str) 
     (problem,) = caught.value.problems
     assert problem.message == "rank 7 is outside the world of 2 ranks (0 to 1)"
     assert problem.line == lines.count("\n") + 3
+
+
+def test_a_value_is_evaluated_only_for_the_ranks_that_a_loop_index_selects() -> None:
+    """Rank 0 makes no call, so it divides by nothing."""
+    p = program("""
+world: 3
+program:
+  - repeat:
+      times: 2
+      index: i
+      steps:
+        - {compute: {time: 6 ms // rank}, ranks: rank > i}
+""")
+
+    times = [[call.time_ns for _, call in p.calls_of(rank)] for rank in range(3)]
+    assert times == [[], [6_000_000], [3_000_000, 3_000_000]]
+
+
+def test_the_ranks_of_absent_processes_are_absent_from_the_startup() -> None:
+    p = program("""
+world: 3
+faults: [{rank: 2, kind: absent}]
+program: [init_process_group, barrier]
+""")
+
+    assert p.startup is not None
+    assert [process.absent for process in p.startup.entrances] == [False, False, True]

@@ -172,9 +172,9 @@ def test_the_branch_or_loop_that_leads_to_the_mismatch_is_named(
     assert ([] if found is None else [found.line.line]) == expected
 
 
-def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
-    file.write_text(CONTINUE, encoding="utf-8")
+def explained(file: Path, script: str) -> tuple[Finding, ...]:
+    """Two equal findings on the first mismatch of two ranks, with their divergence."""
+    file.write_text(script, encoding="utf-8")
     (lines0, made0), (lines1, made1) = run_rank(file, 0), run_rank(file, 1)
     own, other = mismatch(made0, made1)
     places = tuple(
@@ -183,8 +183,13 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
     )
     finding = Finding("DS201", "error", "calls differ", (0, 1), places=places)
     traces = {0: lines0[: own[0]], 1: lines1[: other[0]]}
+    return with_divergence([finding, finding], traces, {})
 
-    (found, last) = with_divergence([finding, finding], traces, {})
+
+def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+
+    (found, last) = explained(file, CONTINUE)
 
     assert found.places[0] == SourceLocation(str(file), 4, 5, "branch", 0)
     assert found.message.splitlines()[1:] == [
@@ -195,7 +200,37 @@ def test_the_finding_names_the_line_the_counts_and_a_remedy(tmp_path: Path) -> N
         "    line 5 runs 6 times on rank 0, 5 times on rank 1",
     ]
     assert found.help[0].startswith("let all ranks take the same branch at line 4: `if r == 1")
-    assert last == finding
+    assert (last.message, last.help) == ("calls differ", ())
+
+
+CHECKPOINT = """
+for step in range(3):
+    for batch in range(2):
+        call("all_reduce")
+    if r == 0:
+        call("barrier")
+"""
+COMPREHENSION = """
+def mean():
+    return call("all_reduce")
+losses = [mean() for batch in range(2 - r)]
+call("barrier")
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "remedy"),
+    [
+        (CHECKPOINT, "let all ranks take the same branch at line 5"),
+        (SWAPPED, "make the same calls in the same order in both branches of line 3"),
+        (COMPREHENSION, "run the loop at line 4 the same number of times"),
+        (CAUGHT_ERROR, "fix the error that rank 1 raises at line 4: `raise ValueError`"),
+    ],
+)
+def test_the_remedy_fits_what_leads_to_the_mismatch(
+    script: str, remedy: str, tmp_path: Path
+) -> None:
+    assert explained(tmp_path / "train.py", script)[0].help[0].startswith(remedy)
 
 
 LATE_WAIT = """

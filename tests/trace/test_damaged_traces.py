@@ -116,6 +116,43 @@ def test_a_header_that_names_a_rank_outside_the_world_describes_no_program(
         parse_trace(header(**changed))
 
 
+def with_work(*entry: Any) -> list[str]:
+    """A trace whose first call lists this work of kernels."""
+    record = json.loads(LINES[1])
+    record["args"] = {**(record.get("args") or {}), "work": [entry]}
+    return [LINES[0], json.dumps(record) + "\n", *LINES[2:]]
+
+
+@pytest.mark.parametrize(
+    "entry", [(0, 0, 1, "float32"), (1.5, 8, 1, "bfloat16"), (2**80 - 1, 1, 2**80 - 1, "float32")]
+)
+def test_work_of_kernels_may_be_as_small_as_one_empty_kernel_and_just_below_the_limit(
+    entry: tuple[Any, ...],
+) -> None:
+    assert len(parse_trace(with_work(*entry))) == len(LINES) - 1
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        (-1, 0, 1, "float32"),
+        (0, -1, 1, "float32"),
+        (2**80, 0, 1, "float32"),
+        (0, 2.0**80, 1, "float32"),
+        (True, 0, 1, "float32"),
+        (0, "8", 1, "float32"),
+        (0, 0, 0, "float32"),
+        (0, 0, 1.0, "float32"),
+        (0, 0, 2**80, "float32"),
+        (0, 0, 1, "float33"),
+        (0, 0, 1),
+    ],
+)
+def test_impossible_work_of_kernels_is_refused_with_its_line(entry: tuple[Any, ...]) -> None:
+    with pytest.raises(UsageError, match=r"<trace>:2: expected `work` in `args`"):
+        parse_trace(with_work(*entry))
+
+
 def damaged(lines: list[str], rnd: random.Random) -> list[str]:
     """One to three changes: of a key of the header or of a call, or of which calls there are."""
     lines = list(lines)

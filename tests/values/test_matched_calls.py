@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import pytest
 
+from distsim.program.lower import lower
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import simulate
 from distsim.values import BufferValues, compute_values
 from distsim.values.buffer_values import LineageViolation
-from distsim.values.effect_order import causal_numbers, match_table
+from distsim.values.effect_order import causal_numbers, effect_events, match_table
 from distsim.values.lineage import TensorContribution
 from tests.support.values_by_hand import ByHand
 
@@ -267,3 +268,15 @@ def test_buffers_are_distinguished_by_name_copy_and_rank() -> None:
         (0, "x@10"),
         (1, "x@10"),
     ]
+
+
+def test_a_call_that_a_killed_rank_posted_but_never_started_has_no_effect() -> None:
+    scenario = loads(
+        "world: 1\nbackend: nccl\nfaults: [{rank: 0, kind: kill, at: 1 ms}]\n"
+        "program: [compute: {time: 5 ms}, compute: {time: 5 ms}]\n"
+    )
+    trace = simulate(scenario, with_verdict=False).run.trace
+
+    assert trace["posted_ns"].tolist() == [0, 0]
+    assert trace["started_ns"].tolist() == [0, -1]
+    assert [event.row for event in effect_events(lower(scenario), trace, match_table(trace))] == [0]

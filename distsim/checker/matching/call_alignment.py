@@ -271,15 +271,29 @@ class _Alignment:
         """Swapped calls: the other rank makes the first lone call later, alone as well."""
         if own_calls:
             i = own_calls[0]
-            for own, j in rest:
+            for position, (own, j) in enumerate(rest):
                 if own is None and j is not None and self._is_same_call(i, j):
+                    passed = [self.other[k] for _, k in rest[:position] if k is not None]
+                    if self._are_skipped(passed, self.own_sites):
+                        return None
                     return SequenceDivergence("swapped", i, j, (i,), (j,))
             return None
         j = other_calls[0]
-        for i_later, other in rest:
+        for position, (i_later, other) in enumerate(rest):
             if other is None and i_later is not None and self._is_same_call(i_later, j):
+                passed = [self.own[k] for k, _ in rest[:position] if k is not None]
+                if self._are_skipped(passed, self.other_sites):
+                    return None
                 return SequenceDivergence("swapped", i_later, j, (i_later,), (j,))
         return None
+
+    def _are_skipped(self, calls: Sequence[AlignedCall], sites: set[int]) -> bool:
+        """Whether a rank makes these calls at lines that the other, which was stopped, never uses.
+
+        Then the other rank skips them, and the next call of both is not swapped. For example, a
+        broadcast of an object makes several calls at one line.
+        """
+        return self.stopped and bool(calls) and all(call.site not in sites for call in calls)
 
     def _is_same_call(self, i: int, j: int) -> bool:
         own, other = self.own[i], self.other[j]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.errors import EnvironmentFault, UsageError, raise_if_out_of_memory
 from distsim.common.installation import install_command
 from distsim.common.worker_process import end_with_parent, starting_workers
 
@@ -115,7 +115,8 @@ def import_optional(name: str) -> Any:
 
     try:
         return import_module(name)
-    except ImportError:
+    except ImportError as error:
+        raise_if_out_of_memory(error)
         package = name.partition(".")[0]
         extra = {
             "joblib": "sweep",

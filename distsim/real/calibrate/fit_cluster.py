@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.errors import EnvironmentFault, UsageError, raise_if_out_of_memory
 from distsim.common.installation import install_command
 from distsim.hardware.cluster import Cluster, MeasuredCurve, cluster_from
 from distsim.hardware.cost import CostModel
@@ -207,7 +207,8 @@ def _least_squares() -> Callable[..., Any]:
     """scipy's least-squares solver. Raises EnvironmentFault if scipy is not installed."""
     try:
         from scipy.optimize import least_squares
-    except ImportError:
+    except ImportError as error:
+        raise_if_out_of_memory(error)
         raise EnvironmentFault(
             "fitting a cluster needs scipy, which is not installed", install_command("calibrate")
         ) from None

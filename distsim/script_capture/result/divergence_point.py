@@ -13,6 +13,7 @@ lines. For messages between ranks, see `distsim.script_capture.result.message_di
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ _VALUES_CODE: Final = "DS612"
 #: Kinds of calls that all members of a group make, and waits for these.
 _COLLECTIVE_KINDS: Final = frozenset({"collective", "wait"})
 _LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
+_COMPREHENSION: Final = re.compile(r"[\[({].*\bfor\b.*\bin\b")
 #: In place of the operation of a finding's place.
 _BRANCH: Final = "branch"
 
@@ -208,9 +210,16 @@ def explained_by_point(
             ran = ", ".join(f"{_times(count)} on rank {rank}" for rank, count in counts.items())
             message.append(f"    {line_text(call, main_file)} runs {ran}")
             break
-    remedy = f"{_remedy(point, text, line)}: `{text}`"
+    raising = _raising_rank(point, ranks)
+    if raising is None:
+        remedy = f"{_remedy(point, text, line)}: `{text}`"
+        explained = replace(finding, message="\n".join(message), help=(remedy,))
+        return with_branch(explained, point.line, own)
+    rank, error = raising
+    at_line = line_text(error, main_file)
+    remedy = f"fix the error that rank {rank} raises at {at_line}: `{source_text(*error)}`"
     explained = replace(finding, message="\n".join(message), help=(remedy,))
-    return with_branch(explained, point.line, own)
+    return with_branch(explained, error, rank)
 
 
 def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH) -> Finding:
@@ -219,14 +228,37 @@ def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH
     return replace(finding, places=(place, *finding.places))
 
 
+def _raising_rank(point: DivergencePoint, ranks: tuple[int, int]) -> tuple[int, TracedLine] | None:
+    """The rank that goes on to a line that raises an error, and this line; None if none does."""
+    for rank, following in zip(ranks, (point.own_next, point.other_next), strict=True):
+        if source_text(*following).startswith("raise"):
+            return rank, following
+    return None
+
+
 def _remedy(point: DivergencePoint, text: str, line: str) -> str:
-    if text.startswith(_LOOP_KEYWORDS):
+    has_comprehension = _COMPREHENSION.search(text) and not text.startswith("if ")
+    if text.startswith(_LOOP_KEYWORDS) or has_comprehension:
         return f"run the loop at {line} the same number of times on all ranks"
     calls = (*point.own_calls, *point.other_calls)
     is_in_both = bool(point.own_calls and point.other_calls)
-    if is_in_both and all(indentation(call) > indentation(point.line) for call in calls):
+    if is_in_both and all(_is_inside(call, point.line) for call in calls):
         return f"make the same calls in the same order in both branches of {line}"
     return f"let all ranks take the same branch at {line}"
+
+
+def _is_inside(line: TracedLine, branch: TracedLine) -> bool:
+    """Whether a line belongs to a branch: all lines in between are indented, or start an `else`."""
+    if line.file != branch.file or line.line <= branch.line:
+        return False
+    between = [TracedLine(branch.file, k) for k in range(branch.line + 1, line.line + 1)]
+    return all(_continues_branch(each, indentation(branch)) for each in between)
+
+
+def _continues_branch(line: TracedLine, outer: int) -> bool:
+    text = source_text(*line)
+    is_at_branch = indentation(line) == outer and text.startswith(("else", "elif", "except"))
+    return not text or indentation(line) > outer or is_at_branch
 
 
 def _next_lines(next_lines: Mapping[int, TracedLine], main_file: str) -> list[str]:

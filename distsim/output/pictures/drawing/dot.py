@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distsim.common.errors import EnvironmentFault
+from distsim.common.errors import EnvironmentFault, raise_if_out_of_memory
 from distsim.output.pictures.drawing.box_diagram import (
     NORMAL_SIZE,
     SMALL_SIZE,
@@ -269,6 +269,7 @@ def render_dot(dot: str, fmt: str, engine: str) -> bytes:
     try:
         import pygraphviz
     except (ImportError, OSError) as error:
+        raise_if_out_of_memory(error)
         raise EnvironmentFault(
             f"drawing needs pygraphviz, which cannot be loaded: {error}",
             "pip install 'pygraphviz>=2', or use --format mermaid",

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
-from distsim.common.errors import EnvironmentFault
+from distsim.common.errors import EnvironmentFault, raise_if_out_of_memory
 from distsim.common.installation import install_command
 
 #: Two pixels of a png for each of the svg: sharp where screens are.
@@ -25,6 +25,7 @@ def convert_svg(svg: str, fmt: Literal["png", "pdf"], dpi: float = _PNG_DPI) -> 
     try:
         import typst
     except (ImportError, OSError) as error:
+        raise_if_out_of_memory(error)
         raise EnvironmentFault(
             f"writing {fmt} needs typst, which cannot be loaded: {error}",
             f"{install_command('pictures')}; --format svg works without it",

@@ -33,6 +33,7 @@ from distsim.scenario.strategies.base import Expansion, ExpansionContext, Strate
 _UNAVAILABLE_NAMES = frozenset({*RESERVED_NAMES, "all"})
 #: Limit for the layers, micro-batches and similar counts of a strategy; each becomes calls.
 MAX_EXPANDED_PARTS = 20_000
+_PART_KEYS = ("micro_batches", "accumulate", "chunks", "pairs", "pieces")
 _DECLARING_KEYS = ("tensors", "groups", "vars", "memory")
 
 
@@ -259,11 +260,11 @@ class _StrategyExpander:
 
     def _check_counts(self, strategy: Strategy, path: DataPath) -> bool:
         """Whether the parts that are expanded one by one are not too many."""
-        for key, count in _part_counts(strategy).items():
+        for keys, count in _part_counts(strategy):
             if isinstance(count, int) and count > MAX_EXPANDED_PARTS:
                 self.problems.add(
-                    (*path, key),
-                    f"{key} is {count}; the limit is {MAX_EXPANDED_PARTS}",
+                    (*path, *keys),
+                    f"{keys[-1]} is {count}; the limit is {MAX_EXPANDED_PARTS}",
                 )
                 return False
         return True
@@ -303,12 +304,16 @@ def _plain_ranks(selector: Any) -> tuple[int, ...]:
     return tuple(sorted(set(ranks)))
 
 
-def _part_counts(strategy: Strategy) -> dict[str, object]:
-    """By field, the number of parts that a strategy lays out one by one."""
+def _part_counts(strategy: Strategy) -> Iterator[tuple[tuple[str, ...], object]]:
+    """The numbers of parts that a strategy lays out one by one, and where they are."""
     layers = getattr(strategy, "layers", 0)
     if isinstance(layers, tuple):
         layers = sum(layer.count for layer in layers)
-    counts: dict[str, object] = {"layers": layers}
-    for key in ("micro_batches", "accumulate", "chunks", "pairs", "pieces"):
-        counts[key] = getattr(strategy, key, None)
-    return counts
+    yield ("layers",), layers
+    for key in _PART_KEYS:
+        yield (key,), getattr(strategy, key, None)
+    for name, fields in strategy:
+        # A strategy inside, such as the pipeline of `hybrid`.
+        if isinstance(fields, Mapping):
+            for key in ("layers", *_PART_KEYS):
+                yield (name, key), fields.get(key)

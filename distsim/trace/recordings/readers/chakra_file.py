@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.errors import EnvironmentFault, UsageError, raise_if_out_of_memory
 from distsim.common.file_io import escape_control_characters
 from distsim.common.installation import install_command
 from distsim.trace.recordings.readers.file_content import read_content
@@ -159,7 +159,8 @@ def _message_types(file: str) -> Mapping[str, Any]:
     """The classes of the messages. Raises EnvironmentFault if protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-    except ImportError:
+    except ImportError as error:
+        raise_if_out_of_memory(error)
         raise EnvironmentFault(
             f"{file}: protobuf is not installed, which reads Chakra traces",
             install_command("chakra"),

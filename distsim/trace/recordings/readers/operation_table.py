@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distsim.common.errors import EnvironmentFault, UsageError
+from distsim.common.errors import EnvironmentFault, UsageError, raise_if_out_of_memory
 from distsim.common.file_io import is_stream, open_bytes
 from distsim.common.installation import install_command
 from distsim.trace.recordings.event_graph import (
@@ -215,7 +215,8 @@ def _check_duplicates(columns: Mapping[str, Any], path: Path) -> None:
 def _parquet_columns(path: Path) -> dict[str, Any]:
     try:
         from pyarrow import parquet
-    except ImportError:
+    except ImportError as error:
+        raise_if_out_of_memory(error)
         raise EnvironmentFault(
             f"{path}: pyarrow is not installed, which reads Parquet", install_command("sweep")
         ) from None

@@ -81,7 +81,8 @@ class DataLoss(NamedTuple):
     ranks whose calls differ. ``lost_by_outliers``: lost contributions of the other ranks.
     ``tensor_sets``: sets of tensors that ranks exchange; fewer, if all ranks name the same tensors.
     ``fewer_calls``: messages and collectives that ranks make less often than before. ``added``:
-    tensors that ranks give and did not give before.
+    tensors that ranks give and did not give before. ``changed_reductions``: calls of the correct
+    ranks that now have another reduction.
     """
 
     lost: int
@@ -90,6 +91,7 @@ class DataLoss(NamedTuple):
     tensor_sets: int = 0
     fewer_calls: int = 0
     added: int = 0
+    changed_reductions: int = 0
 
 
 class ExchangedData:
@@ -101,14 +103,13 @@ class ExchangedData:
 
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
-        lost = lost_by_outliers = changed_ranks = fewer_calls = added = 0
+        lost = lost_by_outliers = changed_ranks = fewer_calls = added = reductions = 0
         kept_exchanges = {each.exchange for each in changed._all()}
         calls = Counter(chain.from_iterable(map(_message_calls, self.by_rank.values())))
         for rank, before in self.by_rank.items():
             after = changed.by_rank.get(rank, [])
-            missing = Counter(before) - Counter(after)
+            missing, additional = _without_changed_reductions(before, after)
             fewer_calls += max(0, len(before) - len(after))
-            additional = Counter(after) - Counter(before)
             redirected = _redirected_sends(missing, additional, calls)
             added += sum(n for each, n in additional.items() if each.carries_data and each.tensors)
             added -= redirected
@@ -125,8 +126,11 @@ class ExchangedData:
             lost -= redirected
             lost += max(0, _receive_count(before) - _receive_count(after))
             changed_ranks += before != after
+            reductions += (Counter(before) - Counter(after)).total() - missing.total()
         tensor_sets = len(kept_exchanges)
-        return DataLoss(lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added)
+        return DataLoss(
+            lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added, reductions
+        )
 
     def _lost_of_root(
         self, rank: int, missing: Counter[Contribution], counted: list[Contribution]
@@ -154,30 +158,68 @@ class ExchangedData:
             if rank in outliers:
                 continue
             missing = Counter(completed) - Counter(changed.by_rank.get(rank, []))
-            lost += missing.total()
+            # A receive from any source may name its sender.
+            lost += sum(count for each, count in missing.items() if each.partners)
             missing_messages = Counter(_message_calls(missing.elements()))
             for message, count in missing_messages.items():
                 unmatched = calls[message] - calls[message.counterpart]
                 lost -= min(count, max(0, unmatched))
         return lost
 
-    def drops_reduction(self, changed: ExchangedData) -> bool:
-        """Whether a reduction of a tensor over several ranks disappears on all of them."""
-        return not self._shared_reductions() <= changed._reductions().keys()
+    def drops_collective(self, changed: ExchangedData) -> bool:
+        """Whether a collective with data disappears on all of its ranks.
 
-    def _shared_reductions(self) -> set[tuple[str, tuple[int, ...]]]:
-        return {key for key, ranks in self._reductions().items() if len(ranks) > 1}
+        It is a reduction that several ranks make, or any other that most members of the group make.
+        """
+        kept = changed._collectives().keys()
+        return any(key not in kept for key in self._shared_collectives())
 
-    def _reductions(self) -> dict[tuple[str, tuple[int, ...]], set[int]]:
+    def _shared_collectives(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        reductions = {each.op for each in self._all() if each.reduce_op is not None}
+        for (op, members), ranks in self._collectives().items():
+            least = 2 if op in reductions else len(members) // 2 + 1
+            if len(ranks) >= least:
+                yield op, members
+
+    def _collectives(self) -> dict[tuple[str, tuple[int, ...]], set[int]]:
         found: dict[tuple[str, tuple[int, ...]], set[int]] = {}
         for each in self._all():
-            if each.reduce_op is not None:
+            if each.tensors and each.op not in (*_SENDING_OP.values(), *_REMOTE_OPS):
                 found.setdefault((each.op, each.partners), set()).add(each.rank)
         return found
 
     def _all(self) -> Iterator[Contribution]:
         for contributions in self.by_rank.values():
             yield from contributions
+
+
+def _without_changed_reductions(
+    before: list[Contribution], after: list[Contribution]
+) -> tuple[Counter[Contribution], Counter[Contribution]]:
+    """The contributions that are missing, and those that are new.
+
+    A call with another reduction is neither: the ranks give the same data.
+    """
+    missing, additional = Counter(before) - Counter(after), Counter(after) - Counter(before)
+    given, wanted = (
+        Counter(each._replace(reduce_op=None) for each in changed.elements())
+        for changed in (additional, missing)
+    )
+    return _less(missing, given), _less(additional, wanted)
+
+
+def _less(
+    contributions: Counter[Contribution], others: Counter[Contribution]
+) -> Counter[Contribution]:
+    """The contributions without those that only differ from ``others`` in the reduction."""
+    unmatched, left = Counter(others), Counter[Contribution]()
+    for each in contributions.elements():
+        key = each._replace(reduce_op=None)
+        if unmatched[key]:
+            unmatched[key] -= 1
+        else:
+            left[each] += 1
+    return left
 
 
 def _redirected_sends(

@@ -16,6 +16,7 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     fields_of,
+    group_members,
     make_step,
     op_of,
     owner_ranks,
@@ -185,6 +186,31 @@ def call_where_valid(
             yield words, with_steps_replaced(data, path, [step])
 
 
+def call_on_members(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The members of a group, and no other ranks, run a block with collectives of this group."""
+    for path in named:
+        entry = value_at(data, path)
+        group = fields_of(entry).get("group")
+        members = group_members(data, group)
+        if OPERATIONS[op_of(entry)].kind != "collective" or not isinstance(members, list):
+            continue
+        for end in (len(path), len(path) - 2):
+            block = value_at(data, path[:end]) if end > 1 else None
+            if ranks_of(block) is None or not _calls_only_on(block, group):
+                continue
+            changed = copy.deepcopy(data)
+            value_at(changed, path[:end])["ranks"] = members
+            yield f"call {op_of(entry)} on the members of {group}, {rank_list(members)}", changed
+
+
+def _calls_only_on(block: Any, group: object) -> bool:
+    """Whether all calls of a step, or of a block without inner blocks, are on this group."""
+    calls = block.get("steps", [block])
+    return all(op_of(call) and fields_of(call).get("group") == group for call in calls)
+
+
 def _ranks_with_invalid_call(program: Program) -> dict[int, set[int]]:
     """By line, the ranks on which a call has invalid arguments."""
     found: dict[int, set[int]] = {}
@@ -214,6 +240,7 @@ def _paths_of(data: ScenarioData, op: str) -> list[DataPath]:
 
 
 __all__ = [
+    "call_on_members",
     "call_where_valid",
     "create_on_all_ranks",
     "destroy_after_block",

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
-from typing import Final
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from distsim.program.model import Program
 from distsim.repair.scenario_data import (
@@ -36,6 +37,8 @@ _BATCH_OP: Final = {"send": "isend", "recv": "irecv"}
 _PEER_FIELD: Final = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 #: Fields in which both sides must agree.
 _SHARED_FIELDS: Final = ("tensor", "tag", "group")
+#: Peers that are tried for each message, besides the likely ones.
+_MAX_PEERS: Final = 8
 #: Places in the other rank's steps that are tried, nearest to the message's own place first.
 _MAX_PLACES: Final = 12
 #: Ranks that make one message together, and whose counterparts are tried.
@@ -100,21 +103,91 @@ def _with_equal_fields(
         )
 
 
-def change_peers(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """A message goes to, or comes from, another rank."""
+def change_peers(
+    data: ScenarioData, named: list[DataPath], program: Program | None = None
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A message goes to, or comes from, another rank.
+
+    The ranks come first with which the program has as many sends as receives afterwards.
+    """
     world = data.get("world")
+    missing = Counter[_Direction]() if program is None else _missing_receives(program)
+    likely: list[_PeerChange] = []
+    others: list[_PeerChange] = []
     for path in named:
         entry = value_at(data, path)
         if not is_message(entry) or not isinstance(world, int):
             continue
-        fields, key = fields_of(entry), _PEER_FIELD[op_of(entry)]
-        for rank in range(min(world, 8)):
-            if fields.get(key) != rank and rank not in owner_ranks(data, path):
-                changed = make_step(op_of(entry), {**fields, key: rank}, ranks_of(entry))
-                yield (
-                    f"{op_of(entry)}: set {key} to {rank}",
-                    with_steps_replaced(data, path, [changed]),
-                )
+        owners = owner_ranks(data, path)
+        for rank in range(world):
+            change = _PeerChange(path, fields_of(entry).get(_PEER_FIELD[op_of(entry)]), rank)
+            if change.peer == rank or rank in owners:
+                continue
+            if _evens_counts(op_of(entry), owners, change, missing):
+                likely.append(change)
+            elif rank < _MAX_PEERS:
+                others.append(change)
+    for path, _, rank in (*likely, *others):
+        op, fields = op_of(value_at(data, path)), fields_of(value_at(data, path))
+        changed = make_step(op, {**fields, _PEER_FIELD[op]: rank}, ranks_of(value_at(data, path)))
+        words = f"{op}: set {_PEER_FIELD[op]} to {rank}"
+        yield words, with_steps_replaced(data, path, [changed])
+
+
+class _Direction(NamedTuple):
+    """From one rank to another."""
+
+    source: int
+    target: int
+
+
+class _PeerChange(NamedTuple):
+    """The message at ``path`` gets ``new_peer`` instead of ``peer``."""
+
+    path: DataPath
+    peer: object
+    new_peer: int
+
+
+def _missing_receives(program: Program) -> Counter[_Direction]:
+    """By direction, how many more sends than receives the ranks call."""
+    missing = Counter[_Direction]()
+    for rank in program.present:
+        for _, call in program.calls_of(rank):
+            for part in call.parts or (call,):
+                if part.op in _PEER_FIELD and part.peer is not None:
+                    is_send = _PEER_FIELD[part.op] == "dst"
+                    ends = (rank, part.peer) if is_send else (part.peer, rank)
+                    missing[_Direction(*ends)] += 1 if is_send else -1
+    return missing
+
+
+def _evens_counts(
+    op: str, owners: Sequence[int], change: _PeerChange, missing: Counter[_Direction]
+) -> bool:
+    """Whether a message lacks its counterpart at its peer, and is the one missing at another.
+
+    A receive from any source has no peer that could lack it.
+    """
+    if len(owners) != 1:
+        return False
+    is_send = _PEER_FIELD[op] == "dst"
+
+    def lacks_message_with(peer: int) -> bool:
+        if is_send:
+            return missing[_Direction(owners[0], peer)] < 0
+        return missing[_Direction(peer, owners[0])] > 0
+
+    def has_too_many_with(peer: int) -> bool:
+        if is_send:
+            return missing[_Direction(owners[0], peer)] > 0
+        return missing[_Direction(peer, owners[0])] < 0
+
+    if isinstance(change.peer, int):
+        is_superfluous = has_too_many_with(change.peer)
+    else:
+        is_superfluous = not is_send and change.peer in (None, "any")
+    return is_superfluous and lacks_message_with(change.new_peer)
 
 
 def invert_peers(

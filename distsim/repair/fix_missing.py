@@ -21,6 +21,7 @@ from distsim.repair.scenario_data import (
     fields_of,
     group_members,
     make_step,
+    names_in,
     op_of,
     owner_ranks,
     ranks_of,
@@ -38,10 +39,10 @@ _REQUEST_FIELDS: Final = ("async", "as")
 def extend_to_all_ranks(
     data: ScenarioData, paths: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A collective, or new_group, that only some ranks call is called by all."""
+    """A collective, new_group or message that only some ranks call is called by all."""
     for path in paths:
         entry = value_at(data, path)
-        if ranks_of(entry) is not None and _needs_all_ranks(entry):
+        if ranks_of(entry) is not None and (_needs_all_ranks(entry) or _is_message(entry)):
             found = copy.deepcopy(data)
             del value_at(found, path)["ranks"]
             yield f"call {op_of(entry)} on all ranks", found
@@ -69,6 +70,10 @@ def extend_blocks(
         if len(collectives) == len(steps) or _is_for_most(program, block["ranks"]):
             changed = copy.deepcopy(data)
             del value_at(changed, path)["ranks"]
+            condition = _condition_for_all_ranks(program, block["ranks"])
+            if condition:
+                changed_block = value_at(changed, path)
+                changed_block.update({"ranks": condition, "steps": changed_block.pop("steps")})
             yield f"run this block on all ranks, so that all call {names}", changed
         elif not any(_is_block(entry) for entry in steps):
             parts = _split_block(block)
@@ -107,6 +112,23 @@ def _is_for_most(program: Program, ranks: Any) -> bool:
     """Whether a selector chooses most ranks; True if that depends on more than the rank."""
     chosen = selected_ranks(ranks)
     return chosen is None or 2 * len(chosen) > program.world_size
+
+
+def _condition_for_all_ranks(program: Program, ranks: object) -> str:
+    """The parts of a condition that do not depend on the rank, such as one on the iteration."""
+    if not isinstance(ranks, str) or " or " in ranks or "(" in ranks:
+        return ""
+    parts = [part.strip() for part in ranks.split(" and ")]
+    return " and ".join(part for part in parts if not _depends_on_rank(program, part))
+
+
+def _depends_on_rank(program: Program, condition: str) -> bool:
+    """Whether a condition names something whose value differs by rank."""
+    for name in names_in(condition):
+        values = [program.names_of(rank).get(name) for rank in program.present]
+        if any(value != values[0] for value in values):
+            return True
+    return False
 
 
 def _split_block(block: ScenarioData) -> list[ScenarioData]:

@@ -21,6 +21,8 @@ from distsim.repair.scenario_data import (
     value_at,
 )
 
+#: Calls after which no message arrives.
+_CLOSING_OPS: Final = ("destroy_process_group", "exit", "fail")
 _BLOCKING_OP: Final = {"isend": "send", "irecv": "recv"}
 
 
@@ -29,8 +31,8 @@ def wait_for_requests(
 ) -> Iterator[tuple[str, ScenarioData]]:
     """A request gets a handle and a wait, or the call blocks.
 
-    The wait stands before the next step of the list that names one of the call's tensors, or at the
-    end of the list.
+    The wait stands before the next step of the list that names one of the call's tensors or closes
+    connections, or at the end of the list.
     """
     for path in paths:
         entry = value_at(data, path)
@@ -48,6 +50,10 @@ def wait_for_requests(
             yield f"wait for {handle}", _with_wait(data, path, fields, handle)
         elif "repeat" in path and "@" not in str(fields["as"]):
             yield from _waits_in_loop(data, path)
+        elif "repeat" in path:
+            handle = str(fields["as"])
+            changed = _with_wait(data, path, fields, handle)
+            yield f"wait for {handle} in the same iteration", changed
         blocking = {name: value for name, value in fields.items() if name not in ("as", "async")}
         if "as" not in fields:
             changed = copy.deepcopy(data)
@@ -93,8 +99,12 @@ def _with_wait(
     op, ranks = op_of(entry), ranks_of(entry)
     steps[position] = make_step(op, fields, ranks)
     tensors = tensor_names(entry)
-    users = (k for k in range(position + 1, len(steps)) if _names_any(steps[k], tensors))
-    place = next(users, len(steps))
+    limits = (
+        k
+        for k in range(position + 1, len(steps))
+        if op_of(steps[k]) in _CLOSING_OPS or _names_any(steps[k], tensors)
+    )
+    place = next(limits, len(steps))
     if ranks is not None:
         # Steps of other ranks may lie between them, so the wait follows at once.
         place = position + 1

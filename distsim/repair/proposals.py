@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Any, Final, NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
+from distsim.operations.core.resolved_call import DTYPE_BYTES
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 from distsim.repair.fix_arguments import (
@@ -24,6 +25,7 @@ from distsim.repair.fix_arguments import (
 )
 from distsim.repair.fix_counts import fit_whole, pad_rows, transpose_splits, unify_counts
 from distsim.repair.fix_groups import (
+    call_on_members,
     call_where_valid,
     create_on_all_ranks,
     destroy_after_block,
@@ -189,7 +191,7 @@ def _kinds_of_changes(
         yield _of_kind(CHANGES_ORDER, move_steps(data, moved, hints.user_lines))
     if not hints.mismatch:
         yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
-    yield _of_kind(CHANGES_ARGUMENTS, change_peers(data, calls.named))
+    yield _of_kind(CHANGES_ARGUMENTS, change_peers(data, calls.named, hints.program))
     if hints.program is not None:
         yield _of_kind(CHANGES_ARGUMENTS, more_iterations(data, hints.program))
         yield _of_kind(REMOVES_CALLS, fewer_iterations(data, hints.program))
@@ -197,7 +199,7 @@ def _kinds_of_changes(
     for additions in (
         make_same_call(data, calls.named_steps),
         complete_early_exits(data),
-        extend_to_all_ranks(data, calls.steps),
+        extend_to_all_ranks(data, calls.steps + calls.parts),
         copy_to_other_ranks(data, calls.named_steps),
         add_counterparts(data, calls.named),
     ):
@@ -291,6 +293,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         list_members_once(data, program),
         name_expected_sources(data),
         drop_invalid_tags(data, calls.named),
+        call_on_members(data, calls.named_steps),
         call_where_valid(data, program, calls.named_steps, hints.lines) if hints.is_first else (),
     )
     yield _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_RARE_CHANGES))
@@ -386,10 +389,17 @@ def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[_C
                 tensor, other_tensor = declared[name], declared[other]
                 if not isinstance(tensor, dict) or not isinstance(other_tensor, dict):
                     continue
+                if key == "dtype" and _bytes_of(other_tensor) < _bytes_of(tensor):
+                    continue  # the values of this tensor would lose precision
                 if tensor.get(key) != other_tensor.get(key):
                     copied = _with_value_of(tensor, key, other_tensor)
                     words = f"give the tensor {name} the {key} of {other}"
                     yield words, {**data, "tensors": {**declared, name: copied}}
+
+
+def _bytes_of(tensor: ScenarioData) -> int:
+    """The bytes of an element; 0 for an unknown dtype."""
+    return DTYPE_BYTES.get(str(tensor.get("dtype", "float32")), 0)
 
 
 def _with_value_of(fields: dict[str, Any], key: str, other: dict[str, Any]) -> dict[str, Any]:

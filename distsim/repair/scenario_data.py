@@ -244,12 +244,18 @@ def calling_ranks(data: ScenarioData, program: Program, path: DataPath) -> list[
 
 
 def value_by_rank(program: Program, value: object) -> list[int]:
-    """The value of an expression on each rank; empty if it depends on more than the rank."""
+    """The value on each rank of an expression, or of a mapping from ranks to expressions.
+
+    Empty if it depends on more than the rank.
+    """
     if isinstance(value, dict):
-        return [each for each in value.values() if isinstance(each, int)]
+        by_rank = [value.get(rank, value.get("else")) for rank in program.present]
+    else:
+        by_rank = [value for _ in program.present]
     try:
-        expression = parse_expression(value)
-        found = [expression.evaluate(program.names_of(rank)) for rank in program.present]
+        expressions = map(parse_expression, by_rank)
+        names = map(program.names_of, program.present)
+        found = [expr.evaluate(known) for expr, known in zip(expressions, names, strict=True)]
         return [int(number) for number in found]
     except (ExpressionError, TypeError, ValueError):
         return []

@@ -199,7 +199,10 @@ class _Original:
         self.text = first.text
         self.data = ExchangedData(program)
         self.flow = DataFlow(program)
-        outliers = set(verdict.culprits) | outlier_ranks(program)
+        # A race or a leak is a fault in the order of events: the data of all ranks are right.
+        is_misbehaviour = verdict.verdict not in ("race", "leak")
+        outliers = set(verdict.culprits) if is_misbehaviour else set()
+        outliers |= outlier_ranks(program)
         if verdict.verdict == "invalid" and 2 * len(verdict.ranks) < program.world_size:
             outliers.update(verdict.ranks)
         self.outliers = frozenset(outliers)
@@ -208,7 +211,7 @@ class _Original:
     def loss_in(self, program: Program) -> DataLoss | None:
         """What a changed program loses; None if this makes it no repair."""
         changed = ExchangedData(program)
-        if self.data.drops_reduction(changed):
+        if self.data.drops_collective(changed):
             return None
         if self.data.lost_exchanges(changed, self.completed, self.outliers):
             return None
@@ -223,8 +226,10 @@ def _positions_before_failure(first: _RepairCandidate) -> dict[int, int]:
     """By rank, the position of the call that it was in, or of the first call with a fault."""
     program, state = _program_of(first), first.verdict.final_state
     ends = {} if state is None else {end.rank: end.position for end in state.ends}
-    # Ranks that only wait for each other have no faulty call before the one they are in.
-    lines = frozenset() if first.verdict.verdict == "deadlock" else _named_lines(first)
+    # Ranks that only wait for each other have no faulty call before the one they are in, and ranks
+    # whose data race have none at all.
+    is_call_faulty = first.verdict.verdict not in ("deadlock", "race", "leak")
+    lines = _named_lines(first) if is_call_faulty else frozenset()
     positions = {}
     for rank in program.present:
         made = [position for position, _ in program.calls_of(rank)]
@@ -317,6 +322,7 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     return (
         fix.flow.empty_sends,
         fix.loss.lost,
+        fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
         removes_local_work,

@@ -88,11 +88,6 @@ def test_findings_after_the_first_remain_when_the_first_is_repaired(
 
 
 # --- all other faulty programs ---
-#: A rank of Megatron raises because it has skipped the calls that the first finding names; and the
-#: dropped request that the second finding names is the cause of the hang in the first.
-_KNOWN_CONSEQUENCES = frozenset({"megatron_ddp_layer_on_some_ranks", "dropped_irecv_silences"})
-
-
 def _faulty_files() -> list[Path]:
     """All scenarios but the pairs above, and the programs in tests/data."""
     in_pairs = {faulty for faulty, _ in _pairs()}
@@ -114,7 +109,7 @@ def test_one_change_does_not_remove_a_finding_after_the_first(file: Path) -> Non
     for repair in find_repairs(text, str(file), most=100):
         changes = [words for words in repair.words if "update `expect`" not in words]
         remaining = check_scenario(loads(repair.text, str(file)), max_states=1000).findings
-        if len(changes) == 1 and file.stem not in _KNOWN_CONSEQUENCES:
+        if len(changes) == 1:
             assert _consequences(found, remaining) == [], repair.words
 
 

@@ -30,13 +30,22 @@ def advise_keep_request(rank: int) -> tuple[str, ...]:
     return (f"on rank {rank}, keep the request (`as: h`) and wait for it",)
 
 
-def advise_dropped_request(rank: int, other: int, location: str) -> tuple[str, ...]:
-    """A dropped request separates two ranks that have both posted."""
-    return (
-        f"on rank {rank}, keep the request (`as: h`) and wait for it: it was dropped"
-        f"{parenthesised(location)}, and since then no message between ranks {rank} and {other} "
-        "completes",
-    )
+class DroppedRequest(NamedTuple):
+    """A request that a rank dropped; it separates two ranks that have both posted."""
+
+    rank: int
+    other: int
+    place: SourceLocation
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Keep the request."""
+        rank, other = self.rank, self.other
+        return (
+            f"on rank {rank}, keep the request (`as: h`) and wait for it: it was dropped"
+            f"{parenthesised(location_text(self.place))}, and since then no message between "
+            f"ranks {rank} and {other} completes",
+        )
 
 
 # --- cycles ---

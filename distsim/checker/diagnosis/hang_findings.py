@@ -29,10 +29,10 @@ from distsim.checker.diagnosis.exit_advice import (
 )
 from distsim.checker.diagnosis.first_divergence import divergence_head, divergence_on
 from distsim.checker.diagnosis.hang_advice import (
+    DroppedRequest,
     EarlyDestroy,
     WrongGroupCall,
     advise_cycle,
-    advise_dropped_request,
     advise_new_group,
     advise_one_communicator,
     same_operation,
@@ -54,7 +54,6 @@ from distsim.checker.wording import (
     MAX_SHOWN,
     aligned_columns,
     cycle_words,
-    location_text,
     more_like_this,
     rank_list,
 )
@@ -241,13 +240,16 @@ class _HangDiagnosis:
         ]
         more = more_like_this(len(cycle.ranks) - len(rows))
         wrong_group = self._wrong_group_call([part for part in awaited if part is not None])
+        dropped = self._dropped_request(edges, awaited)
         found = self.rows.finding(
             "DS305" if cycle.has_any_source else "DS301",
             [self._cycle_head(cycle, edges), *aligned_columns(rows), *more, *also],
             core,
-            self._cycle_advice(edges, awaited, len(cycle.path), wrong_group),
+            self._cycle_advice(edges, awaited, len(cycle.path), wrong_group, dropped),
             [(edge.rank, edge.need) for edge in edges],
         )
+        if dropped is not None:
+            found = replace(found, slips=(dropped.place,))
         new_group = incomplete_new_group(self.call_index, edges, awaited)
         if new_group is not None:
             call, missing = new_group
@@ -274,13 +276,14 @@ class _HangDiagnosis:
         awaited: list[AwaitedCall | None],
         length: int,
         wrong_group: WrongGroupCall | None,
+        dropped: DroppedRequest | None,
     ) -> tuple[str, ...]:
         """The most specific advice that applies."""
         known = [part for part in awaited if part is not None]
         advice = (
             self._advise_communicators(known)
             or advise_local_group(self.program, known)
-            or self._advise_dropped_request(edges, awaited)
+            or (() if dropped is None else dropped.advice)
         )
         if advice:
             return advice
@@ -316,12 +319,12 @@ class _HangDiagnosis:
                 return advise_one_communicator(batched, alone)
         return ()
 
-    def _advise_dropped_request(
+    def _dropped_request(
         self, edges: Sequence[WaitEdge], awaited: Sequence[AwaitedCall | None]
-    ) -> tuple[str, ...]:
+    ) -> DroppedRequest | None:
         """Both sides have posted, but nothing passes since a request was dropped (semantics G4)."""
         if self.profile.dropped != "cancels":
-            return ()
+            return None
         for edge, part in zip(edges, awaited, strict=False):
             if part is None or not self.rows.is_posted(part):
                 continue
@@ -331,9 +334,8 @@ class _HangDiagnosis:
                     end = self.blocked[rank].position
                 position = first_lost_message(self.program, rank, other, part.call.group.id, end)
                 if position is not None:
-                    location = location_text(self.program.place(rank, position))
-                    return advise_dropped_request(rank, other, location)
-        return ()
+                    return DroppedRequest(rank, other, self.program.place(rank, position))
+        return None
 
     # --- destroyed groups ---
     def _early_destroy(self, awaited: list[AwaitedCall]) -> EarlyDestroy | None:

@@ -188,7 +188,8 @@ def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
 
     An error explains requests without a wait on its slips, and the ends of the ranks that it waits
     for. It also explains calls that its ranks exclude or lack (DS608): that note is for calls which
-    no run has reached yet. DS501 says the same as DS607 on one call, so it takes over its effect.
+    no run has reached yet. DS501 says the same as DS607 on one call, so it takes over its effect. A
+    mismatch explains an error that the same step of the same rank raises later.
     """
     errors = [finding for finding in found if finding.severity == "error"]
     slips = {_position(slip) for finding in errors for slip in finding.slips}
@@ -199,6 +200,7 @@ def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
     unwaited = {
         _position(place) for finding in found for place in finding.places if finding.code == "DS501"
     }
+    mismatches = [finding for finding in errors if finding.code.startswith("DS2")]
     effects: dict[_Position, str] = {}
     rest: list[Finding] = []
     for finding in found:
@@ -213,6 +215,8 @@ def without_repeated_findings(found: Sequence[Finding]) -> tuple[Finding, ...]:
         if finding.code == "DS608" and not failing.isdisjoint(finding.ranks):
             continue
         if finding.code in _RANK_END_CODES and awaited.issuperset(finding.ranks):
+            continue
+        if finding.code == "DS802" and _is_raised_after(finding, mismatches):
             continue
         if finding.code == "DS607" and not unwaited.isdisjoint(places):
             effects |= dict.fromkeys(places, finding.message.rpartition(": ")[2])
@@ -230,6 +234,18 @@ def _follows_from_invalid_call(finding: Finding, invalid: set[int]) -> bool:
     """Whether calls mismatch or block because one of these ranks has made no valid call there."""
     is_failure = finding.code.startswith(("DS2", "DS3"))
     return is_failure and not invalid.isdisjoint(finding.core or finding.ranks)
+
+
+def _is_raised_after(finding: Finding, mismatches: list[Finding]) -> bool:
+    """Whether a strategy raises an error on ranks whose calls in the same step mismatch.
+
+    A rank that raises an error makes no call afterwards, so it made the mismatched call before.
+    """
+    places = set(map(_position, finding.places))
+    return bool(places) and any(
+        places.issubset(map(_position, each.places)) and set(finding.ranks) <= set(each.ranks)
+        for each in mismatches
+    )
 
 
 def _is_shifted_message(finding: Finding, lost: list[Finding]) -> bool:

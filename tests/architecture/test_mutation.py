@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.marks import MARKS, lay_marks
-from tests.support.mutants import drawn, mutants_of
+from tests.support.mutants import drawn, mutants_of, shares
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = json.loads(
@@ -93,6 +93,21 @@ def test_equal_seeds_draw_equal_mutants_and_other_seeds_draw_others(tmp_path: Pa
     assert found[0] == found[1] != found[2]
     assert {len(names) for names in found} == {5}
     assert len(drawn(list(mutants_of(path, tmp_path)), 99, 1)) == 16
+
+
+@pytest.mark.parametrize(
+    ("sizes", "count", "expected"),
+    [
+        ({"a": 600, "b": 300, "c": 100}, 10, {"a": 6, "b": 3, "c": 1}),
+        ({"a": 500, "b": 260, "c": 240}, 10, {"a": 5, "b": 3, "c": 2}),
+        ({"a": 980, "b": 10, "c": 10}, 10, {"a": 8, "b": 1, "c": 1}),
+        ({"a": 980, "b": 10, "c": 10}, 2, {"a": 1, "b": 1, "c": 1}),
+    ],
+)
+def test_a_spread_gives_each_part_mutants_by_its_size_and_at_least_one(
+    sizes: dict[str, int], count: int, expected: dict[str, int]
+) -> None:
+    assert shares(sizes, count) == expected
 
 
 def test_a_mutant_compiles_changes_only_its_place_and_leaves_the_tree_unchanged(

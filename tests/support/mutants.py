@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -120,6 +120,19 @@ def drawn(mutants: list[Mutant], count: int, seed: int) -> list[Mutant]:
     if len(mutants) <= count:
         return mutants
     return sorted(Random(seed).sample(mutants, count), key=lambda mutant: mutant.first)
+
+
+def shares(sizes: Mapping[str, int], count: int) -> dict[str, int]:
+    """How many of ``count`` mutants each part gets: in proportion to its size, and at least one."""
+    total = sum(sizes.values())
+    wanted = {name: max(1.0, count * size / total) for name, size in sizes.items()}
+    given = {name: int(share) for name, share in wanted.items()}
+    for _ in range(sum(given.values()), count):
+        given[max(given, key=lambda name: wanted[name] - given[name])] += 1
+    for _ in range(max(count, len(given)), sum(given.values())):
+        several = [name for name, number in given.items() if number > 1]
+        given[min(several, key=lambda name: wanted[name] - given[name])] -= 1
+    return given
 
 
 def _changes(

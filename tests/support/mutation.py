@@ -5,6 +5,7 @@
     python -m tests.support.mutation distsim/backends/message_matching.py   these files, with the tests of their part
     python -m tests.support.mutation values --sample 50   50 mutants per file; --seed N draws others
     python -m tests.support.mutation checker --total 40   40 mutants of the whole part
+    python -m tests.support.mutation --spread 60   60 mutants of all parts, by their size
     python -m tests.support.mutation hardware --tests hardware/test_cost_edges.py   only these tests
     python -m tests.support.mutation values --seconds 5   only the shortest 5 s of tests: a lower bound
 
@@ -58,7 +59,7 @@ import pytest  # noqa: E402
 from _pytest.runner import runtestprotocol  # noqa: E402
 
 from tests.support.marks import Marks, functions_of  # noqa: E402
-from tests.support.mutants import Mutant, drawn, mutants_of  # noqa: E402
+from tests.support.mutants import Mutant, drawn, mutants_of, shares  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
 #: Part -> (its files as patterns, the test folders or files that ought to notice, under tests/).
@@ -495,6 +496,10 @@ def _test_files(name: str) -> list[Path]:
     return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
 
 
+def line_count(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
 def table(tallies: dict[str, Tally]) -> Iterator[str]:
     yield f"{'file':40} mutants  killed  survived  equivalent  rate"
     for path, tally in tallies.items():
@@ -521,6 +526,13 @@ def main() -> int:
         metavar="N",
         help="at most N mutants of the part's files together",
     )
+    parser.add_argument(
+        "--spread",
+        type=int,
+        default=0,
+        metavar="N",
+        help="N mutants of all chosen parts together, by their lines, at least one of each",
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sample")
     parser.add_argument(
         "--seconds",
@@ -540,7 +552,11 @@ def main() -> int:
     )
     options = parser.parse_args()
     status, lines = 0, list[str]()
-    for part, files, tests in chosen(options.what, options.tests):
+    parts = list(chosen(options.what, options.tests))
+    sizes = {part: sum(map(line_count, files)) for part, files, _ in parts}
+    totals = shares(sizes, options.spread) if options.spread else {}
+    for part, files, tests in parts:
+        options.total = totals.get(part, options.total)
         said(f"{part}: {', '.join(path.stem for path in tests)}")
         pid, tallies = os.getpid(), Part(files, tests, options).run()
         if os.getpid() != pid:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 import numpy as np
 import pytest
 
 import distsim
+from distsim.common.errors import UsageError
 from distsim.trace.recordings.read_recording import read_recording
 from tests.support.nsight_exports import (
     BACKWARD,
@@ -153,3 +155,15 @@ def test_the_exported_times_are_those_of_the_graph(tmp_path):
     ends = graph.columns.end[~graph.is_work].reshape(2, STEPS)
     assert np.array_equal(ends[0], ends[1])
     assert graph.waited.max() == (FORWARD + BACKWARD) * 250
+
+
+@pytest.mark.parametrize("name", ["x.sqlite", "x.0.et", "x.json"])
+def test_a_pipe_without_a_writer_or_an_endless_device_is_refused_at_once(tmp_path, name):
+    path = tmp_path / name
+    if name == "x.sqlite":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
+
+    with pytest.raises(UsageError, match="device"):
+        read_recording([path])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import stat
 import zlib
 from pathlib import Path
 
@@ -24,6 +25,9 @@ def read_content(path: Path, too_large: str) -> bytes:
     pieces: list[bytes] = []
     length = 0
     try:
+        # A device such as /dev/zero never ends.
+        if stat.S_ISCHR(path.stat().st_mode):
+            raise UsageError(f"{path} is a device", "name a file or a pipe")
         with open_bytes(path) as raw:
             # The content decides, because names lose or gain `.gz` when files are copied.
             is_gzip = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)

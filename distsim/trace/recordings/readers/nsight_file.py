@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.file_io import escape_control_characters
+from distsim.common.file_io import escape_control_characters, is_stream
 from distsim.trace.recordings.readers.kineto_file import ProfileEvent, RankProfile, steps_of
 from distsim.trace.recordings.readers.nsight_payloads import NcclCall, NcclPayloads
 
@@ -102,6 +102,8 @@ def _reason(error: Exception) -> str:
 
 def _open(path: Path) -> sqlite3.Connection:
     """The database, read-only: also views and triggers of a stranger change nothing."""
+    if is_stream(path):
+        raise UsageError(f"{path}: a pipe or device, which SQLite cannot read", "name a file")
     try:
         uri = path.resolve().as_uri()
     except OSError as error:

@@ -14,7 +14,7 @@ class Fault(NamedTuple):
 
     ``rank`` and ``line`` (text of it): where the ranks diverge. If the planted line makes no call,
     ``line`` is the call that fails because of it. ``remedy``: words of the first finding's help, if
-    a person judged that the help says what to change; "" if it does not.
+    a person judged that the help says what to change; "" if it does not, or was not judged.
     """
 
     name: str
@@ -53,6 +53,7 @@ DEEPSPEED_FAULTS = (
         "    if torch.distributed.get_rank() == 0 or _ != 1:\n        engine.backward(loss)\n",
         0,
         "engine.backward(loss)",
+        "take the same branch",
     ),
     Fault(
         "save behind rank 0",
@@ -62,6 +63,7 @@ DEEPSPEED_FAULTS = (
         f"{ON_0}\n    engine.save_checkpoint('saved')\n{END}",
         0,
         "engine.save_checkpoint",
+        "move it out of the branch that only rank 0 takes",
     ),
     Fault(
         "new_group by members only",
@@ -73,6 +75,7 @@ DEEPSPEED_FAULTS = (
         f"torch.distributed.barrier(pair)\n{END}",
         0,
         "torch.distributed.new_group([0])",
+        "move the extra call new_group",
     ),
     Fault(
         "an early break on one rank",
@@ -82,6 +85,7 @@ DEEPSPEED_FAULTS = (
         f"    engine.step()\n    {ON_1}\n        break\n",
         0,
         "engine",
+        "take the same branch",
     ),
     Fault(
         "one batch more on one rank",
@@ -91,6 +95,7 @@ DEEPSPEED_FAULTS = (
         "for _ in range(3 + torch.distributed.get_rank()):",
         1,
         "engine",
+        "uneven batches",
     ),
     Fault(
         "a bad sample raises on one rank",
@@ -100,6 +105,7 @@ DEEPSPEED_FAULTS = (
         f"    {ON_1}\n        raise ValueError('corrupt sample')\n    engine.step()\n",
         1,
         "raise ValueError",
+        "corrupt sample",
     ),
     Fault(
         "a rank skips a layer under ZeRO-3",
@@ -162,6 +168,7 @@ MEGATRON_FAULTS = (
         + END,
         2,
         "torch.distributed.broadcast(",
+        "pass a member's global rank as `src`",
     ),
     Fault(
         "two groups in different order",
@@ -258,6 +265,7 @@ LIGHTNING_FAULTS = (
         "    def configure_optimizers(self):\n",
         0,
         "self.log('loss', loss, sync_dist=True)",
+        "take the same branch",
     ),
     Fault(
         "a checkpoint behind is_global_zero",
@@ -267,6 +275,7 @@ LIGHTNING_FAULTS = (
         "trainer.fit(Model())\nif trainer.is_global_zero:\n    trainer.save_checkpoint('last.ckpt')\n",
         0,
         "trainer.save_checkpoint(",
+        "move it out of the branch that only rank 0 takes",
     ),
     Fault(
         "an empty batch skips the step of one rank",
@@ -280,6 +289,7 @@ LIGHTNING_FAULTS = (
         "    def configure_optimizers(self):\n",
         0,
         "trainer.fit(",
+        "Skipping the `training_step`",
     ),
     Fault(
         "validation gathers on rank 0",
@@ -292,6 +302,7 @@ LIGHTNING_FAULTS = (
         "    def configure_optimizers(self):\n",
         0,
         "self.all_gather(",
+        "move the extra call all_gather",
     ),
     Fault(
         "a loader with one batch less",
@@ -370,6 +381,7 @@ ACCELERATE_FAULTS = (
         "            if loss > 1.4:\n                continue\n            accelerator.backward(loss)\n",
         0,
         "accelerator.backward(loss)",
+        "take the same branch",
     ),
     Fault(
         "evaluation on the main process",
@@ -388,6 +400,7 @@ ACCELERATE_FAULTS = (
         "if accelerator.is_main_process:\n    accelerator.wait_for_everyone()\n",
         0,
         "accelerator.wait_for_everyone()",
+        "move it out of the branch",
     ),
     Fault(
         "early stopping without a trigger",
@@ -418,6 +431,7 @@ ACCELERATE_FAULTS = (
         "        found = accelerator.gather(found[found == y])\n        y = found\n",
         0,
         "accelerator.gather(found[found == y])",
+        "same shape on all members",
     ),
 )
 FABRIC_FAULTS = (
@@ -429,6 +443,7 @@ FABRIC_FAULTS = (
         "    if fabric.global_rank == 0:\n        fabric.save(f",
         0,
         "fabric.save(",
+        "take the same branch",
     ),
     Fault(
         "a mean for the log of rank 0",
@@ -439,6 +454,7 @@ FABRIC_FAULTS = (
         "    if fabric.is_global_zero:\n        mean = fabric.all_reduce(mean)\n",
         0,
         "mean = fabric.all_reduce(mean)",
+        "take the same branch",
     ),
     Fault(
         "a NaN check raises on one rank",
@@ -450,6 +466,7 @@ FABRIC_FAULTS = (
         "            raise FloatingPointError('loss is NaN')\n",
         1,
         "raise FloatingPointError",
+        "fix the error that rank 1 raises",
     ),
     Fault(
         "a head that one rank does not use",
@@ -460,6 +477,7 @@ FABRIC_FAULTS = (
         "        loss = cross_entropy(model(x), y) if fabric.global_rank == 0 else model(x).detach().sum() + net[0].bias.sum()\n        fabric",
         0,
         "fabric.backward(loss)",
+        "find_unused_parameters=True",
     ),
     Fault(
         "validation of unequal length with a sum over ranks",
@@ -471,6 +489,7 @@ FABRIC_FAULTS = (
         "        losses = [fabric.all_reduce(cross_entropy(model(x), y)) for x, y in held_out]\n",
         0,
         "fabric.all_reduce(",
+        "run the loop at line",
     ),
     Fault(
         "a path that only rank 0 broadcasts",
@@ -492,6 +511,7 @@ MMENGINE_FAULTS = (
         "        if x[0, 0] > 0:\n            found = self.head(self.body(x).relu())\n",
         0,
         "runner.train()",
+        "find_unused_parameters=True",
     ),
     Fault(
         "a hook collects results on rank 0",
@@ -503,6 +523,7 @@ MMENGINE_FAULTS = (
         "if get_rank() == 0:\n    all_reduce(total)\n",
         0,
         "all_reduce(total)",
+        "move it out of the branch that only rank 0 takes",
     ),
     Fault(
         "a shape that differs",
@@ -513,6 +534,7 @@ MMENGINE_FAULTS = (
         "all_gather(torch.ones(3 + get_rank(), device='cuda'))\n",
         0,
         "all_gather(torch.ones(3",
+        "same shape on all members",
     ),
     Fault(
         "the data set of one rank is shorter",
@@ -577,6 +599,7 @@ PIPELINE_FAULTS = (
         "    else:\n        torch.distributed.recv(torch.ones(4, device=device), 0)\n",
         0,
         "torch.distributed.send(",
+        "use the same shape on both ends",
     ),
 )
 FAULTS = (

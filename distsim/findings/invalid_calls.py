@@ -187,7 +187,7 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
             "Every backend rejects an argument of this call. The text of the finding gives the "
             "reason. (Common reasons have their own codes.)"
         ),
-        "torch raises on the calling rank. The ranks that need it hang, or raise on Gloo.",
+        "torch raises on the calling rank. Ranks that need this rank hang, or raise on Gloo.",
         "Correct the argument that the finding names.",
         two_rank_scenario("{send: {tensor: x, dst: 1, tag: -1}, ranks: 0}"),
     ),

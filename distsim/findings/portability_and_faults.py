@@ -233,8 +233,8 @@ program:
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
             "One example: rank 0 puts its first send to rank 1 and its first receive from rank 1 "
             "into one batch, but rank 1 makes these two calls one after the other. Another "
-            "example: two groups share several ranks. One of these ranks uses group a first, another "
-            "one uses group b first."
+            "example: two groups share several ranks. One of these ranks uses group a first, and "
+            "another rank uses group b first."
         ),
         "The program may complete here and hang on another version or machine.",
         (
@@ -284,7 +284,7 @@ program:
         "warning",
         None,
         "A rank ends its program with `exit` before the others.",
-        "On gloo, ranks that still need it raise; on nccl and mpi they hang.",
+        "On gloo, ranks that still need this rank raise; on nccl and mpi they hang.",
         "Let all ranks decide together: all_reduce the condition before they exit.",
         two_rank_scenario("{exit: {code: 1}, ranks: 0}"),
     ),
@@ -397,8 +397,8 @@ program:
         None,
         "The ranks of a captured script made no collective call and sent no message, so capture "
         "checked nothing.",
-        "Each rank trains its own model on its own data. The job costs N GPUs and is as good as "
-        "one. Often a library found no GPU, or the script did not see the launcher's variables.",
+        "Each rank trains its own model on its own data. The job uses N GPUs, but is as good as "
+        "a job on one GPU. Often a library found no GPU, or the script did not see the launcher's variables.",
         "Call `init_process_group` and wrap the model (DDP, FSDP). Run `distsim capture --cuda` if "
         "the script communicates only on GPUs.",
         "import torch\n\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.ones(2, 4)).sum().backward()\n",
@@ -412,7 +412,7 @@ program:
         "or is undefined.",
         "The program runs on a laptop with gloo and hangs on the cluster with nccl, or the other "
         "way round.",
-        "If the program runs on one backend only, ignore this. If not, run `distsim check FILE "
+        "If the program runs on one backend only, ignore this. Otherwise run `distsim check FILE "
         "--backend NAME`. Two habits "
         "work on every backend: put messages into batches, and use groups in the same order on all "
         "ranks.",

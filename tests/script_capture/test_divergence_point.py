@@ -114,6 +114,24 @@ for n in range(3):
 """
 
 
+BESIDE_UNEVEN_LOOPS = """
+for step in range(2):
+    call("all_reduce")
+    for parameter in range(2 + r):
+        x = parameter
+    norms = [x for parameter in range(2 + r)]
+    if r == 0:  # here
+        call("broadcast")
+    call("barrier")
+"""
+#: The stages of a pipeline have unequally many layers.
+OTHER_SIZE_BEHIND_UNEVEN_LOOP = """
+for layer in range(2 + r):
+    x = layer
+call("all_reduce", 4 + r)
+"""
+
+
 class Made(list[tuple[int, str, TracedLine, object]]):
     """The calls of a rank: (lines executed until then, operation, line, argument)."""
 
@@ -154,6 +172,8 @@ def mismatch(first: Made, second: Made) -> tuple[tuple[Any, ...], tuple[Any, ...
         CAUGHT_ERROR,
         OTHER_SIZE,
         ONE_LINE,
+        BESIDE_UNEVEN_LOOPS,
+        OTHER_SIZE_BEHIND_UNEVEN_LOOP,
     ],
 )
 def test_the_branch_or_loop_that_leads_to_the_mismatch_is_named(

@@ -149,3 +149,13 @@ def test_a_received_message_to_another_rank_is_no_mistake(tmp_path: Path) -> Non
 
 def test_stages_whose_schedules_differ_by_design_have_no_common_role(tmp_path: Path) -> None:
     assert explained(tmp_path, WARM_UP, (0, 1), 3).message == "blocked"
+
+
+def test_no_branch_leads_ranks_that_wait_for_each_other_at_one_line_there(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(EXTRA, encoding="utf-8")
+    traces, messages = run_ranks(file, 4)
+    places = tuple(SourceLocation(str(file), 3, 1, "recv", rank) for rank in (1, 2))
+    cycle = Finding("DS301", "error", "cycle", (1, 2), (1, 2), ("send first",), places=places)
+
+    assert with_message_divergence([cycle], traces, messages) == (cycle,)

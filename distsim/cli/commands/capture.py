@@ -150,9 +150,7 @@ RerunOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option(
-        "--strict", help="Fail also for leaks: requests and messages that never complete."
-    ),
+    typer.Option("--strict", help="Fail also on leaks: requests and messages that never complete."),
 ]
 
 

@@ -90,7 +90,7 @@ def command(
 
     The report shows which rank waits for which, which rank fell behind or diverged, and at which
     line. Input files: Flight Recorder dumps, logs of torch and NCCL, py-spy and faulthandler
-    stacks, NCCL RAS reports, Kineto traces and distsim traces, of all ranks or some. The
+    stacks, NCCL RAS reports, Kineto traces and distsim traces, from all or some ranks. The
     report says whether the records prove the cause, or whether it is only suspected. Live ranks are
     only read, never changed.
 

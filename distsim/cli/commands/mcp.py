@@ -24,7 +24,7 @@ def command(folder: FolderArgument = Path()) -> None:
     """Serve check, simulate, doctor, explain and capture as tools for coding agents.
 
     An agent starts this command and talks to it over standard input and output (Model Context
-    Protocol). `capture` runs programs with your rights.
+    Protocol). `capture` runs programs with your permissions.
 
     \b
     Example: distsim mcp

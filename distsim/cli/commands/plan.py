@@ -77,7 +77,7 @@ FrameworkOption = Annotated[
         "--framework",
         metavar="NAME",
         help="Try only what this framework supports: megatron, torchtitan or deepseek. "
-        "[default: what any of them supports]",
+        "[default: what at least one of them supports]",
     ),
 ]
 StepFieldsOption = Annotated[

@@ -38,7 +38,7 @@ ClustersOption = Annotated[
     typer.Option(
         "--cluster",
         metavar="A,B",
-        help="Hardware models (presets or files) to try; override the scenario.",
+        help="Hardware models (presets or files) to try; overrides the scenario.",
     ),
 ]
 OutputOption = Annotated[

@@ -13,7 +13,6 @@ lines. For messages between ranks, see `distsim.script_capture.result.message_di
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,6 +27,7 @@ from distsim.script_capture.rank.line_trace import TracedLine
 from distsim.script_capture.result.trace_difference import (
     TraceDifference,
     indentation,
+    is_loop,
     trace_differences,
 )
 
@@ -36,8 +36,6 @@ _CODE_PREFIXES: Final = ("DS2", "DS3")
 _VALUES_CODE: Final = "DS612"
 #: Kinds of calls that all members of a group make, and waits for these.
 _COLLECTIVE_KINDS: Final = frozenset({"collective", "wait"})
-_LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
-_COMPREHENSION: Final = re.compile(r"[\[({].*\bfor\b.*\bin\b")
 #: In place of the operation of a finding's place.
 _BRANCH: Final = "branch"
 
@@ -237,8 +235,7 @@ def _raising_rank(point: DivergencePoint, ranks: tuple[int, int]) -> tuple[int, 
 
 
 def _remedy(point: DivergencePoint, text: str, line: str) -> str:
-    has_comprehension = _COMPREHENSION.search(text) and not text.startswith("if ")
-    if text.startswith(_LOOP_KEYWORDS) or has_comprehension:
+    if is_loop(text):
         return f"run the loop at {line} the same number of times on all ranks"
     calls = (*point.own_calls, *point.other_calls)
     is_in_both = bool(point.own_calls and point.other_calls)

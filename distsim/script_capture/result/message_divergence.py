@@ -102,6 +102,8 @@ def with_message_divergence(
     if not is_about_messages(findings):
         return tuple(findings)
     first = findings[0]
+    if _are_at_one_line(first):
+        return tuple(findings)
     line_ops = _operations_by_line(messages)
     ranks = [rank for rank in _involved_ranks(first, messages) if traces.get(rank)]
     explained = (
@@ -110,6 +112,12 @@ def with_message_divergence(
         or _with_odd_branch(first, ranks, traces, line_ops)
     )
     return tuple(findings) if explained is None else (explained, *findings[1:])
+
+
+def _are_at_one_line(finding: Finding) -> bool:
+    """Whether several ranks wait for each other at one line, so that no branch leads to it."""
+    lines = {(place.file, place.line) for place in finding.places}
+    return finding.code == "DS301" and len(finding.places) > 1 and len(lines) == 1
 
 
 def _involved_ranks(finding: Finding, messages: Mapping[int, Sequence[PostedMessage]]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final, NamedTuple
@@ -18,6 +19,8 @@ from distsim.script_capture.rank.line_trace import TracedLine
 _RESYNC_LINES: Final = 3
 #: Lines of each rank that are searched for the end of a difference.
 _RESYNC_WINDOW: Final = 5000
+_LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
+_COMPREHENSION: Final = re.compile(r"[\[({].*\bfor\b.*\bin\b")
 
 
 class TraceDifference(NamedTuple):
@@ -59,6 +62,12 @@ def _difference_at(
     rest of a loop's body would seem to execute the loop's first lines once more.
     """
     branch = own[i - 1]
+    if is_loop(linecache.getline(*branch).strip()):
+        # One rank may run the loop more often, for example over more parameters.
+        own_left, other_left = _index_behind(own, branch, i), _index_behind(other, branch, j)
+        has_left = own_left < len(own) and other_left < len(other)
+        if has_left and own[own_left] == other[other_left]:
+            return TraceDifference(i, j, own_left, other_left, is_last=False)
     own_end = _next_index(own, branch, i)
     other_end = _next_index(other, branch, j)
     own_window = range(i, min(i + _RESYNC_WINDOW, own_end))
@@ -91,6 +100,14 @@ def _next_index(lines: Sequence[TracedLine], line: TracedLine, start: int) -> in
     return len(lines)
 
 
+def _index_behind(lines: Sequence[TracedLine], loop: TracedLine, start: int) -> int:
+    """The index at which a rank has left a loop; the number of lines if it is not seen to."""
+    for k in range(start, min(start + _RESYNC_WINDOW, len(lines))):
+        if lines[k] != loop and _is_behind(lines[k], loop):
+            return k
+    return len(lines)
+
+
 def _nearest_common(
     own: Mapping[int, object], other: Mapping[int, object]
 ) -> tuple[int, int] | None:
@@ -103,6 +120,12 @@ def _nearest_common(
 
 
 # --- the structure of the script ---
+def is_loop(text: str) -> bool:
+    """Whether a line starts a loop, or contains one."""
+    has_comprehension = bool(_COMPREHENSION.search(text)) and not text.startswith("if ")
+    return text.startswith(_LOOP_KEYWORDS) or has_comprehension
+
+
 def _is_behind(line: TracedLine, branch: TracedLine) -> bool:
     """Whether a line of the branch's function is outside of what the branch contains."""
     if line.file != branch.file or indentation(line) > indentation(branch):
@@ -133,4 +156,4 @@ def indentation(line: TracedLine) -> int:
     return len(code) - len(code.lstrip())
 
 
-__all__ = ["TraceDifference", "indentation", "trace_differences"]
+__all__ = ["TraceDifference", "indentation", "is_loop", "trace_differences"]

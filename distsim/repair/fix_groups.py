@@ -27,6 +27,7 @@ from distsim.repair.scenario_data import (
 )
 
 _DESTROY: Final = "destroy_process_group"
+_LOCAL: Final = "use_local_synchronization"
 
 
 def destroy_later(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
@@ -164,6 +165,19 @@ def list_members_once(data: ScenarioData, program: Program) -> Iterator[tuple[st
             yield words, with_steps_replaced(data, path, [step])
 
 
+def create_among_members(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """Groups are created by their members alone, who find each other by the list of members."""
+    changed = copy.deepcopy(data)
+    creations = [
+        fields_of(value_at(data, path)) | {_LOCAL: True} for path in _paths_of(data, "new_group")
+    ]
+    for path, fields in zip(_paths_of(data, "new_group"), creations, strict=True):
+        ranks = ranks_of(value_at(data, path))
+        value_at(changed, path[:-1])[int(path[-1])] = make_step("new_group", fields, ranks)
+    if creations:
+        yield f"create each group on its members alone: set {_LOCAL}", changed
+
+
 def call_where_valid(
     data: ScenarioData, program: Program, named: list[DataPath], lines: Mapping[DataPath, int]
 ) -> Iterator[tuple[str, ScenarioData]]:
@@ -242,6 +256,7 @@ def _paths_of(data: ScenarioData, op: str) -> list[DataPath]:
 __all__ = [
     "call_on_members",
     "call_where_valid",
+    "create_among_members",
     "create_on_all_ranks",
     "destroy_after_block",
     "destroy_later",

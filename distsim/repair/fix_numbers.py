@@ -21,6 +21,7 @@ from distsim.repair.scenario_data import (
     fields_of,
     make_step,
     op_of,
+    owner_ranks,
     ranks_of,
     step_paths,
     times_of,
@@ -147,6 +148,33 @@ def splits_as_numbers(
             yield f"{words}, and give the output as many rows", resized
 
 
+def outputs_as_sent(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The outputs of an all_to_all get the sizes of what the other ranks send.
+
+    Only of the first one of a rank: the calls of the ranks correspond by their order.
+    """
+    inputs: dict[int, list[int]] = {}
+    for rank in program.present:
+        calls = (call for _, call in program.calls_of(rank) if call.op == "all_to_all")
+        first = next(calls, None)
+        if first is not None and len(first.inputs) == program.world_size:
+            inputs[rank] = [part.numel for part in first.inputs]
+    for path in named:
+        entry = value_at(data, path)
+        fields, owners = fields_of(entry), owner_ranks(data, path)
+        outputs = fields.get("output")
+        if op_of(entry) != "all_to_all" or not isinstance(outputs, list) or len(owners) != 1:
+            continue
+        if len(inputs) != program.world_size or not all(isinstance(x, dict) for x in outputs):
+            continue
+        resized = [{**x, "shape": [inputs[k][owners[0]]]} for k, x in enumerate(outputs)]
+        step = make_step("all_to_all", {**fields, "output": resized}, ranks_of(entry))
+        words = "all_to_all: give the outputs the sizes that the other ranks send"
+        yield words, with_steps_replaced(data, path, [step])
+
+
 _Exchanges = dict[tuple[int, ...], dict[int, list[tuple[int, ResolvedCall]]]]
 
 
@@ -195,6 +223,7 @@ __all__ = [
     "equal_iterations",
     "fewer_iterations",
     "more_iterations",
+    "outputs_as_sent",
     "roots_as_numbers",
     "splits_as_numbers",
 ]

@@ -27,6 +27,7 @@ from distsim.repair.fix_counts import fit_whole, pad_rows, transpose_splits, uni
 from distsim.repair.fix_groups import (
     call_on_members,
     call_where_valid,
+    create_among_members,
     create_on_all_ranks,
     destroy_after_block,
     destroy_later,
@@ -54,6 +55,7 @@ from distsim.repair.fix_numbers import (
     equal_iterations,
     fewer_iterations,
     more_iterations,
+    outputs_as_sent,
     roots_as_numbers,
     splits_as_numbers,
 )
@@ -286,6 +288,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         equal_iterations(data, program, hints.user_lines),
         roots_as_numbers(data, program, calls.named_steps),
         splits_as_numbers(data, program, calls.named_steps, hints.lines),
+        outputs_as_sent(data, program, calls.named_steps),
         invert_peers(data, program, calls.named),
         shift_peers(data, program, calls.named),
         same_channel(data, calls.steps),
@@ -304,6 +307,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
     yield _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
     yield _of_kind(ADDS_CALLS, chain(exit_after_block(data), drop_destroy(data)))
     yield _of_kind(ADDS_CALLS, create_on_all_ranks(data))
+    yield _of_kind(CHANGES_ARGUMENTS, create_among_members(data))
     if BACKEND_PROFILES[program.backend].device:
         yield _of_kind(CHANGES_ARGUMENTS, initialise_eagerly(data))
 

@@ -32,6 +32,7 @@ from distsim.output.page import (
     run_summary,
 )
 from distsim.output.page.data_encoding import varint_bytes, zigzag_deltas, zigzag_encoded
+from distsim.output.page.payload import animations
 from distsim.output.text.simulation_report import simulation_report_text
 from distsim.scenario import loads
 from distsim.simulation.simulate_scenario import Simulation, simulate
@@ -390,6 +391,19 @@ program:
 
 
 # --- the command line ---
+
+
+def test_collectives_are_animated_with_each_of_their_algorithms_but_messages_are_not():
+    scenario = loads(
+        "world: 3\nbackend: gloo\ntensors: {x: {shape: [6]}}\nprogram:\n  - all_reduce: x\n"
+        "  - {send: {tensor: x, dst: 1}, ranks: rank == 0}\n"
+        "  - {recv: {tensor: x, src: 0}, ranks: rank == 1}\n"
+    )
+
+    found = animations(simulate(scenario, with_verdict=False).run.trace)
+
+    assert {(entry["op"], entry["n"]) for entry in found} == {("all_reduce", 3)}
+    assert {"ring", "tree"} <= {entry["algorithm"] for entry in found}
 
 
 def test_commands_write_a_report_and_keep_their_exit_status(tmp_path: Path, cli: Cli):

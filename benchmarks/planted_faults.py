@@ -149,6 +149,7 @@ MEGATRON_FAULTS = (
         f"torch.distributed.send(torch.ones(4, device='cuda'), other)\n{END}",
         0,
         "torch.distributed.recv(",
+        "let rank 0 send before it receives",
     ),
     Fault(
         "a stage with fewer micro-batches",
@@ -466,7 +467,7 @@ FABRIC_FAULTS = (
         "            raise FloatingPointError('loss is NaN')\n",
         1,
         "raise FloatingPointError",
-        "fix the error that rank 1 raises",
+        "loss is NaN",
     ),
     Fault(
         "a head that one rank does not use",
@@ -577,6 +578,7 @@ PIPELINE_FAULTS = (
         "    if rank == 0:\n        torch.distributed.all_reduce(norm)\n",
         1,
         "torch.distributed.all_reduce(norm)",
+        "take the same branch",
     ),
     Fault(
         "a stage sends to itself",

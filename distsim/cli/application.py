@@ -84,7 +84,8 @@ class _CommandWithValues(TyperCommand):
             parameters: list[Any] = self.get_params(ctx)
             for parameter in parameters:
                 if _is_empty(parameter.name, given.get(parameter.name)):
-                    text = "the value is empty; write a value, or omit it"
+                    remedy = "write a value" if parameter.required else "write a value, or omit it"
+                    text = f"the value is empty; {remedy}"
                     raise typer.BadParameter(text, ctx, parameter)
         return super().parse_args(ctx, args)
 

@@ -13,7 +13,7 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "The k-th collective of a group is not the same operation on every member.",
         (
             "Neither Gloo nor NCCL detects this: the ranks hang, crash or get wrong data. With "
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL, torch raises an error under both."
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL, torch raises under both."
         ),
         (
             "Find the first call at which the members differ. One of them skips a call, makes an "

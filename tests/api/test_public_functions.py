@@ -97,6 +97,7 @@ def test_a_result_is_ok_if_the_command_exits_with_0(cli: Cli, scenario: Path) ->
     )
 
 
+@pytest.mark.slow
 def test_plan_returns_what_the_command_reports(cli: Cli) -> None:
     words = ("--gpus", "8", "--cluster", "dgx-h100", "--global-batch", "16", "--jobs", "1")
     restricted = [f"--restrict={key}={values[0]}" for key, values in FEW_LAYOUTS.items()]

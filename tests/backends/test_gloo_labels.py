@@ -88,7 +88,7 @@ def test_blocked_ranks_are_those_observed_on_gloo(
     assert wrong == {}
 
 
-@pytest.mark.parametrize("init", ["lazy", "eager"])
+@pytest.mark.parametrize("init", [pytest.param("lazy", marks=pytest.mark.slow), "eager"])
 def test_nccl_outcomes_agree_with_the_labels(init: str) -> None:
     """Another model of nccl, without buffers, judged the same programs: it and our profile agree on
     which stand still, where connections are there (it knows of none,

@@ -19,7 +19,7 @@ LLAMA = ROOT / "scenarios" / "strategies" / "llama3_8b.yaml"
     ("words", "message"),
     [
         (("capture", "--nproc", "0", "--", "python", SCRIPT), "--nproc 0: expected at least"),
-        (("simulate", ""), "the name of the file is empty"),
+        (("simulate", ""), "'FILE': the value is empty; write a value"),
         (("clusters", "absent.yaml"), "`distsim clusters` lists the presets"),
         (("simulate", "scenarios/none/none.yaml"), "distsim learn -o scenarios"),
         (("simulate", LLAMA, "--set", "world.nodes=8"), "world={nodes: 2, ranks_per_node: 8}"),

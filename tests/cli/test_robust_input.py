@@ -276,7 +276,7 @@ def test_a_pipe_without_a_writer_is_given_up(tmp_path: Path, monkeypatch: pytest
 
 # --- Ctrl-C ---
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-@pytest.mark.parametrize("after_s", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("after_s", [0.3, 1.0, pytest.param(4.0, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_a_simulation_at_any_moment_without_a_traceback(after_s: float, tmp_path: Path):
     """Within a second of processor time; how long the machine makes it wait for that is not its
     matter.

@@ -161,14 +161,8 @@ def add_copy_of_nccl(copy: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        "fsdp",
-        pytest.param("deepspeed_zero_3", marks=pytest.mark.slow),
-        pytest.param("pipeline_fsdp", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_zero_3", "pipeline_fsdp"])
 def test_a_copy_of_nccl_expands_strategies_like_nccl(copy: Path, strategy: str) -> None:
     """Strategies use streams if the backend has them, whatever its name."""
     add_copy_of_nccl(copy)

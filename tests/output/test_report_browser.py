@@ -191,7 +191,7 @@ program:
 """
 
 
-@pytest.mark.parametrize("nodes", [128, 2048])
+@pytest.mark.parametrize("nodes", [128, pytest.param(2048, marks=pytest.mark.slow)])
 def test_a_report_of_thousands_of_ranks_takes_at_most_two_seconds_of_page_time(
     page: browser.Page, tmp_path: Path, nodes: int
 ):

@@ -313,6 +313,7 @@ def test_the_front_contains_the_unbeaten_layouts(found: list[LayoutResult]) -> N
     assert front == best
 
 
+@pytest.mark.slow
 def test_a_plan_is_the_same_on_one_core_on_two_and_after_resuming(tmp_path: Path) -> None:
     pytest.importorskip("joblib")
     asked = [question(SMALL, 8, 16, choices={"recompute": ("none",)})]

@@ -462,6 +462,7 @@ def test_a_transfer_starts_when_the_last_device_reaches_it(tmp_path: Path):
 # --- benchmarks/nccl_truth.py ---
 
 
+@pytest.mark.slow
 def test_the_nccl_comparison_is_rehearsed_under_gloo():
     """Each question is simulated and run; ranks that came to their end run the next one, a hang
     ends them.

@@ -68,6 +68,7 @@ def waits_for_a_future_before_a_backward_pass() -> None:
     future.wait()
 
 
+@pytest.mark.slow
 def test_only_futures_awaited_in_cpp_are_events_of_a_backward_pass():
     """The script reports its own waits, so a future of the script needs no event."""
 

@@ -336,6 +336,7 @@ def test_a_script_uses_cuda_if_a_neighbouring_package_that_it_imports_mentions_i
     assert find_cuda_use(script).needed
 
 
+@pytest.mark.slow
 def test_a_timer_thread_of_a_library_does_not_hide_a_hang(tmp_path: Path) -> None:
     """Kineto has a thread of its own while a profiler runs, which Python does not know."""
     script = tmp_path / "train.py"

@@ -20,7 +20,9 @@ _RESYNC_LINES: Final = 3
 #: Lines of each rank that are searched for the end of a difference.
 _RESYNC_WINDOW: Final = 5000
 _LOOP_KEYWORDS: Final = ("for ", "while ", "async for ")
-_COMPREHENSION: Final = re.compile(r"[\[({].*\bfor\b.*\bin\b")
+_OPENING_BRACKET: Final = re.compile(r"[\[({]")
+_FOR: Final = re.compile(r"\bfor\b")
+_IN: Final = re.compile(r"\bin\b")
 
 
 class TraceDifference(NamedTuple):
@@ -122,8 +124,23 @@ def _nearest_common(
 # --- the structure of the script ---
 def is_loop(text: str) -> bool:
     """Whether a line starts a loop, or contains one."""
-    has_comprehension = bool(_COMPREHENSION.search(text)) and not text.startswith("if ")
-    return text.startswith(_LOOP_KEYWORDS) or has_comprehension
+    if text.startswith(_LOOP_KEYWORDS):
+        return True
+    return _has_comprehension(text) and not text.startswith("if ")
+
+
+def _has_comprehension(text: str) -> bool:
+    """Whether a bracket, ``for`` and ``in`` follow each other.
+
+    One pattern for all three would take quadratic time on a line of many brackets.
+    """
+    end = 0
+    for pattern in (_OPENING_BRACKET, _FOR, _IN):
+        found = pattern.search(text, end)
+        if found is None:
+            return False
+        end = found.end()
+    return True
 
 
 def _is_behind(line: TracedLine, branch: TracedLine) -> bool:

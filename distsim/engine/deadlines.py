@@ -317,7 +317,7 @@ def _late_communicator_finding(
     needed, reason = seconds, ""
     if needed_ns > late.limit_ns:
         needed = f"{needed_ns / 1e9:g} s"
-        reason = f" (rank {late.publisher} arrives only then)"
+        reason = f" (the time at which rank {late.publisher} arrives)"
     help_text = (
         f"pass a `timeout` above {needed} to init_process_group{reason}, or do the slow work of "
         f"rank {late.publisher} before the job starts"

@@ -78,8 +78,7 @@ class CallChecker:
         def own_rank(value: int) -> str:
             return (
                 f"rank {value}: {draft.row.op} {side} itself\n"
-                "check the expression of the peer, or copy the tensor: a rank cannot "
-                "message itself"
+                "check `dst` or `src`, or copy the tensor: a rank cannot message itself"
             )
 
         missing = rows & ((peer < ANY_SOURCE) | (peer >= world))

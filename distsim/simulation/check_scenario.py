@@ -63,7 +63,7 @@ __all__ = [
 #: What `check` cannot detect.
 NOT_COVERED = (
     "kernels of several communicators that compete for one GPU",
-    "large batches of messages that NCCL splits differently on each rank",
+    "large batches of messages, which NCCL may split differently on each rank",
     "failures of the network, of switches or of NCCL's proxy threads",
 )
 #: The findings on these verdicts already explain why another backend hangs.

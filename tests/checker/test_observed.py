@@ -116,7 +116,7 @@ def test_isend_is_not_suggested_for_a_message_already_sent_by_isend() -> None:
     scenario = load(str(named("messages_of_two_groups_crossed")))
     (finding, *_) = check_scenario(scenario, backend="nccl").findings
 
-    assert "use one order" in finding.help[0]
+    assert "use the same order" in finding.help[0]
     assert "isend" not in finding.help[0]
 
 

@@ -110,7 +110,7 @@ def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     alternative = "" if send.op == "isend" else ", or isend"
     return (
         f"rank {send.rank} sends {label(send)} first, but rank {receive.rank} receives "
-        f"{label(receive)} first: use one order{alternative}",
+        f"{label(receive)} first: use the same order{alternative}",
     )
 
 

@@ -110,8 +110,8 @@ def command(arguments: CheckArguments) -> None:
     under [tool.distsim.check]: paths, exclude, strict, max-states, max-calls.
 
     Exit status 2: a file cannot be read. Exit status 1: a scenario has an error, does not complete
-    on its backend, or may hang on some backend because the search over orders of events stopped
-    early. Exit status 0: none of these.
+    on its backend, or its search over orders of events stopped early, so that a hang is possible.
+    Exit status 0: none of these.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml

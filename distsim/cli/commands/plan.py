@@ -86,7 +86,7 @@ StepFieldsOption = Annotated[
         "--set",
         metavar="KEY=VALUE",
         help=(
-            "Set a field of a scenario's `transformer:` block (`distsim explain transformer`), "
+            "Set a field of the training step (`distsim explain transformer` lists them), "
             "such as 'launch=0 ns'. Repeatable."
         ),
     ),

@@ -35,8 +35,8 @@ SchemaKindOption = Annotated[
     choice_option(
         SchemaKind,
         "--of",
-        help="What the schema describes: `scenario`, or a command's JSON output (every command "
-        "with --format json).",
+        help="What the schema describes: `scenario`, or the output of a command with "
+        "--format json, such as `check`.",
         metavar="NAME",
     ),
 ]

@@ -86,8 +86,8 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Refuse programs of more than N calls. Setting N lifts the limits on ranks (131072) "
-            "and on the simulator's memory (2.3 GiB). [default: 5000000]"
+            "Refuse programs of more than N calls. If you set N, the limits on ranks (131072) "
+            "and on the simulator's memory (2.3 GiB) do not apply. [default: 5000000]"
         ),
     ),
 ]

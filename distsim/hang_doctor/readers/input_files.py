@@ -301,8 +301,8 @@ def _read_dumps_of_ranks(evidence: Evidence, parsed: Any, shown: str) -> _Result
             ranks.add(int(number[1]))
     if not ranks:
         raise FileRefused(
-            "JSON of an unknown kind. Nothing to do, unless it should be a Flight Recorder, "
-            "py-spy, NCCL RAS or Kineto file: then record it again"
+            "JSON of an unknown kind. If it should be a Flight Recorder, py-spy, NCCL RAS or "
+            "Kineto file, record it again"
         )
     return _Result("Flight Recorder", ranks)
 

@@ -200,26 +200,27 @@ def _without_changed_reductions(
 
     A call with another reduction is neither: the ranks give the same data.
     """
-    missing, additional = Counter(before) - Counter(after), Counter(after) - Counter(before)
-    given, wanted = (
-        Counter(each._replace(reduce_op=None) for each in changed.elements())
-        for changed in (additional, missing)
-    )
-    return _less(missing, given), _less(additional, wanted)
+    missing = Counter(before) - Counter(after)
+    additional = Counter(after) - Counter(before)
+    return _without_same_data(missing, additional), _without_same_data(additional, missing)
 
 
-def _less(
+def _without_same_data(
     contributions: Counter[Contribution], others: Counter[Contribution]
 ) -> Counter[Contribution]:
-    """The contributions without those that only differ from ``others`` in the reduction."""
-    unmatched, left = Counter(others), Counter[Contribution]()
+    """The contributions without those that differ from one of ``others`` only in the reduction.
+
+    Each of ``others`` stands for one contribution.
+    """
+    unmatched = Counter(each._replace(reduce_op=None) for each in others.elements())
+    remaining = Counter[Contribution]()
     for each in contributions.elements():
         key = each._replace(reduce_op=None)
         if unmatched[key]:
             unmatched[key] -= 1
         else:
-            left[each] += 1
-    return left
+            remaining[each] += 1
+    return remaining
 
 
 def _redirected_sends(

@@ -253,10 +253,10 @@ class CompletionConditions:
         for unit, parts, rows in linked.parts(PartKind.WORK):
             vector_rows = list(unit.vector_rows)
             # Jitter draws again at every position; without it the parts of one call are equal.
-            priced: list[tuple[LaunchPart, IntArray]] = [(parts[0], rows)]
+            rows_by_part: list[tuple[LaunchPart, IntArray]] = [(parts[0], rows)]
             if program.jitter:
-                priced = list(zip(parts, rows, strict=True))
-            for part, part_rows in priced:
+                rows_by_part = list(zip(parts, rows, strict=True))
+            for part, part_rows in rows_by_part:
                 key = (id(part.call), part.position if program.jitter else -1)
                 if key not in known:
                     code = program.codes[unit.code]

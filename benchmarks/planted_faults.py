@@ -315,6 +315,7 @@ LIGHTNING_FAULTS = (
         "class Rows(torch.utils.data.IterableDataset):\n"
         "    def __iter__(self):\n"
         "        return iter(torch.randn(2 - int(os.environ['LOCAL_RANK']), 32))\n"
+        "trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 1, -1\n"
         "trainer.fit(Model(), torch.utils.data.DataLoader(Rows()))\n",
         0,
         "trainer.fit(",
@@ -542,8 +543,7 @@ MMENGINE_FAULTS = (
         MMENGINE,
         2,
         '        "sampler": {"type": "DefaultSampler", "shuffle": shuffle},\n',
-        '        "sampler": range(12 - 4 * torch.distributed.get_rank())\n'
-        '        if torch.distributed.is_initialized()\n        else {"type": "DefaultSampler", "shuffle": shuffle},\n',
+        '        "sampler": range(12 - 4 * int(__import__("os").environ["RANK"])),\n',
         0,
         "runner.train()",
     ),

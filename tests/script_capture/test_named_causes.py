@@ -65,6 +65,26 @@ def test_a_rank_that_raised_is_not_blamed_for_a_request_that_it_could_not_wait_f
     assert (result.outcome, result.simulation.verdict) == ("raises", None)
 
 
+def the_last_stage_reduces_its_loss() -> None:
+    rank, x = dist.get_rank(), torch.ones(4)
+    for _ in range(2):
+        if rank == 0:
+            dist.send(x, 1)
+            dist.recv(x, 1)
+        else:
+            dist.recv(x, 0)
+            dist.send(x, 0)
+            dist.all_reduce(x)
+
+
+def test_a_rank_that_is_blocked_in_a_collective_is_not_said_to_lack_the_receive() -> None:
+    finding = first_finding(the_last_stage_reduces_its_loss, 2)
+
+    assert finding.code == "DS301"
+    assert (1, "dist.all_reduce(x)") in lines_of(finding)
+    assert "never" not in finding.message
+
+
 # --- an object broadcast in a conditional expression ---
 def only_the_root_broadcasts() -> None:
     rank, box = dist.get_rank(), ["a"]

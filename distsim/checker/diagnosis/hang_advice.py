@@ -344,9 +344,20 @@ def advise_message(
         return (
             f"add a send to rank {part.call.rank} with this tag and group, or remove the receive",
         )
+    if part.has > 1:
+        return (_advise_equal_counts(part, counterpart, "send" if sends else "receive"),)
     counted = _calls_made(part, counterpart)
     this = f"this {part.call.op} from the batch" if part.batched else "this call"
     return (f"add the {counterpart} on rank {part.rank}, or remove {this}{counted}",)
+
+
+def _advise_equal_counts(part: AwaitedCall, counterpart: str, own: str) -> str:
+    """What to do if the peer makes several counterparts, but not enough of them."""
+    return (
+        f"let rank {part.call.rank} {own} as often as rank {part.rank} {counterpart}s, for example "
+        "with the same number of iterations or micro-batches on both: rank "
+        f"{part.rank} makes {part.has} matching {counterpart}s; this call needs one more"
+    )
 
 
 def _calls_made(part: AwaitedCall, counterpart: str) -> str:

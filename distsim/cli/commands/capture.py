@@ -453,6 +453,7 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
         posted_messages,
         with_message_divergence,
     )
+    from distsim.script_capture.result.stack_divergence import with_stack_divergence
 
     simulation = result.simulation
     found = simulation.findings
@@ -460,9 +461,11 @@ def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    findings = with_divergence(found, traces, collective_lines(ranks))
+    findings = with_divergence(found, traces.lines, collective_lines(ranks))
     if findings == found:
-        findings = with_message_divergence(found, traces, posted_messages(ranks))
+        findings = with_message_divergence(found, traces.lines, posted_messages(ranks))
+    if findings == found:
+        findings = with_stack_divergence(found, traces.stacks)
     return replace(result, simulation=replace(simulation, findings=findings))
 
 

@@ -417,6 +417,25 @@ def test_shares_are_the_same_whether_or_not_the_search_for_connected_transfers_i
         assert others == [first, first]
 
 
+@pytest.mark.parametrize("crossing", [0, 0.3, 1])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_thread_that_sends_and_receives_at_once_slows_both_down_by_its_share(
+    ranks: int, crossing: float
+) -> None:
+    """In a chain of messages, the ranks between its ends send and receive at once."""
+    cluster = {"preset": "cpu-25gbe", "crossing": crossing, "collectives": "flat"}
+    steps = (
+        "tensors: {x: {shape: [NUMEL]}, y: {like: x}}\nprogram:\n"
+        "  - {irecv: {tensor: y, src: rank - 1, as: r}, ranks: rank > 0}\n"
+        "  - {isend: {tensor: x, dst: rank + 1, as: s}, ranks: rank < world_size - 1}\n"
+        "  - wait: all\n"
+    )
+    alone = taken(2, 1, {**cluster, "crossing": 0}, steps, "gloo").run.makespan_ns
+    chain = taken(ranks, 1, cluster, steps, "gloo").run.makespan_ns
+
+    assert chain / alone == pytest.approx(1 + crossing * (ranks > 2), rel=0.01)
+
+
 def test_ranks_share_cards_if_a_node_has_fewer_cards_than_ranks() -> None:
     """Without any, what one rank does never slows another's network down but through groups."""
     assert not LinkPorts(CostModel(preset("dgx-h100"), 16, 8)).shared_cards

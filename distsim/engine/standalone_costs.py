@@ -147,7 +147,7 @@ def _message_classes(linked: LinkedProgram, cost: CostModel) -> list[int]:
     """Classes of messages with the same size and routes of equal cost, by row."""
     nbytes = np.where(linked.tag >= FIRST_SIGNAL_TAG, _SIGNAL_SIZE, linked.nbytes)
     sizes, size_number = np.unique(nbytes, return_inverse=True)
-    # The destinations of rows that are no sends give classes that no one asks for.
+    # Rows that are not sends get classes too, but their costs are never asked for.
     route = cost.route_numbers(linked.rank, linked.peer)
     _, class_of = np.unique(route * len(sizes) + size_number.reshape(-1), return_inverse=True)
     classes: list[int] = class_of.reshape(-1).tolist()

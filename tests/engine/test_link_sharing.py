@@ -95,6 +95,21 @@ def test_n_equal_transfers_over_one_link_take_n_times_as_long(
         assert three == pytest.approx(3 * one, rel=0.02)
 
 
+def test_a_run_that_hangs_ends_with_its_last_transfer() -> None:
+    """The message becomes faster when the all_reduce has ended. The end at its earlier speed, which
+    is later, must not delay the exits of the ranks."""
+    steps = (
+        "tensors: {a: {shape: [1000]}, x: {shape: [NUMEL]}, y: {like: x}}\nprogram:\n"
+        "  - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}\n"
+        "  - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}\n"
+        "  - all_reduce: {tensor: x}\n"
+        "  - wait: [s, r]\n"
+        "  - {ranks: 1, steps: [recv: {tensor: a, src: 0}]}\n"
+    )
+    found = taken(1, 4, "cpu-25gbe", steps, "gloo", 1_000_000)
+    assert found.makespan_ns == found.run.trace["finished_ns"].max()
+
+
 def test_eight_reductions_on_eight_four_and_two_cards_take_one_two_and_four_times_as_long() -> None:
     steps = "mesh: {m: 2, l: 8}\ntensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x, group: m}\n"
     times = {

@@ -98,37 +98,70 @@ def test_splits_and_copies_beyond_32_bits_are_handled():
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("step", "said"),
     [
-        "broadcast: {tensor: x, src: true}",
-        "broadcast: {tensor: x, src: {0: true, else: 1}}",
-        "all_reduce: x@false",
-        "all_reduce: {tensor: x, async: true, as: h@true}",
-        "exit: true",
-        "compute: {flops: rank == 0}",
-        "assign: {tensor: x, value: true}",
-        "all_to_all_single: {input: x, output: y, input_splits: {0: [true, 1, 1, 1], else: [1, 1, 1, 1]}}",
-        "new_group: {name: g, ranks: [false, true]}",
-        "isend: {tensor: x, dst: (rank + 1) % 4, tag: true, as: h}",
+        ("broadcast: {tensor: x, src: true}", "expected a rank, an integer, found true"),
+        (
+            "broadcast: {tensor: x, src: {0: true, else: 1}}",
+            "expected a rank, an integer, found true",
+        ),
+        ("all_reduce: x@false", "x@false: expected an integer, found False"),
+        (
+            "all_reduce: {tensor: x, async: true, as: h@true}",
+            "h@true: expected an integer, found True",
+        ),
+        ("exit: true", "code: expected an integer, found True"),
+        ("compute: {flops: rank == 0}", "flops: expected a count of zero or more, found False"),
+        (
+            "assign: {tensor: x, value: true}",
+            "value: x contains numbers; expected numbers, found true or false",
+        ),
+        (
+            "all_to_all_single: {input: x, output: y, input_splits: {0: [true, 1, 1, 1], else: [1, 1, 1, 1]}}",
+            "expected rows, an integer, found true",
+        ),
+        ("new_group: {name: g, ranks: [false, true]}", "ranks: expected an integer, found False"),
+        (
+            "isend: {tensor: x, dst: (rank + 1) % 4, tag: true, as: h}",
+            "expected a tag, an integer, found true",
+        ),
     ],
 )
-def test_true_is_refused_as_a_number_in_a_step(step: str):
-    refusal(f"{BASE}program:\n  - {step}\n")
+def test_true_is_refused_as_a_number_in_a_step(step: str, said: str):
+    assert refusal(f"{BASE}program:\n  - {step}\n") == said
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "said"),
     [
-        "world: 2\ntensors: {x: {shape: [1], value: true}}\nprogram: []",
-        "world: 2\ntensors: {x: {shape: [{0: true, 1: 1}]}}\nprogram: []",
-        BASE + "program: []\nexpect: {values: {x: true}}",
-        BASE + "program: []\nfaults: [{kind: slow, rank: 0, factor: true}]",
-        BASE + "program: []\ncluster: {preset: cpu-10gbe, nics: {count: true}}",
-        "world: true\nprogram: []",
+        (
+            "world: 2\ntensors: {x: {shape: [1], value: true}}\nprogram: []",
+            "tensor x is float32; expected numbers as its value, found true or false",
+        ),
+        (
+            "world: 2\ntensors: {x: {shape: [{0: true, 1: 1}]}}\nprogram: []",
+            "a per-rank mapping contains both numbers and true or false; use one kind for all ranks",
+        ),
+        (
+            BASE + "program: []\nexpect: {values: {x: true}}",
+            "x contains numbers; expected numbers, found true or false",
+        ),
+        (
+            BASE + "program: []\nfaults: [{kind: slow, rank: 0, factor: true}]",
+            "expected a factor above 0, such as 1.3, found true",
+        ),
+        (
+            BASE + "program: []\ncluster: {preset: cpu-10gbe, nics: {count: true}}",
+            "expected a number, found true",
+        ),
+        (
+            "world: true\nprogram: []",
+            "expected the number of ranks, an integer from 1 to 1000000, found true",
+        ),
     ],
 )
-def test_true_is_refused_as_a_number_in_a_declaration(text: str):
-    refusal(text)
+def test_true_is_refused_as_a_number_in_a_declaration(text: str, said: str):
+    assert refusal(text) == said
 
 
 def test_a_tensor_larger_than_its_device_is_a_finding():

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from distsim.cli import process
-from distsim.common.errors import UsageError, resource_error
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "world: 64\ntensors: {x: {shape: [4]}}\nprogram:\n  - repeat: {times: 60000, steps: [{all_reduce: {tensor: x}}]}\n"
@@ -57,20 +56,6 @@ def test_a_program_that_needs_more_memory_than_available_is_refused(
     assert "completes" not in found.stdout
     assert found.stderr.splitlines()[0] == f"{file}: not enough free memory"
     assert found.stderr.splitlines()[1].startswith("  help: take fewer ranks")
-
-
-def test_python_limit_errors_become_user_errors_with_a_place() -> None:
-    for error, said in (
-        (MemoryError(), "memory"),
-        (RecursionError(), "nested too deeply"),
-        (OverflowError(), "64 bits"),
-    ):
-        refusal = resource_error(error, "a.yaml")
-
-        assert isinstance(refusal, UsageError)
-        assert refusal.message.startswith("a.yaml: ")
-        assert said in refusal.message
-        assert refusal.remedy
 
 
 @pytest.mark.parametrize(

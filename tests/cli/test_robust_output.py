@@ -6,20 +6,12 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
-from distsim.common.errors import EnvironmentFault, UsageError
-from distsim.common.file_io import (
-    escape_control_characters,
-    escape_json_control_characters,
-    write_file,
-)
 from tests.support import warm
 from tests.support.harness import Cli
 
@@ -46,58 +38,6 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[bytes]:
 
 
 # --- files ---
-def test_writing_through_a_symbolic_link_keeps_the_link(tmp_path: Path):
-    (tmp_path / "target").write_text("old")
-    (tmp_path / "link").symlink_to("target")
-    (tmp_path / "ahead").symlink_to("new")
-    write_file(tmp_path / "link", "one")
-    write_file(tmp_path / "ahead", "two")
-
-    assert (tmp_path / "link").is_symlink()
-    assert ((tmp_path / "target").read_text(), (tmp_path / "new").read_text()) == ("one", "two")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["ahead", "link", "new", "target"]
-
-
-def test_an_overwritten_file_keeps_its_mode_bits(tmp_path: Path):
-    file = tmp_path / "f"
-    file.write_text("old")
-    file.chmod(0o640)
-    write_file(file, "new")
-
-    assert (stat.S_IMODE(file.stat().st_mode), file.read_text()) == (0o640, "new")
-
-
-def test_a_new_file_gets_the_mode_bits_of_the_umask(tmp_path: Path):
-    before = os.umask(0o027)
-    try:
-        write_file(tmp_path / "f", "new")
-    finally:
-        os.umask(before)
-
-    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
-
-
-def test_writing_into_a_named_pipe_keeps_the_pipe(tmp_path: Path):
-    pipe, got = tmp_path / "pipe.svg", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()))
-    reader.start()
-    write_file(pipe, ["some ", "text"])
-    reader.join(30)
-
-    assert got == [b"some text"]
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-
-
-def test_writing_to_a_device_keeps_the_device():
-    write_file("/dev/null", "discarded")
-
-    assert stat.S_ISCHR(Path("/dev/null").stat().st_mode)
-    with pytest.raises(EnvironmentFault, match="cannot write /dev/full: No space left"):
-        write_file("/dev/full", "x" * 100_000)
-    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
-
-
 def test_dev_stdout_writes_to_the_pipe_or_file_of_standard_output(tmp_path: Path):
     piped = shell("distsim render scenarios/send_one.yaml --view groups -o /dev/stdout | cat")
     into = shell(
@@ -130,28 +70,6 @@ def test_every_command_writes_through_a_link_to_a_device(cli: Cli, tmp_path: Pat
     assert found.returncode == 0, found.stderr
     assert place.is_symlink()
     assert [p.name for p in tmp_path.iterdir()] == [word]
-
-
-def test_a_read_only_file_is_refused(tmp_path: Path):
-    if os.geteuid() == 0:
-        pytest.skip("root may write anything")
-    file = tmp_path / "f"
-    file.write_text("kept")
-    file.chmod(0o444)
-    with pytest.raises(UsageError, match="Permission denied"):
-        write_file(file, "new")
-
-    assert file.read_text() == "kept"
-
-
-@pytest.mark.parametrize("name", ["loop", "folder", "no/where", "nul\0"])
-def test_a_path_that_cannot_hold_a_file_is_reported_with_a_remedy(tmp_path: Path, name: str):
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "folder").mkdir()
-    with pytest.raises(UsageError, match="cannot write") as error:
-        write_file(f"{tmp_path}/{name}", "x")
-
-    assert error.value.remedy
 
 
 # --- streams ---
@@ -209,15 +127,6 @@ def test_json_and_pictures_do_not_depend_on_the_encoding_of_the_stream(tmp_path:
 
 
 # --- texts ---
-def test_control_characters_are_shown_escaped():
-    assert escape_control_characters("a\x1b[31m\x9bb\u202ec\nd") == "a\\x1b[31m\\x9bb\\u202ec\nd"
-    assert escape_control_characters("a\r\n\tb", one_line=True) == "a\\r\\n\\tb"
-    assert (
-        json.loads(escape_json_control_characters(json.dumps("\x9b\x7f", ensure_ascii=False)))
-        == "\x9b\x7f"
-    )
-
-
 EVIL = r"""
 name: "evil\e[31m\n::error file=x::pwned"
 about: "prose\e]0;title\a\n::warning::hello ##[error]boo \x9b31m"

@@ -17,8 +17,7 @@ from pathlib import Path
 import pytest
 
 from distsim.cli.shared import console
-from distsim.common.errors import UsageError
-from distsim.common.reading_limits import factor_of_user, reading_limits, trial_reads
+from distsim.common.reading_limits import reading_limits
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -193,13 +192,6 @@ def test_a_process_that_imports_distsim_has_no_limits():
         assert signal.getitimer(signal.ITIMER_PROF) == before
 
 
-@pytest.mark.parametrize("text", ["", "-1", "0", "nan", "many", "inf"])
-def test_an_invalid_factor_is_refused(monkeypatch: pytest.MonkeyPatch, text: str):
-    monkeypatch.setenv("DISTSIM_READ_LIMITS", text)
-    with pytest.raises(UsageError, match="expected a positive number"):
-        factor_of_user()
-
-
 # --- trials, for processes that must not be ended ---
 
 TRIAL = """
@@ -242,27 +234,6 @@ for read in (hash_bomb, quadratic, lambda: bytearray(200 << 20)):
         f"{refused} 0.3 s",
         f"{refused} 20 MiB",
     ]
-
-
-def test_a_trial_happens_once_for_nested_blocks_and_not_for_a_pipe(tmp_path: Path):
-    notes = tmp_path / "notes"
-
-    def note(text: str) -> None:
-        with notes.open("a") as file:
-            file.write(f"{text} ")
-
-    with trial_reads(1), reading_limits(ROOT), reading_limits(ROOT):
-        note("read")
-    with reading_limits(ROOT):
-        note("later")
-    with trial_reads(None), reading_limits(ROOT):
-        note("off")
-    assert notes.read_text() == "read read later off "
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    refusal = pytest.raises(UsageError, match="not a regular file")
-    with refusal, trial_reads(1), reading_limits(pipe):
-        pass
 
 
 @pytest.mark.parametrize(

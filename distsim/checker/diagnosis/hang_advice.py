@@ -103,15 +103,18 @@ def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
 def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     """Two ranks exchange two messages in different order."""
     send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
-    label = _message_label
+    label, on_nccl = _message_label, ""
     if send.group.id != receive.group.id:
         label = _group_message_label
     elif send.tag != receive.tag:
         label = _tag_label
-    alternative = "" if send.op == "isend" else ", or isend"
+        on_nccl = (
+            ". nccl ignores tags: there, the two calls match, and data arrive in the wrong tensor"
+        )
+    alternative = "" if send.op == "isend" else ", or send with isend"
     return (
         f"rank {send.rank} sends {label(send)} first, but rank {receive.rank} receives "
-        f"{label(receive)} first: use the same order{alternative}",
+        f"{label(receive)} first: use the same order on both ranks{alternative}{on_nccl}",
     )
 
 

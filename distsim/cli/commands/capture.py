@@ -102,7 +102,7 @@ CudaOption = Annotated[
     bool | None,
     typer.Option(
         "--cuda/--no-cuda",
-        help="Emulate one GPU per rank in CPU memory. [default: if the script uses CUDA]",
+        help="Emulate one GPU per rank in CPU memory. [default: on if the script uses CUDA]",
     ),
 ]
 ScenarioOption = Annotated[
@@ -130,14 +130,14 @@ FakeOption = Annotated[
     ),
 ]
 PrefixOption = Annotated[
-    bool, typer.Option("--prefix", help="Begin each line of the script's output with its rank.")
+    bool, typer.Option("--prefix", help="Begin each line of output with the rank that printed it.")
 ]
 CheckValuesOption = Annotated[
     bool,
     typer.Option(
         "--check-values",
-        help="Report replicas, gradients, FSDP units and random states that differ although the "
-        "calls match.",
+        help="Also compare values: report replicas, gradients, FSDP units and random states that "
+        "differ between ranks.",
     ),
 ]
 RerunOption = Annotated[
@@ -145,7 +145,7 @@ RerunOption = Annotated[
     typer.Option(
         "--rerun/--no-rerun",
         help="If calls do not match, run the script a second time to find the line at which "
-        "ranks diverge. [default: if it took less than a minute]",
+        "ranks diverge. [default: on if the first run took less than a minute]",
     ),
 ]
 StrictOption = Annotated[

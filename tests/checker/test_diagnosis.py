@@ -163,6 +163,13 @@ def test_a_surplus_message_is_counted() -> None:
     )
 
 
+def test_messages_of_unequal_number_call_for_equally_many_iterations() -> None:
+    found = first([[send(1)] * 3, [recv(0)] * 2])
+
+    assert found.help[0].startswith("let rank 0 send as often as rank 1 receives")
+    assert found.help[0].endswith("rank 1 makes 2 matching receives; this call needs one more")
+
+
 def test_a_wildcard_receive_in_a_cycle_is_a_knot() -> None:
     found = first([[recv(None), send(1)], [recv(0), send(0)]])
 

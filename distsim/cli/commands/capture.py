@@ -210,8 +210,11 @@ def command(arguments: CaptureArguments) -> None:
         raise typer.Exit(_report_no_ranks(captured))
 
     result = evaluate_capture(captured, backend=options.backend, cluster=cluster)
-    if arguments.rerun or (arguments.rerun is None and duration_s < _MAX_RERUN_S):
-        result = _with_divergence(result, duration_s)
+    if arguments.rerun is not False and _may_name_divergence(result):
+        if arguments.rerun or duration_s < _MAX_RERUN_S:
+            result = _with_divergence(result, duration_s)
+        else:
+            console.note(_skipped_rerun_note(duration_s))
     os.chdir(folder)
     for path, write_trace in zip(arguments.trace or (), writers, strict=True):
         write_trace(result.simulation, path)
@@ -420,34 +423,49 @@ def _preload_hang_report(ranks: int) -> None:
 # --- the line at which ranks diverge ---
 
 
+def _may_name_divergence(result: CaptureResult) -> bool:
+    """Whether a second run may show at which line the ranks diverge."""
+    from distsim.script_capture.result.divergence_point import (
+        divergent_finding,
+        waits_for_failed_rank,
+    )
+    from distsim.script_capture.result.message_divergence import is_about_messages
+
+    found = result.simulation.findings
+    if divergent_finding(found) is None and not is_about_messages(found):
+        return False
+    return not waits_for_failed_rank(found, result.captured.evaluated_ranks)
+
+
+def _skipped_rerun_note(duration_s: float) -> str:
+    """What a second run would show, and why there is none."""
+    return (
+        f"the run took {duration_s:.0f} s, more than {_MAX_RERUN_S} s, so it was not repeated to "
+        "find the line at which ranks diverge; add --rerun to repeat it"
+    )
+
+
 def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
     """The result; its first finding names the line at which the ranks diverge, if there is one."""
     from distsim.script_capture.launch.parent_process import run_with_line_traces
-    from distsim.script_capture.result.divergence_point import (
-        collective_lines,
-        divergent_finding,
-        waits_for_failed_rank,
-        with_divergence,
-    )
+    from distsim.script_capture.result.divergence_point import collective_lines, with_divergence
     from distsim.script_capture.result.message_divergence import (
-        is_about_messages,
         posted_messages,
         with_message_divergence,
     )
+    from distsim.script_capture.result.stack_divergence import with_stack_divergence
 
     simulation = result.simulation
     found = simulation.findings
     ranks = result.captured.evaluated_ranks
-    if divergent_finding(found) is None and not is_about_messages(found):
-        return result
-    if waits_for_failed_rank(found, ranks):
-        return result
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    findings = with_divergence(found, traces, collective_lines(ranks))
+    findings = with_divergence(found, traces.lines, collective_lines(ranks))
     if findings == found:
-        findings = with_message_divergence(found, traces, posted_messages(ranks))
+        findings = with_message_divergence(found, traces.lines, posted_messages(ranks))
+    if findings == found:
+        findings = with_stack_divergence(found, traces.stacks)
     return replace(result, simulation=replace(simulation, findings=findings))
 
 

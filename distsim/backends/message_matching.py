@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import field
-from typing import NamedTuple
 
-from distsim.common.records import dataclass
+from distsim.common.records import NamedTuple, dataclass
 
 #: The source of a receive that accepts any sender.
 ANY_SENDER = -1

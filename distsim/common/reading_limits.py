@@ -24,9 +24,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from mmap import mmap
-from typing import Final, NamedTuple
+from typing import Final
 
 from distsim.common.errors import UsageError
+from distsim.common.records import NamedTuple
 
 __all__ = [
     "NOTE_BYTES",

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+
+from distsim.common.records import NamedTuple
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})

@@ -7,8 +7,9 @@ NCCL's buffers (`memory_outside_torch`).
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from distsim.common.records import NamedTuple
 from distsim.hardware.cluster import ComputeDevice
 
 _MIB: Final = 2**20

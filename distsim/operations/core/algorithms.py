@@ -31,7 +31,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from types import MappingProxyType
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, TypeVar
+
+from distsim.common.records import NamedTuple
 
 
 class ChunkTransfer(NamedTuple):

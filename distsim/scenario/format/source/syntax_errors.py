@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+
+from distsim.common.records import NamedTuple
 
 _CLOSING_BRACKETS = {"[": "]", "{": "}"}
 _TOKEN = re.compile(

@@ -15,6 +15,7 @@ from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    condition_for_all_ranks,
     fields_of,
     group_members,
     make_step,
@@ -65,6 +66,22 @@ def exit_after_block(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     for path in _paths_of(data, "exit"):
         yield from _moved_out_of_block(data, path, None)
         yield "remove exit, so that the process goes on", with_steps_replaced(data, path, [])
+
+
+def exit_on_all_ranks(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """All ranks exit where one does, for example at the end of training in an iteration."""
+    for path in _paths_of(data, "exit"):
+        for end in (len(path), len(path) - 2):
+            chooser = value_at(data, path[:end]) if end > 1 else None
+            if ranks_of(chooser) is None or not isinstance(path[end - 1], int):
+                continue
+            condition = condition_for_all_ranks(program, ranks_of(chooser))
+            step = make_step("exit", fields_of(value_at(data, path)), condition or None)
+            changed = copy.deepcopy(data)
+            value_at(changed, path[: end - 1]).insert(int(path[end - 1]) + 1, step)
+            where = f" where {condition}" if condition else ""
+            yield f"exit on all ranks{where}", with_steps_replaced(changed, path, [])
+            break
 
 
 def _moved_out_of_block(
@@ -262,6 +279,7 @@ __all__ = [
     "destroy_later",
     "drop_destroy",
     "exit_after_block",
+    "exit_on_all_ranks",
     "initialise_eagerly",
     "list_members_once",
 ]

@@ -37,6 +37,8 @@ _WHOLE_FIELD: Final = {
     "reduce_scatter_tensor": "input",
     "scatter": "input",
 }
+#: Of these, those whose whole has a dimension for the ranks.
+_STACKED: Final = ("all_gather", "gather", "reduce_scatter", "scatter")
 
 
 def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
@@ -109,13 +111,14 @@ def fit_parts(
         part_shape, whole_shape = _shape(data, program, part), _shape(data, program, whole)
         if not part_shape or not whole_shape:
             continue
-        is_stacked = len(whole_shape) == len(part_shape) + 1
+        is_stacked = op_of(entry) in _STACKED or len(whole_shape) == len(part_shape) + 1
         if is_stacked:
             wanted = [size, *part_shape]
         else:
             wanted = [part_shape[0] * size, *part_shape[1:]]
         yield from _with_shape(data, program, whole, whole_shape, wanted)
-        rows = whole_shape[1:] if is_stacked else [whole_shape[0] // size, *whole_shape[1:]]
+        is_divided = len(whole_shape) == len(part_shape) + 1
+        rows = whole_shape[1:] if is_divided else [whole_shape[0] // size, *whole_shape[1:]]
         if all(rows):
             yield from _with_shape(data, program, part, part_shape, rows)
 
@@ -153,8 +156,10 @@ def _with_shape(
     tensor = declared[tensor_name]
     shape = [
         written if old == new else _written_number(data, program, str(written), new)
-        for written, old, new in zip(tensor["shape"], before, wanted, strict=True)
+        for written, old, new in zip(tensor["shape"], before, wanted, strict=False)
     ]
+    if len(before) != len(wanted):
+        shape = [*wanted]
     text = ", ".join(map(str, shape))
     changed = {**declared, tensor_name: {**tensor, "shape": shape}}
     yield f"give the tensor {tensor_name} the shape [{text}]", {**data, "tensors": changed}

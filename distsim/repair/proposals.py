@@ -24,7 +24,9 @@ from distsim.repair.fix_arguments import (
     use_group_ranks,
 )
 from distsim.repair.fix_counts import fit_parts, pad_rows, transpose_splits, unify_counts
+from distsim.repair.fix_expressions import change_conditions, change_expressions, change_vars
 from distsim.repair.fix_groups import (
+    call_in_group_of_callers,
     call_on_members,
     call_where_valid,
     create_among_members,
@@ -206,6 +208,9 @@ def _kinds_of_changes(
         yield _of_kind(CHANGES_ARGUMENTS, more_iterations(data, hints.program))
         yield _of_kind(REMOVES_CALLS, fewer_iterations(data, hints.program))
         yield _of_kind(CHANGES_ARGUMENTS, raise_timeout(data, hints.program))
+        yield _of_kind(CHANGES_ARGUMENTS, change_conditions(data, hints.program, calls.named))
+        yield _of_kind(CHANGES_ARGUMENTS, change_expressions(data, hints.program, calls.named))
+        yield _of_kind(CHANGES_ARGUMENTS, change_vars(data, hints.program))
     for additions in (
         make_same_call(data, calls.with_objects),
         complete_early_exits(data),
@@ -316,6 +321,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         list_members_once(data, program),
         name_expected_sources(data),
         drop_invalid_tags(data, calls.named),
+        call_in_group_of_callers(data, program, calls.with_objects),
         call_on_members(data, calls.named_steps),
         call_where_valid(data, program, calls.named_steps, hints.lines) if hints.is_first else (),
     )

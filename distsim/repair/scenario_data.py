@@ -297,10 +297,10 @@ def condition_for_all_ranks(program: Program, ranks: object) -> str:
     if not isinstance(ranks, str) or " or " in ranks or "(" in ranks:
         return ""
     parts = [part.strip() for part in ranks.split(" and ")]
-    return " and ".join(part for part in parts if not _depends_on_rank(program, part))
+    return " and ".join(part for part in parts if not depends_on_rank(program, part))
 
 
-def _depends_on_rank(program: Program, condition: str) -> bool:
+def depends_on_rank(program: Program, condition: str) -> bool:
     """Whether a condition names something whose value differs by rank."""
     for name in names_in(condition):
         values = [program.names_of(rank).get(name) for rank in program.present]

@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
@@ -158,6 +158,16 @@ def _times_by_rank(data: ScenarioData, program: Program) -> list[list[int]]:
     return [value_by_rank(program, each) for each in times if each is not None]
 
 
+class _Subject(NamedTuple):
+    """What a call exchanges or creates.
+
+    ``place``: of the tensor among the declared ones; -1 for a group.
+    """
+
+    place: int
+    name: str
+
+
 def unusual_orders(program: Program) -> tuple[int, int]:
     """How often ranks make two calls in the less common order, and against the declared order.
 
@@ -167,24 +177,21 @@ def unusual_orders(program: Program) -> tuple[int, int]:
     declared = {name: place for place, name in enumerate(program.tensors)}
     for rank in program.present:
         found = (_subject_of(call, declared) for _, call in program.calls_of(rank))
-        orders.update(pairwise(subject for subject in found if subject is not None))
+        subjects = pairwise(subject for subject in found if subject is not None)
+        orders.update((a, b) for a, b in subjects if (a.place < 0) == (b.place < 0))
     conflicts = sum(min(count, orders[b, a]) for (a, b), count in orders.items() if a < b)
     against = sum(count for (a, b), count in orders.items() if a > b)
     return conflicts, against
 
 
-#: Place among the declared tensors and name of what a call exchanges or creates.
-_Subject = tuple[int, str]
-
-
 def _subject_of(call: ResolvedCall, declared: dict[str, int]) -> _Subject | None:
     """What a call exchanges or creates; None for local work, waits and batches."""
     if call.op == "new_group":
-        return 0, call.name
+        return _Subject(-1, call.name)
     buffers = call.inputs or call.outputs
     if OPERATIONS[call.op].kind not in ("collective", "p2p") or not buffers:
         return None
-    return declared.get(buffers[0].name, 0), buffers[0].name
+    return _Subject(declared.get(buffers[0].name, 0), buffers[0].name)
 
 
 __all__ = ["TextHints", "unusual_orders"]

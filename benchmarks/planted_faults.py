@@ -63,7 +63,7 @@ DEEPSPEED_FAULTS = (
         f"{ON_0}\n    engine.save_checkpoint('saved')\n{END}",
         0,
         "engine.save_checkpoint",
-        "move it out of the branch that only rank 0 takes",
+        "move line 25 out of it",
     ),
     Fault(
         "new_group by members only",
@@ -95,7 +95,7 @@ DEEPSPEED_FAULTS = (
         "for _ in range(3 + torch.distributed.get_rank()):",
         1,
         "engine",
-        "uneven batches",
+        "run the loop at line 18 the same number of times",
     ),
     Fault(
         "a bad sample raises on one rank",
@@ -117,6 +117,7 @@ DEEPSPEED_FAULTS = (
         "    loss = hidden.float().square().mean()\n",
         0,
         "hidden = net[2](hidden)",
+        "take the same branch at line 21",
     ),
     Fault(
         "a rank ends before the last step",
@@ -126,6 +127,7 @@ DEEPSPEED_FAULTS = (
         f"    if _ == 2:\n        {ON_1}\n            sys.exit(0)\n    engine.backward(loss)\n",
         1,
         "sys.exit(0)",
+        "take the same branch at line 22",
     ),
 )
 MEGATRON_FAULTS = (
@@ -138,6 +140,7 @@ MEGATRON_FAULTS = (
         f"torch.distributed.all_reduce(torch.ones(4, device='cuda'), group=group)\n{END}",
         3,
         "group=group",
+        "on TENSOR_MODEL_PARALLEL_GROUP instead of world",
     ),
     Fault(
         "swapped pipeline order",
@@ -159,6 +162,7 @@ MEGATRON_FAULTS = (
         "        num_microbatches=4 if parallel_state.is_pipeline_first_stage() else 3,\n",
         0,
         "losses = step(",
+        "the same number of iterations or micro-batches",
     ),
     Fault(
         "a source that is not in the group",
@@ -181,6 +185,7 @@ MEGATRON_FAULTS = (
         f"    torch.distributed.all_reduce(torch.ones(4, device='cuda'), group=group)\n{END}",
         0,
         "group=group",
+        "use the groups in the same order on all ranks",
     ),
 )
 IGNITE_FAULTS = (
@@ -192,6 +197,7 @@ IGNITE_FAULTS = (
         "loader = torch.utils.data.DataLoader(data, batch_size=8 * (1 + idist.get_rank()))",
         0,
         "loss.backward()",
+        "equally often on all ranks",
     ),
     Fault(
         "a tag without its like",
@@ -202,6 +208,7 @@ IGNITE_FAULTS = (
         "    torch.distributed.send(x, 1, tag=1) if idist.get_rank() == 0 else torch.distributed.recv(x, 0, tag=2)",
         1,
         "torch.distributed.recv(x, 0, tag=2)",
+        "use the same tag in both calls",
         options=("--backend", "gloo"),  # nccl has no tags
     ),
     Fault(
@@ -213,6 +220,7 @@ IGNITE_FAULTS = (
         "    torch.distributed.all_reduce(torch.ones(4, dtype=kind, device=device))",
         0,
         "torch.distributed.all_reduce(",
+        "cast to the same dtype on all members",
     ),
     Fault(
         "a forgotten wait",
@@ -222,6 +230,7 @@ IGNITE_FAULTS = (
         "    trainer.run(loader, max_epochs=1)\n    torch.distributed.all_reduce(torch.ones(4, device=device), async_op=True)",
         0,
         "async_op=True",
+        "keep the Work and call wait()",
     ),
     Fault(
         "a barrier behind rank 0",
@@ -231,6 +240,7 @@ IGNITE_FAULTS = (
         "        if idist.get_rank() == 0:\n            idist.barrier()\n",
         0,
         "idist.barrier()",
+        "take the same branch at line 31",
     ),
     Fault(
         "a metric computed on rank 0",
@@ -240,6 +250,7 @@ IGNITE_FAULTS = (
         '    if idist.get_rank() == 0:\n        Accuracy(device=device).attach(trainer, "accuracy")\n',
         0,
         "trainer.run(loader",
+        "call the same functions in the same order",
     ),
     Fault(
         "each rank broadcasts from itself",
@@ -250,6 +261,7 @@ IGNITE_FAULTS = (
         "    trainer.run(loader, max_epochs=1)",
         0,
         "src=idist.get_rank()",
+        "use the same one on all members",
     ),
 )
 LIGHTNING_FAULTS = (
@@ -315,9 +327,11 @@ LIGHTNING_FAULTS = (
         "class Rows(torch.utils.data.IterableDataset):\n"
         "    def __iter__(self):\n"
         "        return iter(torch.randn(2 - int(os.environ['LOCAL_RANK']), 32))\n"
+        "trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 1, -1\n"
         "trainer.fit(Model(), torch.utils.data.DataLoader(Rows()))\n",
         0,
         "trainer.fit(",
+        "uneven batches",
     ),
 )
 TRAINER_FAULTS = (
@@ -331,6 +345,7 @@ TRAINER_FAULTS = (
         "if trainer.is_world_process_zero():\n    trainer.evaluate()\n",
         0,
         "trainer.evaluate()",
+        "move it out of the branch that only rank 0 takes",
     ),
     Fault(
         "a sharded model is saved on rank 0",
@@ -343,6 +358,7 @@ TRAINER_FAULTS = (
         "    state = trainer.accelerator.get_state_dict(trainer.model_wrapped)\n",
         0,
         "trainer.accelerator.get_state_dict(",
+        "move it out of the branch that only rank 0 takes",
     ),
     Fault(
         "one rank stops at its own loss",
@@ -356,6 +372,7 @@ TRAINER_FAULTS = (
         "Trainer(model=model, args=arguments, train_dataset=data, callbacks=[Stop()]).train()\n",
         0,
         "callbacks=[Stop()]).train()",
+        "ends the loop early on one rank",
     ),
     Fault(
         "a layer is dropped on one rank under FSDP",
@@ -392,6 +409,7 @@ ACCELERATE_FAULTS = (
         "    for x, y in held_out if accelerator.is_main_process else ():\n",
         0,
         "accelerator.gather_for_metrics((found, y))",
+        "run the loop at line 27 the same number of times",
     ),
     Fault(
         "waiting inside the main process",
@@ -401,7 +419,7 @@ ACCELERATE_FAULTS = (
         "if accelerator.is_main_process:\n    accelerator.wait_for_everyone()\n",
         0,
         "accelerator.wait_for_everyone()",
-        "move it out of the branch",
+        "move line 38 out of it",
     ),
     Fault(
         "early stopping without a trigger",
@@ -410,7 +428,8 @@ ACCELERATE_FAULTS = (
         "    if accelerator.check_trigger():\n        break\n",
         "    if accelerator.process_index == 1 and right < 40:\n        break\n",
         0,
-        "model(x)",
+        "if accelerator.process_index == 1 and right < 40:",
+        "take the same branch at line 35",
     ),
     Fault(
         "an unprepared loader, sharded by hand",
@@ -423,6 +442,7 @@ ACCELERATE_FAULTS = (
         "model, optimizer, held_out = accelerator.prepare(net, optimizer, held_out)\n",
         0,
         "accelerator.backward(loss)",
+        "run the loop at line 23 the same number of times",
     ),
     Fault(
         "results of unequal length are gathered",
@@ -500,6 +520,7 @@ FABRIC_FAULTS = (
         "folder = fabric.broadcast(tempfile.mkdtemp()) if fabric.global_rank == 0 else '.'\n",
         0,
         "fabric.broadcast(tempfile.mkdtemp())",
+        "out of the branch that only rank 0 takes",
     ),
 )
 MMENGINE_FAULTS = (
@@ -542,10 +563,10 @@ MMENGINE_FAULTS = (
         MMENGINE,
         2,
         '        "sampler": {"type": "DefaultSampler", "shuffle": shuffle},\n',
-        '        "sampler": range(12 - 4 * torch.distributed.get_rank())\n'
-        '        if torch.distributed.is_initialized()\n        else {"type": "DefaultSampler", "shuffle": shuffle},\n',
+        '        "sampler": range(12 - 4 * int(__import__("os").environ["RANK"])),\n',
         0,
         "runner.train()",
+        "data loaders of unequal length",
     ),
 )
 PIPELINE_FAULTS = (
@@ -556,7 +577,7 @@ PIPELINE_FAULTS = (
         "schedule = Schedule1F1B(stage, CHUNKS, loss_fn=loss_of)",
         "schedule = Schedule1F1B(stage, CHUNKS - 2 * rank, loss_fn=loss_of)",
         1,
-        "schedule.step(target=words",
+        "nn.functional.cross_entropy(found",
     ),
     Fault(
         "the loss is reduced on the last stage",
@@ -567,6 +588,7 @@ PIPELINE_FAULTS = (
         "    if losses:\n        torch.distributed.all_reduce(torch.stack(losses).mean())\n",
         1,
         "torch.distributed.all_reduce(torch.stack(losses).mean())",
+        "move line 56 out of it",
     ),
     Fault(
         "collectives in different order",
@@ -590,6 +612,7 @@ PIPELINE_FAULTS = (
         "    else:\n        torch.distributed.recv(torch.ones(1, device=device), 0)\n",
         0,
         "torch.distributed.send(",
+        "skip the call if source and destination are the same rank",
     ),
     Fault(
         "a message of another size",

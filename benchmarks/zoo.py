@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,16 +29,24 @@ from distsim.simulation.simulate_scenario import simulate  # noqa: E402
 
 ZOO = ROOT / "scenarios" / "zoo"
 KNOWN = json.loads((ROOT / "tests" / "data" / "zoo.json").read_text())
+#: The beginning of the first line of a repaired file, before the words for the repair.
+_CASE_NUMBER = r"^# (?:[fz]\d\d(?: and [fz]\d\d)?(?:, repaired)?:? )?"
 HEAD = """\
 # The zoo, case by case
 
 <!-- Written by `python benchmarks/zoo.py`. -->
 
-Each row is a hang that users reported; [scenarios/zoo](../../scenarios/zoo/README.md) has the scenarios and the links to the reports.
-A row shows the first finding, the repair from the report (if there is one), the first repair that `check --fix` proposes, and the
-number of calls that `shrink` keeps. Times are simulated on the backend of the row. `tests/checker/test_zoo.py` checks the findings.
+Each row of the table is a hang that users reported. [scenarios/zoo](../../scenarios/zoo/README.md) has the scenarios and the links to the
+reports. The columns are:
 
-| case | backend | first finding | repair in the report | repair by `check --fix` | calls |
+- **first finding**: the first finding of `distsim check` on this backend (`tests/checker/test_zoo.py` checks it);
+- **repair in the report**: what the authors of the report changed, if the report says it;
+- **repair by distsim**: the first repair that `distsim check --fix` proposes;
+- **calls**: the number of calls that `distsim shrink` keeps.
+
+The time in brackets behind a repair is the simulated time of the repaired program.
+
+| case | backend | first finding | repair in the report | repair by distsim | calls |
 |---|---|---|---|---|---|
 """
 
@@ -56,11 +65,11 @@ def main() -> None:
         good.append(as_good)
         largest = max(largest, calls)
     told = (
-        f"\n{len(rows)} cases. In all of them, the first finding names the fault. In {sum(good)}, `check --fix` finds a repair. It is at "
-        f"least as good as the one in the report, if the report has one. In {len(KNOWN['nothing to repair'])}, there is nothing "
-        f"to repair. All shrink to at most {largest} calls.\n\nNo finding: "
+        f"\nThe first finding names the fault in all {len(rows)} cases. In {sum(good)} cases, the repair by distsim is at least as good as "
+        f"the repair in the report, or the report has none. In {len(KNOWN['nothing to repair'])} cases, there is nothing to repair. "
+        f"`shrink` keeps at most {largest} calls.\n\nIn these reported cases, distsim reports no error:\n\n"
     )
-    told += "; ".join(f"`{stem}` ({why})" for stem, why in KNOWN["nothing to find"].items()) + ".\n"
+    told += "".join(f"- `{stem}`: {why}\n" for stem, why in KNOWN["nothing to find"].items())
     if not only:
         (ROOT / "docs" / "explanation" / "zoo.md").write_text(HEAD + "\n".join(rows) + "\n" + told)
 
@@ -99,7 +108,7 @@ def _people(known: dict[str, Any], backend: str) -> tuple[str, tuple[str, ...], 
     completes = tuple(name for name, o in checked.profiles.items() if o.possible == ("completes",))
     done = simulate(load(str(path)), backend=backend, with_verdict=False, with_values=False)
     return (
-        path.read_text().splitlines()[0].removeprefix("# ").removesuffix("."),
+        re.sub(_CASE_NUMBER, "", path.read_text().splitlines()[0].removesuffix(".")),
         completes,
         done.makespan_ns,
     )

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from distsim.checker.matching.call_index import part_call
 from distsim.common.units import show_bytes
 from distsim.findings.final_state import BlockedRank, WaitDependency
 from distsim.findings.finding_types import SourceLocation
-from distsim.operations.core.resolved_call import ResolvedCall
+from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.object_collectives import object_collective
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS
@@ -75,16 +77,17 @@ def more_like_this(count: int, word: str = "") -> list[str]:
     return [f"  … and {count} more{kind} like this"]
 
 
-def call_words(call: ResolvedCall) -> str:
+def call_words(call: ResolvedCall, program: Program | None = None) -> str:
     """A call with the arguments that distinguish it.
 
     For example `send(x, dst=1, tag=3, 16 B)` or `all_reduce(grad, group=dp, 4 MiB)`. The calls of
-    an object collective are shown as the user wrote it: `broadcast_object_list(src=1)`.
+    an object collective are shown as the user wrote it: `broadcast_object_list(src=1)`. With
+    ``program``, tag 0 and copy 0 are shown too if the program has other tags and copies.
     """
     written = object_collective(call)
     if written:
         return f"{written}({', '.join(_place_words(call))})"
-    return f"{call.op}({', '.join(_argument_words(call))})"
+    return f"{call.op}({', '.join(_argument_words(call, program))})"
 
 
 def _place_words(call: ResolvedCall) -> list[str]:
@@ -98,18 +101,20 @@ def _place_words(call: ResolvedCall) -> list[str]:
     return words
 
 
-def _argument_words(call: ResolvedCall) -> list[str]:
+def _argument_words(call: ResolvedCall, program: Program | None) -> list[str]:
     operation = OPERATIONS[call.op]
     if call.op == "new_group":
         return [call.name, f"ranks={list(call.ranks)}"]
     if operation.kind == "batch":
         return [f"{len(call.parts)} messages"]
-    words = _buffer_words(call)
+    words = _buffer_words(call, program)
     if operation.direction is not None:
         peer = "any" if call.peer is None else call.peer
         words.append(f"{'dst' if operation.direction == 'send' else 'src'}={peer}")
         if call.tag:
             words.append(tag_text(call.tag).replace(" ", "="))
+        elif program is not None and "tags" in program.features and not operation.signals:
+            words.append("tag=0")
     if operation.kind == "remote":
         words.append(f"{'dst' if operation.gives == 'all' else 'src'}={call.peer}")
     if operation.root_field is not None:
@@ -126,14 +131,22 @@ def _argument_words(call: ResolvedCall) -> list[str]:
     return words
 
 
-def _buffer_words(call: ResolvedCall) -> list[str]:
+def _buffer_words(call: ResolvedCall, program: Program | None) -> list[str]:
     """The labels of the call's tensors; of a coalesced call, those of the first three."""
     is_coalesced = OPERATIONS[call.op].coalesces is not None
     shown = 3 if is_coalesced else 1
-    words = [buffer.label for buffer in (call.inputs or call.outputs)[:shown] if buffer.name]
+    buffers = [buffer for buffer in (call.inputs or call.outputs)[:shown] if buffer.name]
+    words = [_buffer_label(buffer, program) for buffer in buffers]
     if is_coalesced and len(call.inputs) > shown:
         words.append(f"{len(call.inputs) - shown} more")
     return words
+
+
+def _buffer_label(buffer: TensorBuffer, program: Program | None) -> str:
+    spec = None if program is None else program.tensors.get(buffer.name)
+    if spec is not None and buffer.index == 0 and np.max(spec.copies) > 1:
+        return f"{buffer.name}@0"
+    return buffer.label
 
 
 def unmatched_words(call: ResolvedCall, rank: int, awaited: int, at_line: str) -> str:
@@ -190,10 +203,10 @@ def blocked_call_words(program: Program, rank: int, position: int, request: int,
         return "the end of its program"
     call = program.call(rank, position)
     if request == position and part < 0:
-        return call_words(call)
+        return call_words(call, program)
     if request == position:
-        return f"{call.op}: {call_words(part_call(program, rank, position, part))}"
-    return f"wait for {call_words(part_call(program, rank, request, part))}"
+        return f"{call.op}: {call_words(part_call(program, rank, position, part), program)}"
+    return f"wait for {call_words(part_call(program, rank, request, part), program)}"
 
 
 def blocked_device_words(program: Program, state: BlockedRank, need: WaitDependency) -> str:

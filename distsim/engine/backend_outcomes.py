@@ -178,7 +178,10 @@ def _surely_completes(program: Program, profile: BackendProfile, cost: CostModel
     # wait for what it launched, which the strictest options hide.
     if any(call.op in ("new_group", "exit") for call in _distinct_calls(program)):
         return False
-    strictest = _with_options(program, init="lazy", buffsize=_NO_BUFFER_BYTES, serial=True)
+    options: dict[str, object] = {"init": "lazy", "serial": True}
+    if profile.buffer_option is not None:
+        options[profile.buffer_option.name] = _NO_BUFFER_BYTES
+    strictest = _with_options(program, **options)
     runner = _LinkedRunner(strictest, profile, cost)
     if runner.linked.mixes_batches or runner.ordered:
         return False

@@ -38,10 +38,21 @@ class EventClock:
         else:
             entries.append(entry)
 
+    def cancel(self, at_ns: int, entry: ClockEntry) -> None:
+        """Remove an entry that `put` has added and that has not run yet."""
+        entries = self._entries_at[at_ns]
+        entries.remove(entry)
+        if not entries:
+            del self._entries_at[at_ns]
+
     def _run_instant(self, _: object) -> None:
-        self.now = int(self.env.now)
-        self._run_entries(self._entries_at[self.now])
-        del self._entries_at[self.now]
+        instant = int(self.env.now)
+        entries = self._entries_at.get(instant)
+        # simpy cannot remove an event, so it reports instants without entries too.
+        if entries is not None:
+            self.now = instant
+            self._run_entries(entries)
+            del self._entries_at[instant]
 
     def run(
         self,
@@ -54,9 +65,10 @@ class EventClock:
         because deadlines depend on what has happened.
         """
         if deadline is None or expire is None:
-            self.env.run()
+            while self._entries_at:
+                self.env.step()
             return
-        while self.env.peek() != float("inf"):
+        while self._entries_at:
             limit = deadline()
             if limit is not None and limit < self.env.peek():
                 delay = max(limit - self.env.now, 0)

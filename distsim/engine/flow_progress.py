@@ -9,7 +9,7 @@ This module does not decide how fast a flow is; see `distsim.engine.link_sharing
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from math import ceil
 from typing import Any, Final
 
@@ -26,22 +26,20 @@ _ROUNDING_NS: Final = 1e-6
 #: The slot of a flow whose progress is not in a `ProgressTable`.
 NO_SLOT: Final = -1
 _FIRST_SIZE: Final = 64
+#: A table is compacted if fewer than one slot of so many is taken.
+_SLOTS_PER_FLOW: Final = 4
+#: The end in a slot that is free: later than every time that can occur.
+_NEVER: Final = np.iinfo(np.int64).max
 #: The columns of a `ProgressTable`, named like the attributes of `ActiveFlow`.
 _PROGRESS: Any = np.dtype(
     [
-        ("is_taken", np.bool_),
         ("demand", np.int64),
         ("remaining_ns", np.float64),
         ("speed", np.float64),
         ("since", np.int64),
         ("end", np.int64),
-        ("scheduled_end", np.int64),
     ]
 )
-
-
-def _nothing() -> None:
-    """The entry for the end of a flow that no clock has."""
 
 
 class ActiveFlow:
@@ -53,16 +51,14 @@ class ActiveFlow:
       has passed, so the flow takes part in the sharing of its ports.
     - ``overlapping``: for a transfer, the number of kernels that run on its ranks; for a kernel,
       the number of transfers of its rank.
-    - ``end``: when it ends at its present speed; ``scheduled_end``: the time for which the clock
-      has an entry. The entry may be too early, never too late.
+    - ``end``: when it ends at its present speed; ``scheduled_end``: for a kernel, the time for
+      which the clock has an entry. The entry may be too early, never too late.
     - ``slot``: where a `ProgressTable` keeps the progress; then the attributes here are outdated.
-    - ``at_end``: the clock's entry for the end.
     - ``rows``: rows that finish at ``end``; ``late_rows``: (row, earliest time of its finish).
     - ``send``: the row of a message's send; -1 for other flows.
     """
 
     __slots__ = (
-        "at_end",
         "began",
         "cost_ns",
         "demand",
@@ -109,7 +105,6 @@ class ActiveFlow:
         self.overlapping = 0
         self.send = -1
         self.slot = NO_SLOT
-        self.at_end: Callable[[], None] = _nothing
 
     def set_speed(self, speed: float, now: int) -> bool:
         """Continue at a new speed; whether it then ends before the clock's entry for it."""
@@ -147,55 +142,64 @@ class ProgressTable:
             flow.slot = slot
         self.flows = list(staying)
         self._columns = columns
-        self._is_taken = columns["is_taken"]
         self.demand: IntArray = columns["demand"]
         self.remaining_ns: FloatArray = columns["remaining_ns"]
         self.speed: FloatArray = columns["speed"]
         self.since: IntArray = columns["since"]
         self.end: IntArray = columns["end"]
-        self.scheduled_end: IntArray = columns["scheduled_end"]
 
-    def enter(self, flow: ActiveFlow) -> None:
-        """Take over the progress of a transfer."""
-        if len(self.flows) == len(self._columns):
-            self._set_size(max(_FIRST_SIZE, 2 * self.count))
-        flow.slot = len(self.flows)
-        self.flows.append(flow)
-        self.count += 1
-        self._columns[flow.slot] = (
-            True,
-            self.demands.number(flow.demand),
-            flow.remaining_ns,
-            flow.speed,
-            flow.since,
-            flow.end,
-            flow.scheduled_end,
-        )
+    def enter(self, flows: Sequence[ActiveFlow]) -> None:
+        """Take over the progress of some transfers."""
+        self._make_room(len(flows))
+        first = len(self.flows)
+        for slot, flow in enumerate(flows, first):
+            flow.slot = slot
+        self.flows += flows
+        self.count += len(flows)
+        entered = slice(first, len(self.flows))
+        self.demand[entered] = self.demands.numbers([flow.demand for flow in flows])
+        self.remaining_ns[entered] = [flow.remaining_ns for flow in flows]
+        self.speed[entered] = [flow.speed for flow in flows]
+        self.since[entered] = [flow.since for flow in flows]
+        self.end[entered] = [flow.end for flow in flows]
+
+    def _make_room(self, count: int) -> None:
+        """Make room for ``count`` more transfers, and remove free slots if there are many."""
+        is_sparse = len(self.flows) > max(_FIRST_SIZE, _SLOTS_PER_FLOW * self.count)
+        if is_sparse or len(self.flows) + count > len(self._columns):
+            self._set_size(max(_FIRST_SIZE, 2 * (self.count + count)))
 
     def leave(self, flow: ActiveFlow) -> None:
         """Remove a transfer that has ended."""
         flow.end = int(self.end[flow.slot])
         self.flows[flow.slot] = None
-        self._is_taken[flow.slot] = False
+        self.end[flow.slot] = _NEVER
         flow.slot = NO_SLOT
         self.count -= 1
 
     def slots(self) -> IntArray:
         """The slots of all transfers."""
-        return np.flatnonzero(self._is_taken)
+        return np.flatnonzero(self.end[: len(self.flows)] != _NEVER)
 
-    def set_speeds(self, slots: IntArray, speeds: FloatArray, now: int) -> list[int]:
-        """As `ActiveFlow.set_speed`; returns the slots that end before the clock's entry."""
+    def next_end(self) -> int | None:
+        """When the next transfer ends; None if there are none."""
+        return int(self.end[: len(self.flows)].min()) if self.count else None
+
+    def ended(self, now: int) -> list[ActiveFlow]:
+        """The transfers that have ended by now, in the order of their slots."""
+        slots = np.flatnonzero(self.end[: len(self.flows)] <= now).tolist()
+        flows = [self.flows[slot] for slot in slots]
+        return [flow for flow in flows if flow is not None]
+
+    def set_speeds(self, slots: IntArray, speeds: FloatArray, now: int) -> None:
+        """As `ActiveFlow.set_speed`, for many transfers."""
         changes = speeds != self.speed[slots]
         slots, speeds = slots[changes], speeds[changes]
         since_before = self.since[slots]
         since = np.maximum(since_before, np.minimum(now, self.end[slots]))
         moved_ns = (since - since_before) * self.speed[slots]
         remaining_ns = np.maximum(0.0, self.remaining_ns[slots] - moved_ns)
-        end = since + np.ceil(remaining_ns / speeds - _ROUNDING_NS).astype(np.int64)
         self.remaining_ns[slots] = remaining_ns
         self.since[slots] = since
         self.speed[slots] = speeds
-        self.end[slots] = end
-        earlier_slots: list[int] = slots[end < self.scheduled_end[slots]].tolist()
-        return earlier_slots
+        self.end[slots] = since + np.ceil(remaining_ns / speeds - _ROUNDING_NS).astype(np.int64)

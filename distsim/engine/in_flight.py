@@ -91,9 +91,10 @@ class InFlightTransfers:
                 self.clock.put(end, self.take)
             return now if is_buffered else end
         source, destination = self.rules.rank_of[row], self.rules.peer[row]
+        demand = self.flows.ports.of_message(source, destination)
         ranks = (source, destination) if source != destination else (source,)
         rows = [] if is_buffered else [row]
-        flow = self.flows.transfer(rows, cost.demand, ranks, cost.ns, cost.moving_ns)
+        flow = self.flows.transfer(rows, demand, ranks, cost.ns, cost.moving_ns)
         flow.send = row
         self._flow_of_send[row] = flow
         self.arrivals.arrived[row] = _IN_FLIGHT

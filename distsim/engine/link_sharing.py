@@ -62,6 +62,10 @@ class FlowScheduler:
         self._arrive = arrive
         #: The transfers that share ports and whose bytes move.
         self._moving = ProgressTable()
+        #: By time: the transfers that share ports and whose bytes begin to move then.
+        self._starting_at: dict[int, list[ActiveFlow]] = {}
+        #: The time of the clock's entry for the next end in `_moving`; None if it has none.
+        self._next_end: int | None = None
         self._flows_at_port: dict[int, dict[ActiveFlow, None]] = {}
         self._transfers_of_rank: dict[int, dict[ActiveFlow, None]] = {}
         self._work_of_rank: dict[int, dict[ActiveFlow, None]] = {}
@@ -80,11 +84,11 @@ class FlowScheduler:
         """Start a message or a collective."""
         used = demand if moving_ns else NO_DEMAND
         flow = ActiveFlow(rows, used, ranks, self.clock.now, cost_ns, moving_ns)
-        flow.at_end = partial(self._on_scheduled_end, flow)
-        self.clock.put(flow.end, flow.at_end)
         self._join_ports(flow)
         if self.overlap_slows:
             self._count_overlap_with_work(flow)
+        if not flow.is_sharing:
+            self.clock.put(flow.end, partial(self._end_unshared, flow))
         return flow
 
     def _join_ports(self, flow: ActiveFlow) -> None:
@@ -110,8 +114,7 @@ class FlowScheduler:
         flow = ActiveFlow([row], NO_DEMAND, (rank,), self.clock.now, cost_ns, cost_ns)
         flow.is_work = True
         self._work_of_rank.setdefault(rank, {})[flow] = None
-        flow.at_end = partial(self._on_scheduled_end, flow)
-        self.clock.put(flow.end, flow.at_end)
+        self._schedule_end_of_work(flow)
         transfers = self._transfers_of_rank.get(rank, {})
         flow.overlapping = len(transfers)
         if flow.overlapping:
@@ -145,17 +148,45 @@ class FlowScheduler:
             self._update_slowdown(flow)
 
     # --- a flow ends ---
-    def _on_scheduled_end(self, flow: ActiveFlow) -> None:
-        """Handle a clock entry of a flow: finish it, or wait on if it has become slower."""
-        now = self.clock.now
-        # A flow that became faster has an earlier entry too, which finished it.
+    def _end_unshared(self, flow: ActiveFlow) -> None:
+        """End a transfer that has its cost as its duration, unless it shares ports by now."""
+        if not flow.done and flow.slot == NO_SLOT:
+            self._end(flow)
+
+    def _end_shared(self) -> None:
+        """End the transfers in `_moving` whose end is now."""
+        self._next_end = None
+        for flow in self._moving.ended(self.clock.now):
+            self._end(flow)
+        self._schedule_next_end()
+
+    def _schedule_next_end(self) -> None:
+        """Move the clock entry for the next end in `_moving` to the right time."""
+        end = self._moving.next_end()
+        if end == self._next_end:
+            return
+        if self._next_end is not None:
+            self.clock.cancel(self._next_end, self._end_shared)
+        self._next_end = end
+        if end is not None:
+            self.clock.put(end, self._end_shared)
+
+    def _end_work(self, flow: ActiveFlow) -> None:
+        """Handle a clock entry of a kernel: end it, or wait on if it has become slower."""
+        # A kernel that became faster has an earlier entry too, which ended it.
         if flow.done:
             return
-        slot = flow.slot
-        end = flow.end if slot == NO_SLOT else int(self._moving.end[slot])
-        if now < end:
-            self._schedule_end(flow, end)
+        if self.clock.now < flow.end:
+            self._schedule_end_of_work(flow)
             return
+        self._end(flow)
+
+    def _schedule_end_of_work(self, flow: ActiveFlow) -> None:
+        flow.scheduled_end = flow.end
+        self.clock.put(flow.end, partial(self._end_work, flow))
+
+    def _end(self, flow: ActiveFlow) -> None:
+        """End a flow: its rows finish, and its share goes to others."""
         flow.done = True
         self._remove(flow)
         if flow.send >= 0:
@@ -163,17 +194,10 @@ class FlowScheduler:
         for row in flow.rows:
             self._finish(row)
         for row, at_ns in flow.late_rows:
-            if at_ns <= now:
+            if at_ns <= self.clock.now:
                 self._finish(row)
             else:
                 self.clock.put(at_ns, row)
-
-    def _schedule_end(self, flow: ActiveFlow, end: int) -> None:
-        """Put an entry for the end of a flow into the clock."""
-        flow.scheduled_end = end
-        if flow.slot != NO_SLOT:
-            self._moving.scheduled_end[flow.slot] = end
-        self.clock.put(end, flow.at_end)
 
     def _remove(self, flow: ActiveFlow) -> None:
         """Remove a flow that has ended, and give its share to the flows that remain."""
@@ -186,7 +210,9 @@ class FlowScheduler:
             at_port = self._flows_at_port[port]
             del at_port[flow]
             if at_port:
-                self._mark_port_for_sharing(port)
+                # All transfers that move bytes through the port get new shares.
+                self._schedule_resharing()
+                self._ports_to_reshare[port] = None
         if not self.overlap_slows:
             return
         for rank in flow.ranks:
@@ -218,7 +244,7 @@ class FlowScheduler:
             # A new clock entry is needed only if it ends earlier: if it ends later, its present
             # entry makes a new one.
             if flow.set_speed(speed, self.clock.now):
-                self._schedule_end(flow, flow.end)
+                self._schedule_end_of_work(flow)
         elif self.transfer_slowdown != 1.0:
             self._share_from_first_byte(flow)
 
@@ -230,26 +256,32 @@ class FlowScheduler:
             return
         flow.is_sharing = True
         if flow.moves_at <= self.clock.now:
-            self._mark_for_sharing(flow)
+            self._begin_to_move([flow])
+        elif flow.moves_at in self._starting_at:
+            self._starting_at[flow.moves_at].append(flow)
         else:
-            self.clock.put(flow.moves_at, lambda: self._mark_for_sharing(flow))
+            self._starting_at[flow.moves_at] = [flow]
+            self.clock.put(flow.moves_at, self._begin_those_that_start_now)
+
+    def _begin_those_that_start_now(self) -> None:
+        self._begin_to_move(self._starting_at.pop(self.clock.now))
+
+    def _begin_to_move(self, flows: list[ActiveFlow]) -> None:
+        """Let transfers share their ports: their bytes begin to move."""
+        moving = [flow for flow in flows if not flow.done]
+        if moving:
+            self._moving.enter(moving)
+            self._schedule_resharing()
+            self._flows_to_reshare.update(dict.fromkeys(moving))
 
     def _mark_for_sharing(self, flow: ActiveFlow) -> None:
-        """Compute the shares around a flow again at the end of this instant.
+        """Compute the shares around a flow again at the end of this instant, if its bytes move.
 
         Flows that start or end at one instant cause a single computation.
         """
-        if flow.done or flow.moves_at > self.clock.now:
-            return
-        self._schedule_resharing()
-        self._flows_to_reshare[flow] = None
-        if flow.slot == NO_SLOT:
-            self._moving.enter(flow)
-
-    def _mark_port_for_sharing(self, port: int) -> None:
-        """As `_mark_for_sharing`, for all transfers that move bytes through a port."""
-        self._schedule_resharing()
-        self._ports_to_reshare[port] = None
+        if flow.slot != NO_SLOT:
+            self._schedule_resharing()
+            self._flows_to_reshare[flow] = None
 
     def _schedule_resharing(self) -> None:
         if not self._flows_to_reshare and not self._ports_to_reshare:
@@ -261,10 +293,14 @@ class FlowScheduler:
         ports, self._ports_to_reshare = self._ports_to_reshare, {}
         is_done = np.zeros(len(self._moving.flows), dtype=np.bool_)
         for flow in chain(flows, self._moving_flows(ports)):
-            if flow.slot != NO_SLOT and not is_done[flow.slot]:
-                connected = self._connected_slots(flow)
-                is_done[connected] = True
-                self._set_fair_speeds(connected)
+            if flow.slot == NO_SLOT or is_done[flow.slot]:
+                continue
+            connected = self._connected_slots(flow)
+            self._set_fair_speeds(connected)
+            if len(connected) == self._moving.count:
+                break
+            is_done[connected] = True
+        self._schedule_next_end()
 
     def _moving_flows(self, ports: Iterable[int]) -> Iterator[ActiveFlow]:
         """For each port, one flow that moves bytes through it: the others are connected to it."""
@@ -299,11 +335,7 @@ class FlowScheduler:
         return np.sort([flow.slot for flow in found])
 
     def _set_fair_speeds(self, slots: IntArray) -> None:
-        """Give each of some transfers, with all that are connected to them, its max-min fair rate.
-
-        A new clock entry is needed only for those that end earlier: if a transfer ends later, its
-        present entry makes a new one.
-        """
+        """Give some transfers, with all that are connected to them, their max-min fair rates."""
         moving = self._moving
         demands = moving.demand[slots]
         uses = moving.demands.uses(demands)
@@ -312,10 +344,7 @@ class FlowScheduler:
         rates = limits
         if len(slots) > 1:
             rates = fair_rates_of_uses(uses, self.ports.capacity, limits)
-        for slot in moving.set_speeds(slots, rates / rates_alone, self.clock.now):
-            flow = moving.flows[slot]
-            if flow is not None:
-                self._schedule_end(flow, int(moving.end[slot]))
+        moving.set_speeds(slots, rates / rates_alone, self.clock.now)
 
     def _rate_limits(self, slots: IntArray, uses: PortUses, rates_alone: FloatArray) -> FloatArray:
         """The rates that transfers could use if their ports were free.

@@ -32,22 +32,19 @@ _SIGNAL_SIZE = -1
 _NO_COLLECTIVE = -1
 
 
-class StandaloneCost(NamedTuple):
-    """What a transfer costs alone: ``ns``, of which ``moving_ns`` grow with the number of bytes.
+class MessageCost(NamedTuple):
+    """What a message costs alone: ``ns``, of which ``moving_ns`` grow with the number of bytes."""
 
-    ``demand``: the ports that it uses while its bytes move.
-    """
+    ns: int
+    moving_ns: int
+
+
+class CollectiveCost(NamedTuple):
+    """As `MessageCost`, with the ports that the collective uses while its bytes move."""
 
     ns: int
     moving_ns: int
     demand: PortDemand
-
-
-class _CostClasses(NamedTuple):
-    """The class of each row, and the cost of each class (None: not asked for yet)."""
-
-    class_of: list[int]
-    costs: list[StandaloneCost | None]
 
 
 class StandaloneCostTable:
@@ -58,8 +55,11 @@ class StandaloneCostTable:
         self.cost = cost
         self.program = tables.program
         self.ports = LinkPorts(cost) if cost.cluster.shared_links else None
-        self._message_classes, self._messages = _message_classes(tables.linked)
-        self._collective_classes, self._collectives = _collective_classes(tables.linked)
+        # By class of rows; not asked for yet: None.
+        self._message_classes = _message_classes(tables.linked, cost)
+        self._messages: list[MessageCost | None] = [None] * _count(self._message_classes)
+        self._collective_classes = _collective_classes(tables.linked)
+        self._collectives: list[CollectiveCost | None] = [None] * _count(self._collective_classes)
         self._collective_ns: dict[tuple[str, int, int, int | None], int] = {}
         self._work: dict[Hashable, list[int]] = {}
 
@@ -79,7 +79,7 @@ class StandaloneCostTable:
             durations = self._work[key] = by_rank.tolist()
         return durations[program.row_of[rank]]
 
-    def message(self, row: int) -> StandaloneCost:
+    def message(self, row: int) -> MessageCost:
         """The cost of a message, by the row of its send."""
         number = self._message_classes[row]
         cost = self._messages[number]
@@ -87,19 +87,16 @@ class StandaloneCostTable:
             cost = self._messages[number] = self._message_cost(row)
         return cost
 
-    def _message_cost(self, row: int) -> StandaloneCost:
+    def _message_cost(self, row: int) -> MessageCost:
         source, destination = self.tables.rank_of[row], self.tables.peer[row]
         if self.tables.tag[row] >= FIRST_SIGNAL_TAG:
-            # A signal uses no port.
-            ns = self.cost.one_sided_ns(source, destination, SIGNAL_BYTES)
-            return StandaloneCost(ns, 0, NO_DEMAND)
+            return MessageCost(self.cost.one_sided_ns(source, destination, SIGNAL_BYTES), 0)
         ns = self.cost.p2p_ns(source, destination, self.tables.nbytes[row])
         if self.ports is None:
-            return StandaloneCost(ns, 0, NO_DEMAND)
-        moving_ns = max(ns - self.cost.p2p_ns(source, destination, 0), 0)
-        return StandaloneCost(ns, moving_ns, self.ports.of_message(source, destination))
+            return MessageCost(ns, 0)
+        return MessageCost(ns, max(ns - self.cost.p2p_ns(source, destination, 0), 0))
 
-    def collective(self, row: int) -> StandaloneCost:
+    def collective(self, row: int) -> CollectiveCost:
         """The cost of a collective once its members have arrived, by the row of one of them."""
         number = self._collective_classes[row]
         cost = self._collectives[number]
@@ -107,14 +104,14 @@ class StandaloneCostTable:
             cost = self._collectives[number] = self._collective_cost(row)
         return cost
 
-    def _collective_cost(self, row: int) -> StandaloneCost:
+    def _collective_cost(self, row: int) -> CollectiveCost:
         operation = self._operation(row)
         ns = self._ns_of_collective(row, self.tables.nbytes[row])
         if self.ports is None or operation.kind != "collective":
-            return StandaloneCost(ns, 0, NO_DEMAND)
+            return CollectiveCost(ns, 0, NO_DEMAND)
         moving_ns = max(ns - self._ns_of_collective(row, 0), 0)
         demand = self.ports.of_collective(operation, self._members(row), self._root(row))
-        return StandaloneCost(ns, moving_ns, demand)
+        return CollectiveCost(ns, moving_ns, demand)
 
     def _ns_of_collective(self, row: int, nbytes: int) -> int:
         """How long a row's collective would take if it moved ``nbytes``."""
@@ -141,20 +138,24 @@ class StandaloneCostTable:
         return self._members(row)[self.tables.root(row)]
 
 
-def _message_classes(linked: LinkedProgram) -> _CostClasses:
-    """Classes of messages with the same two ranks and the same size."""
-    world_size = linked.program.world_size
+def _count(classes: list[int]) -> int:
+    """How many classes there are."""
+    return max(classes, default=-1) + 1
+
+
+def _message_classes(linked: LinkedProgram, cost: CostModel) -> list[int]:
+    """Classes of messages with the same size and routes of equal cost, by row."""
     nbytes = np.where(linked.tag >= FIRST_SIGNAL_TAG, _SIGNAL_SIZE, linked.nbytes)
     sizes, size_number = np.unique(nbytes, return_inverse=True)
-    # One number per pair of ranks. Peers run from -1 (none) to world_size - 1 here.
-    peer = np.minimum(linked.peer, world_size - 1) + 1
-    pair = linked.rank * (world_size + 1) + peer
-    classes, class_of = np.unique(pair * len(sizes) + size_number.reshape(-1), return_inverse=True)
-    return _CostClasses(class_of.reshape(-1).tolist(), [None] * len(classes))
+    # Rows that are not sends get classes too, but their costs are never asked for.
+    route = cost.route_numbers(linked.rank, linked.peer)
+    _, class_of = np.unique(route * len(sizes) + size_number.reshape(-1), return_inverse=True)
+    classes: list[int] = class_of.reshape(-1).tolist()
+    return classes
 
 
-def _collective_classes(linked: LinkedProgram) -> _CostClasses:
-    """Classes of collectives with the same operation, members, size and root."""
+def _collective_classes(linked: LinkedProgram) -> list[int]:
+    """Classes of collectives with the same operation, members, size and root, by row."""
     operation_numbers: dict[str, int] = {}
     member_numbers: dict[int, int] = {}
     class_of = np.full(linked.rows, _NO_COLLECTIVE, dtype=np.int64)
@@ -168,6 +169,7 @@ def _collective_classes(linked: LinkedProgram) -> _CostClasses:
     rows = np.flatnonzero(class_of >= 0)
     members = members_of_instance[linked.instance[rows]]
     columns = np.stack([class_of[rows], members, linked.nbytes[rows], linked.root[rows]], axis=1)
-    classes, numbers = np.unique(columns, axis=0, return_inverse=True)
+    _, numbers = np.unique(columns, axis=0, return_inverse=True)
     class_of[rows] = numbers.reshape(-1)
-    return _CostClasses(class_of.tolist(), [None] * len(classes))
+    classes: list[int] = class_of.tolist()
+    return classes

@@ -46,10 +46,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
             "ranks that need it raise at once on Gloo; on NCCL and MPI they hang until a timeout or "
             "the launcher ends them."
         ),
-        (
-            "Read the log of the dead rank: it contains the cause. torchrun ends the other ranks "
-            "when one fails; simpler launchers do not."
-        ),
+        ("Read the log of the dead rank: it contains the cause."),
         two_rank_scenario("{fail: {message: out of memory}, ranks: 0}", "barrier"),
     ),
     CodeInfo(
@@ -97,12 +94,12 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "wait for a store key that no rank sets",
         "error",
         "deadlock",
-        "A rank waits for a key of the store, or polls it in a loop, and no remaining rank can "
-        "set it.",
+        "A rank waits for a key of the store, or polls it in a loop. No rank that is still running "
+        "sets this key.",
         "`get` and `wait` raise after the store's timeout of 5 minutes. A loop around `check` "
         "runs forever. Other ranks wait for this rank.",
-        "Make sure that some rank always sets the key. That rank must set it before it waits for "
-        "the rank that reads it, for example in a barrier. Compare the spelling of the key and the prefix of a PrefixStore.",
+        "Let a rank set the key in every run, before it waits for the rank that reads it, for "
+        "example in a barrier. Compare the spelling of the key, and the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'
         "c10d = dist.distributed_c10d\n"

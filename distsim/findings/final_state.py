@@ -5,13 +5,15 @@ Every driver of a program produces this record when no rank can take a further s
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from distsim.common.records import dataclass
 
 #: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal);
 #: ``silent`` (real runs only): the rank makes no progress and waits for no rank.
 RankEndStatus = Literal["ended", "blocked", "raised", "crashed", "killed", "absent", "silent"]
+#: How a rank ends that fails.
+FAILURES: Final = ("raised", "crashed", "killed")
 
 
 class WaitDependency(NamedTuple):

@@ -187,7 +187,7 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         None,
         "The calls of a captured script match, but replicas, gradients or FSDP units differ between "
         "ranks (`distsim capture --check-values`).",
-        "Nothing hangs and nothing raises: the model trains on wrong numbers.",
+        "Nothing hangs or raises: the model trains on wrong numbers.",
         "Find what differs between the ranks at the named step: a seed, no_sync(), a write to a "
         "parameter, or a checkpoint that only some ranks load.",
         "import torch\nimport torch.distributed as dist\n\n"

@@ -23,7 +23,7 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
             "One rank calls two collectives of equal shape in a different order than the other "
             "ranks. Each call is then matched with the wrong tensor."
         ),
-        "Nothing hangs and nothing raises, but the result is wrong.",
+        "Nothing hangs or raises, but the result is wrong.",
         "Make the calls in the same order on all members of the group.",
         two_rank_scenario(
             "{all_reduce: {tensor: x}, ranks: 0}",
@@ -117,17 +117,15 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         None,
         (
             "Two messages of equal size, dtype and tag between the same two ranks are probably received in the "
-            "wrong order. The only evidence is the names of the tensors. Either the two names are "
-            "exchanged (`a` arrives in `b`, and `b` in `a`), or other messages from the same sent "
-            "tensor arrive in another received tensor."
+            "wrong order. Only the names of the tensors show this: `a` arrives in `b` and `b` in `a`, or "
+            "other messages from `a` arrive in another tensor."
         ),
-        "Nothing hangs and nothing raises, because messages of the same size match. The receiver "
-        "uses an activation as if it were a gradient, or one micro-batch as if it were another, so "
-        "the result is wrong.",
+        "Nothing hangs or raises, because the sizes match. The receiver "
+        "uses an activation as a gradient, or one micro-batch as another, so the result is wrong.",
         (
             "Swap the two receives, so that they follow the order of the sends, or give the two "
             "messages different tags (not on nccl, which has no tags). If the program is correct, "
-            "rename the tensors: the names are the only evidence."
+            "rename the tensors."
         ),
         """world: 2
 backend: gloo
@@ -233,10 +231,10 @@ program:
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
             "One example: rank 0 puts its first send to rank 1 and its first receive from rank 1 "
             "into one batch, but rank 1 makes these two calls one after the other. Another "
-            "example: two groups share several ranks. One of these ranks uses group a first, and "
-            "another rank uses group b first."
+            "example: rank 0 uses group a before group b, and rank 1 uses group b before group a."
         ),
-        "The program may complete here and hang on another version or machine.",
+        "The program may complete here and hang on another version or machine. `check` "
+        "reports `undefined` and lists what may happen.",
         (
             "Do what the finding proposes: put both directions into one batch on both ranks, or use "
             "the groups in the same order on all ranks."
@@ -259,9 +257,10 @@ program:
         "A fault that the scenario injects (`faults:`) kills this rank at the place shown.",
         (
             "The process ends without a message. The ranks that need it raise at once on Gloo; on "
-            "NCCL and MPI they hang."
+            "NCCL and MPI they hang. If no rank needs it, the verdict is ok, because all calls "
+            "match, but the outcome is `crashes`."
         ),
-        ("Nothing to fix: the scenario injects this fault. Look at the effect on the other ranks."),
+        ("Nothing to fix. Look at the effect on the other ranks."),
         example_scenario(
             2, "faults: [{rank: 1, kind: kill, before_call: 0}]\n", "{compute: 1 ms, ranks: 1}"
         ),
@@ -283,8 +282,9 @@ program:
         "rank exited early",
         "warning",
         None,
-        "A rank ends its program with `exit` before the others.",
-        "On gloo, ranks that still need this rank raise; on nccl and mpi they hang.",
+        "A rank ends its program with `exit` and an error code.",
+        "On gloo, ranks that still need this rank raise; on nccl and mpi they hang. If no rank "
+        "needs it, the verdict is ok, because all calls match. torchrun still ends the job.",
         "Let all ranks decide together: all_reduce the condition before they exit.",
         two_rank_scenario("{exit: {code: 1}, ranks: 0}"),
     ),
@@ -310,8 +310,9 @@ program:
         "error",
         None,
         "A rank of the world is never launched.",
-        "All other ranks wait in init_process_group until its timeout. This is the most common "
-        "hang.",
+        "All other ranks wait in init_process_group until its timeout (DS303). This is the most "
+        "common hang. If no rank waits, as in the example, the verdict is ok: it covers only the "
+        "ranks that start.",
         "Check that world_size is nnodes times nproc_per_node, that all nodes run the launcher, "
         "and that MASTER_ADDR is reachable.",
         example_scenario(
@@ -342,8 +343,7 @@ program:
         (
             "Without `device_id`, NCCL creates the communicator of a group at the first call. The "
             "first rank of the group publishes the id of the communicator in the store. The other "
-            "ranks wait for the id, at most for the timeout of `init_process_group` (nccl: 10 "
-            "minutes by default)."
+            "ranks wait for the id, at most for the timeout of `init_process_group`."
         ),
         (
             "The waiting ranks raise `DistBackendError: … retrieving ncclUniqueId from [0] via c10d "
@@ -352,8 +352,8 @@ program:
         ),
         (
             "Pass a longer `timeout` to `init_process_group`, or do the slow work of the first rank "
-            "before the job starts. If you create the communicator early (`device_id`), the first "
-            "call no longer waits for the id, but NCCL's watchdog still limits every call."
+            "before the job starts. With `device_id`, no call waits for the id, but NCCL's watchdog "
+            "still limits every call."
         ),
         example_scenario(
             2,
@@ -397,8 +397,8 @@ program:
         None,
         "The ranks of a captured script made no collective call and sent no message, so capture "
         "checked nothing.",
-        "Each rank trains its own model on its own data. The job uses N GPUs, but is as good as "
-        "a job on one GPU. Often a library found no GPU, or the script did not see the launcher's variables.",
+        "Each rank trains its own model on its own data. Often a library found no GPU, or the script "
+        "did not see the launcher's variables.",
         "Call `init_process_group` and wrap the model (DDP, FSDP). Run `distsim capture --cuda` if "
         "the script communicates only on GPUs.",
         "import torch\n\nmodel = torch.nn.Linear(4, 4)\nmodel(torch.ones(2, 4)).sum().backward()\n",
@@ -476,7 +476,7 @@ program:
         ),
         (
             "A collective waits for every member. If a member makes fewer calls than the others, "
-            "the others wait forever. Only the number of calls counts, not their lines."
+            "the others wait forever."
         ),
         "Move the call out of the selector, or create a group of the ranks that take part.",
         two_rank_scenario("{all_reduce: {tensor: x, async: true}, ranks: 0}"),

@@ -136,7 +136,8 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         (
             "On the ranks without these values, torch raises ValueError at once: `environment "
             "variable RANK expected, but not set`, or `rank parameter missing`. The other ranks wait "
-            "for these ranks."
+            "for these ranks. mpi takes rank and world size from mpirun. Without mpirun, each mpi "
+            "process is a world of its own, so `check` reports a hang."
         ),
         (
             "Start the script with torchrun, which sets all four variables. Under srun, set RANK "

@@ -16,6 +16,7 @@ from distsim.program.code import ANY_SOURCE, CodeCall, SharedCode
 
 #: - ``requests``: a call leaves a request, or is a batch.
 #: - ``messages``: a send or a receive, including signals. ``any source``: a receive without a peer.
+#: - ``tags``: a message has a tag other than 0.
 #: - ``remote``: access to another rank's memory.
 #: - ``signals``, ``streams``: calls that use them.
 #: - ``host work``: a sleep, or a compute step on the host, which no device waits for.
@@ -28,6 +29,7 @@ Feature = Literal[
     "requests",
     "messages",
     "any source",
+    "tags",
     "remote",
     "signals",
     "streams",
@@ -97,6 +99,8 @@ def _code_features(code: SharedCode) -> Iterator[Feature]:
         yield "branches"
     if any(np.any(np.asarray(endpoint.peer) == ANY_SOURCE) for endpoint in code.endpoints):
         yield "any source"
+    if any(np.any(np.asarray(endpoint.tag)) for endpoint in code.endpoints):
+        yield "tags"
 
 
 def makes_request(call: CodeCall) -> bool:

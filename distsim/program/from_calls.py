@@ -1,7 +1,8 @@
-"""A program from plain lists of calls, one list per rank: for tests and cases of other tools.
+"""Programs in which each rank has a code of its own, because nothing is known to be shared.
 
-Nothing is shared between ranks: each rank has a code of its own. Scenario files are lowered by
-`distsim.program.lower` instead.
+`program_of_ranks` assembles such a program from finished codes; recordings and captured runs use
+it. `build_program` makes the codes too, from plain lists of calls: for tests and cases of other
+tools. Scenario files are lowered by `distsim.program.lower` instead.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from distsim.program.code import (
     CodeCall,
     SharedCode,
 )
-from distsim.program.model import LinkFault, Program, RankFault, TensorSpec
+from distsim.program.model import LinkFault, Program, RankFault
 from distsim.program.program_tables import ProgramTables
 from distsim.program.symbol_table import LOCAL_CREATION
 
@@ -55,11 +56,47 @@ _LOCAL_ARGUMENTS = (
 class ProgramOptions(TypedDict, total=False):
     """Optional properties of a built program; see `Program`."""
 
+    is_partial: bool
     faults: tuple[RankFault, ...]
     link_faults: tuple[LinkFault, ...]
     seed: int
     jitter: float
     mesh: Mapping[str, int]
+
+
+def program_of_ranks(
+    tables: ProgramTables,
+    codes: list[SharedCode],
+    *,
+    name: str,
+    file: str,
+    nodes: int,
+    backend: str,
+    options: Mapping[str, object] | None = None,
+    **more: Unpack[ProgramOptions],
+) -> Program:
+    """Assemble a program from one code per rank, in the order of the ranks.
+
+    ``tables`` are those with which the codes were built. The program declares no tensors.
+    """
+    world_size = tables.world_size
+    return Program(
+        name=name,
+        file=file,
+        world_size=world_size,
+        nodes=nodes,
+        local_size=-(-world_size // nodes),  # rounded up
+        backend=backend,
+        options=dict(options or {}),
+        sites=tables.sites,
+        groups=tables.groups,
+        tensors={},
+        codes=codes,
+        code_of=list(range(world_size)),
+        row_of=[0] * world_size,
+        findings=tables.findings(),
+        **more,
+    )
 
 
 def build_program(
@@ -99,22 +136,14 @@ def build_program(
         _PlainCallsBuilder(tables, groups_by_name, made_groups, rank).build(programs.get(rank, ()))
         for rank in range(world_size)
     ]
-    tensors: dict[str, TensorSpec] = {}
-    return Program(
+    return program_of_ranks(
+        tables,
+        codes,
         name=name,
         file=name,
-        world_size=world_size,
         nodes=nodes,
-        local_size=-(-world_size // nodes),  # rounded up
         backend=backend,
-        options=dict(options or {}),
-        sites=tables.sites,
-        groups=tables.groups,
-        tensors=tensors,
-        codes=codes,
-        code_of=list(range(world_size)),
-        row_of=[0] * world_size,
-        findings=tables.findings(),
+        options=options,
         **more,
     )
 

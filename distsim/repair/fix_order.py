@@ -250,7 +250,7 @@ def _moved(
     changed_steps = value_at(changed, path[:-1])
     changed_steps.insert(target, changed_steps.pop(position))
     side = "before" if target < position else "after"
-    moved = call_name(steps[position]) or "this block"
-    neighbour = call_name(steps[target]) or "the block"
+    moved = call_name(steps[position]) or "block"
+    neighbour = call_name(steps[target]) or "block"
     place = parenthesised_line(lines, (*path[:-1], target))
-    return f"move {moved} {side} {neighbour}{place}", changed
+    return f"move this {moved} {side} the {neighbour}{place}", changed

@@ -30,6 +30,11 @@ class TraceCall(NamedTuple):
     else -1. ``name``: of a compute. ``ended_by``: the position of the call that ended this call's
     request, which is its wait or the call that reused its variable, else -1. ``args``: the other
     arguments of the call as a JSON object; see `distsim.simulation.trace_replay`.
+
+    All columns in nanoseconds are instants since the start of the run, not durations, or `NEVER`:
+    when the host reached the call (``posted_ns``) and went on (``returned_ns``), when the work
+    began (``started_ns``) and was done (``finished_ns``), and when the wait for its request
+    returned (``waited_ns``).
     """
 
     rank: int

@@ -89,7 +89,9 @@ def test_messages_received_in_a_different_order_are_named_by_tag() -> None:
 
     assert found.code == "DS301"
     assert found.help == (
-        "rank 0 sends tag 1 first, but rank 1 receives tag 2 first: use the same order, or isend",
+        "rank 0 sends tag 1 first, but rank 1 receives tag 2 first: use the same order on both "
+        "ranks, or send with isend. nccl ignores tags: there, the two calls match, and data arrive "
+        "in the wrong tensor",
     )
 
 
@@ -159,6 +161,13 @@ def test_a_surplus_message_is_counted() -> None:
         "add the receive on rank 1, or remove this call. Rank 1 makes 1 matching receive; this call "
         "needs one more",
     )
+
+
+def test_messages_of_unequal_number_call_for_equally_many_iterations() -> None:
+    found = first([[send(1)] * 3, [recv(0)] * 2])
+
+    assert found.help[0].startswith("let rank 0 send as often as rank 1 receives")
+    assert found.help[0].endswith("rank 1 makes 2 matching receives; this call needs one more")
 
 
 def test_a_wildcard_receive_in_a_cycle_is_a_knot() -> None:

@@ -174,45 +174,6 @@ def test_text_fits_80_columns_and_states_what_is_not_covered(cli: Cli, root: Pat
     assert "scenarios/findings/ds301_repaired.yaml: verdict ok" in done.stdout
 
 
-def test_a_failure_only_under_another_backend_is_a_warning() -> None:
-    """Two groups in another order, asynchronously: gloo completes."""
-    text = """world: 2
-backend: gloo
-groups: {a: [0, 1], b: [0, 1]}
-tensors: {x: {shape: [4]}, y: {shape: [4]}}
-program:
-  - all_reduce: {tensor: x, group: a, async: true, as: h}
-    ranks: 0
-  - all_reduce: {tensor: y, group: b, async: true, as: k}
-  - all_reduce: {tensor: x, group: a, async: true, as: h}
-    ranks: 1
-  - wait: [h, k]
-"""
-    result = check_scenario(loads(text))
-
-    assert (result.verdict.verdict if result.verdict else "", result.status()) == ("ok", 0)
-    assert [(f.code, f.severity) for f in result.findings] == [("DS604", "warning")]
-    assert check_scenario(loads(text), backend="mpi").status() == 1
-
-
-def test_a_difference_only_on_mpi_is_a_note() -> None:
-    text = OK.replace("shape: [4], value: rank", "shape: [4], dtype: bfloat16").replace(
-        "gloo", "nccl"
-    )
-
-    assert [(f.code, f.severity) for f in check_scenario(loads(text)).findings] == [
-        ("DS604", "note")
-    ]
-
-
-def test_a_search_bound_that_was_hit_is_reported(folder: Path) -> None:
-    result = check_file(folder / "order.yaml", max_states=1)
-
-    assert result.verdict is not None
-    assert not result.verdict.complete
-    assert "DS902" in [f.code for f in result.findings]
-
-
 def test_simulate_replays_the_schedule_of_a_check(cli: Cli, folder: Path) -> None:
     """With its own times the program completes, because rank 1 comes late. In the order that the
     check found, rank 0 raises.

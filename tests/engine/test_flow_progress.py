@@ -26,21 +26,16 @@ def test_the_table_changes_speeds_like_single_flows(seed: int) -> None:
     table, now = ProgressTable(), 0
     here: list[tuple[ActiveFlow, ActiveFlow]] = []
     for _ in range(60):
-        for _ in range(draw.randint(0, 20)):
-            inside, alone = _started(draw, now)
-            table.enter(inside)
-            here.append((inside, alone))
+        started = [_started(draw, now) for _ in range(draw.randint(0, 20))]
+        table.enter([inside for inside, _ in started])
+        here += started
         now += draw.randint(0, 3_000)
         chosen = [pair for pair in here if draw.random() < 0.7]
         speeds = [draw.choice((1.0, 0.5, draw.uniform(0.001, 1.0))) for _ in chosen]
         slots = np.array([inside.slot for inside, _ in chosen], dtype=np.int64)
-        earlier = table.set_speeds(slots, np.array(speeds, dtype=np.float64), now)
-        expected = [
-            inside.slot
-            for (inside, alone), speed in zip(chosen, speeds, strict=True)
-            if alone.set_speed(speed, now)
-        ]
-        assert earlier == expected
+        table.set_speeds(slots, np.array(speeds, dtype=np.float64), now)
+        for (_, alone), speed in zip(chosen, speeds, strict=True):
+            alone.set_speed(speed, now)
         for inside, alone in here:
             slot = inside.slot
             assert table.flows[slot] is inside
@@ -48,6 +43,8 @@ def test_the_table_changes_speeds_like_single_flows(seed: int) -> None:
             assert table.since[slot] == alone.since
             assert table.speed[slot] == alone.speed
             assert table.remaining_ns[slot] == alone.remaining_ns
+        assert table.next_end() == min((alone.end for _, alone in here), default=None)
+        assert table.ended(now) == [inside for inside, alone in here if alone.end <= now]
         staying = []
         for pair in here:
             if draw.random() < 0.8:
@@ -70,3 +67,18 @@ def test_a_table_selects_the_ports_of_demands_in_the_order_asked_for() -> None:
     assert uses.weight.tolist() == [1.0, 1.0, 0.5, 1.0]
     assert uses.flow.tolist() == [0, 1, 1, 2]
     assert table.rates(numbers).tolist() == [2.0, 3.0, 2.0]
+
+
+def test_a_table_whose_transfers_have_left_becomes_small_again() -> None:
+    demand = PortDemand((0,), (1.0,), 1.0)
+    flows = [ActiveFlow([], demand, (0, 1), 0, 100, 50) for _ in range(1000)]
+    table = ProgressTable()
+    table.enter(flows)
+    for flow in flows[1:]:
+        table.leave(flow)
+
+    table.enter([ActiveFlow([], demand, (0, 1), 0, 70, 50)])
+
+    assert len(table.end) < 100
+    assert [flow.cost_ns for flow in table.flows if flow is not None] == [100, 70]
+    assert table.next_end() == 70

@@ -95,6 +95,21 @@ def test_n_equal_transfers_over_one_link_take_n_times_as_long(
         assert three == pytest.approx(3 * one, rel=0.02)
 
 
+def test_a_run_that_hangs_ends_with_its_last_transfer() -> None:
+    """The message becomes faster when the all_reduce has ended. The end at its earlier speed, which
+    is later, must not delay the exits of the ranks."""
+    steps = (
+        "tensors: {a: {shape: [1000]}, x: {shape: [NUMEL]}, y: {like: x}}\nprogram:\n"
+        "  - isend: {tensor: x, dst: (rank + 1) % world_size, as: s}\n"
+        "  - irecv: {tensor: y, src: (rank - 1) % world_size, as: r}\n"
+        "  - all_reduce: {tensor: x}\n"
+        "  - wait: [s, r]\n"
+        "  - {ranks: 1, steps: [recv: {tensor: a, src: 0}]}\n"
+    )
+    found = taken(1, 4, "cpu-25gbe", steps, "gloo", 1_000_000)
+    assert found.makespan_ns == found.run.trace["finished_ns"].max()
+
+
 def test_eight_reductions_on_eight_four_and_two_cards_take_one_two_and_four_times_as_long() -> None:
     steps = "mesh: {m: 2, l: 8}\ntensors: {x: {shape: [NUMEL]}}\nprogram:\n  - all_reduce: {tensor: x, group: m}\n"
     times = {
@@ -415,6 +430,25 @@ def test_shares_are_the_same_whether_or_not_the_search_for_connected_transfers_i
     for column in ("started_ns", "finished_ns", "match"):
         first, *others = (trace[column].tolist() for trace in traces)
         assert others == [first, first]
+
+
+@pytest.mark.parametrize("crossing", [0, 0.3, 1])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_a_thread_that_sends_and_receives_at_once_slows_both_down_by_its_share(
+    ranks: int, crossing: float
+) -> None:
+    """In a chain of messages, the ranks between its ends send and receive at once."""
+    cluster = {"preset": "cpu-25gbe", "crossing": crossing, "collectives": "flat"}
+    steps = (
+        "tensors: {x: {shape: [NUMEL]}, y: {like: x}}\nprogram:\n"
+        "  - {irecv: {tensor: y, src: rank - 1, as: r}, ranks: rank > 0}\n"
+        "  - {isend: {tensor: x, dst: rank + 1, as: s}, ranks: rank < world_size - 1}\n"
+        "  - wait: all\n"
+    )
+    alone = taken(2, 1, {**cluster, "crossing": 0}, steps, "gloo").run.makespan_ns
+    chain = taken(ranks, 1, cluster, steps, "gloo").run.makespan_ns
+
+    assert chain / alone == pytest.approx(1 + crossing * (ranks > 2), rel=0.01)
 
 
 def test_ranks_share_cards_if_a_node_has_fewer_cards_than_ranks() -> None:

@@ -185,6 +185,28 @@ def test_a_message_takes_its_latency_plus_its_bytes_over_the_narrowest_link() ->
     )
 
 
+@pytest.mark.parametrize(
+    ("cluster", "faults"),
+    [
+        ("dgx-h100", []),
+        ("cpu-25gbe", [Slow("nic", (1,), 4.0), Slow("intra", (2,), 3.0)]),
+        ({"preset": "l40s-pcie", "intra": {"per_switch": 3}}, []),
+        ({"preset": "dgx-h100", "network": {"leaf": 1, "oversubscription": 80}}, []),
+    ],
+)
+def test_messages_with_the_same_route_number_cost_the_same(
+    cluster: object, faults: list[Slow]
+) -> None:
+    cost = CostModel(cluster_from(cluster), 12, 4, faults)
+    src, dst = (ends.ravel() for ends in np.indices((12, 12)))
+    costs: dict[int, set[int]] = {}
+    for number, *ends in zip(cost.route_numbers(src, dst), src, dst, strict=True):
+        costs.setdefault(int(number), set()).add(cost.p2p_ns(*map(int, ends), MIB))
+
+    assert all(len(found) == 1 for found in costs.values())
+    assert len(costs) >= len(set().union(*costs.values())) > 1
+
+
 # --- switches ---
 
 

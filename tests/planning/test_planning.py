@@ -8,6 +8,7 @@ import csv
 import json
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -238,6 +239,24 @@ def test_every_layout_keeps_the_batch_and_the_world_or_states_why_not() -> None:
     assert all(one.reason for one in found if isinstance(one, RejectedLayout))
     assert {one.cp for one in good} == {1, 2}
     assert len({one.ep for one in good}) > 2
+
+
+def test_a_layout_is_rejected_if_and_only_if_its_whole_step_is_refused() -> None:
+    """Checks are shared between layouts; here each is checked alone, with all its micro-batches."""
+    asked = question("mixtral-8x7b", 16, 24, sequence=2048)
+    found = list(candidate_layouts(asked))
+    pipelines = [one for one in found if getattr(one, "layout", one).pp > 1]
+    rejected = set()
+    for one in Random(7).sample(found, 30) + Random(8).sample(pipelines, 30):
+        layout = one.layout if isinstance(one, RejectedLayout) else one
+        rounds, rest = divmod(24, layout.dp * layout.ep * layout.micro_batch)
+        # Megatron's interleaved schedule needs a multiple of the pipeline's ranks.
+        is_interleaved = layout.schedule == "1f1b" and layout.chunks > 1
+        in_groups = not is_interleaved or rounds % layout.pp == 0
+        refused = not rest and in_groups and asked.fields(layout).refuse(asked.context(layout))
+        assert isinstance(one, RejectedLayout) is bool(rest or not in_groups or refused), layout
+        rejected.add((bool(rest), in_groups, bool(refused)))
+    assert len(rejected) > 3
 
 
 _OUTCOMES = st.builds(

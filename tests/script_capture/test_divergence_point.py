@@ -241,7 +241,8 @@ call("barrier")
 @pytest.mark.parametrize(
     ("script", "remedy"),
     [
-        (CHECKPOINT, "let all ranks take the same branch at line 5"),
+        (CHECKPOINT, "let all ranks take the same branch at line 5, or move line 6 out of it"),
+        (CONTINUE, "let all ranks take the same branch at line 4: "),
         (SWAPPED, "make the same calls in the same order in both branches of line 3"),
         (COMPREHENSION, "run the loop at line 4 the same number of times"),
         (CAUGHT_ERROR, "fix the error that rank 1 raises at line 4: `raise ValueError`"),
@@ -251,6 +252,76 @@ def test_the_remedy_fits_what_leads_to_the_mismatch(
     script: str, remedy: str, tmp_path: Path
 ) -> None:
     assert explained(tmp_path / "train.py", script)[0].help[0].startswith(remedy)
+
+
+def test_the_line_that_only_one_rank_executes_in_the_branch_is_a_place(tmp_path: Path) -> None:
+    stops = (
+        'for step in range(3):\n    if r == 1 and step == 1:\n        break\n    call("barrier")\n'
+    )
+
+    finding = explained(tmp_path / "train.py", stops + 'call("all_reduce")\n')[0]
+
+    assert [(place.line, place.rank) for place in finding.places[:2]] == [(2, 0), (3, 1)]
+
+
+SKIPPED_BEFORE_AN_ERROR = """
+grad = None
+if r == 0:
+    call("all_reduce")
+log(grad.sum())
+"""
+
+
+def test_the_branch_of_the_awaited_call_is_named_besides_the_error_behind_it(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(SKIPPED_BEFORE_AN_ERROR, encoding="utf-8")
+    places = (
+        SourceLocation(str(file), 5, 1, "fail", 1),
+        SourceLocation(str(file), 4, 5, "all_reduce", 0),
+    )
+    finding = Finding("DS303", "error", "blocked", (0,), (0,), ("read the log",), places)
+    lines = {rank: [TracedLine(str(file), n) for n in (2, 3)] for rank in (0, 1)}
+    traces = {0: [*lines[0], TracedLine(str(file), 4)], 1: [*lines[1], TracedLine(str(file), 5)]}
+
+    assert not waits_for_failed_rank([finding], {1: RankProcess(1, rank=1)})
+    (found,) = with_divergence([finding], traces, {})
+
+    assert found.places[0].line == 3
+    assert found.help == (
+        "read the log",
+        "if the error follows from the branch, let all ranks take the same branch at line 3, "
+        "or move line 4 out of it: `if r == 0:`",
+    )
+
+
+PIPELINE_WITH_A_MEAN = """
+for step in range(2):
+    if r == 0:
+        call("send")
+    else:
+        call("recv")
+    call("all_reduce", 1)
+    if r == 1:  # here
+        call("all_reduce", 2)
+"""
+
+
+def test_a_collective_of_one_rank_is_found_among_messages(tmp_path: Path) -> None:
+    """The lines of messages differ by role, so only collectives count."""
+    file = tmp_path / "train.py"
+    file.write_text(PIPELINE_WITH_A_MEAN, encoding="utf-8")
+    traces = {rank: run_rank(file, rank)[0] for rank in (0, 1)}
+    places = (
+        SourceLocation(str(file), 4, 9, "send", 0),
+        SourceLocation(str(file), 9, 9, "all_reduce", 1),
+    )
+    finding = Finding("DS301", "error", "cycle", (0, 1), (0, 1), places=places)
+
+    (found,) = with_divergence([finding], traces, {})
+
+    assert found.places[0].line == 8
 
 
 LATE_WAIT = """

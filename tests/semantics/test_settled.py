@@ -1,7 +1,7 @@
 """Questions on which ways to run a program differed, or differed from a real run: one small
 scenario each, and what is right.
 
-`docs/explanation/semantics.md` has the table.
+`tests/data/settled/README.md` lists them.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ def test_a_rank_is_blocked_from_the_moment_it_waits_for_something_missing() -> N
 
 
 def test_every_settled_scenario_is_in_the_table() -> None:
-    text = (
-        Path(__file__).resolve().parents[2] / "docs" / "explanation" / "semantics.md"
-    ).read_text(encoding="utf-8")
+    text = (Path(__file__).resolve().parents[1] / "data" / "settled" / "README.md").read_text(
+        encoding="utf-8"
+    )
 
     assert [path.stem for path in SETTLED if f"`{path.stem}`" not in text] == []
 

@@ -93,7 +93,7 @@ def _variants(world: RankGroup, sub: RankGroup) -> Iterator[Case]:
     all_gather: gloo refuses them).
     """
     for op, row in OPERATIONS.items():
-        if row.kind != "collective" or row.gives == "none":
+        if row.kind != "collective" or row.gives == "none" or row.torch_name is None:
             continue
         if row.coalesces:
             yield coalesced(op, "float32", world, is_async=True)

@@ -255,7 +255,8 @@ class AwaitedCallFinder:
             messages = self.call_index.messages(rank, channel, sends=not sends)
             if messages:
                 message = messages[0]
-                words = call_words(part_call(self.program, rank, message.position, message.part))
+                call = part_call(self.program, rank, message.position, message.part)
+                words = call_words(call, self.program)
                 place = place_of_call(self.program, rank, message.position)
                 found.append(NearMiss(differences[0], rank, words, place))
         return found

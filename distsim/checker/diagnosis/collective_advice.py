@@ -9,7 +9,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from distsim.checker.diagnosis.first_divergence import CallDivergence, divergence_places
+from distsim.checker.diagnosis.first_divergence import (
+    CallDivergence,
+    divergence_places,
+    is_in_backward,
+)
 from distsim.checker.diagnosis.hang_advice import SAME_MODEL_ADVICE
 from distsim.checker.matching.call_mismatch import CallMismatch
 from distsim.checker.wording import (
@@ -125,9 +129,25 @@ def divergence_advice(program: Program, divergence: CallDivergence) -> Collectiv
         order = f"; {rank_list(divergence.ranks)} {has} a different order"
         words = f"make the calls in the same order on all members{order}"
         return CollectiveAdvice((words,), divergence_places(program, divergence))
+    if is_in_backward(program, divergence.calls[0]):
+        return _backward_advice(program, divergence)
     if divergence.kind == "extra":
         return _extra_calls_advice(program, divergence)
     return _missing_calls_advice(program, divergence)
+
+
+def _backward_advice(program: Program, divergence: CallDivergence) -> CollectiveAdvice:
+    """What to do if some members make more, or fewer, calls of backward passes."""
+    place = program.place(*divergence.calls[0])
+    who, is_single = rank_list(divergence.ranks), len(divergence.ranks) == 1
+    amount = "fewer" if divergence.kind == "missing" else "more"
+    makes = "makes" if is_single else "make"
+    line = (
+        f"run the backward pass{parenthesised(location_text(place))} equally often on all ranks: "
+        f"{who} {makes} {amount} of its calls. Common causes: uneven batches, a step that only "
+        "some ranks skip, unused parameters"
+    )
+    return CollectiveAdvice((line,), (place,))
 
 
 def _missing_calls_advice(program: Program, divergence: CallDivergence) -> CollectiveAdvice:

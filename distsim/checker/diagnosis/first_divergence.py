@@ -29,6 +29,8 @@ from distsim.program.model import Program
 _MAX_COMPARED: Final = 8
 
 
+#: torch's function that runs a backward pass.
+_BACKWARD: Final = "_engine_run_backward"
 #: By a part of the file that makes a captured call: what users call it.
 _CALLERS: Final = {
     "torch/nn/parallel/distributed.py": "in DistributedDataParallel",
@@ -36,7 +38,7 @@ _CALLERS: Final = {
     "torch/distributed/pipelining/": "in the pipeline schedule",
     "torch/distributed/checkpoint/": "in torch.distributed.checkpoint",
     "torch/distributed/tensor/": "in DTensor",
-    "_engine_run_backward": "in backward()",
+    _BACKWARD: "in backward()",
 }
 
 
@@ -301,6 +303,11 @@ def _where(program: Program, call: PlacedCall) -> str:
     via = program.sites[program.code_call(*call).site].via
     callers = (name for folder, name in _CALLERS.items() if folder in via)
     return ", ".join(part for part in (place, next(callers, "")) if part)
+
+
+def is_in_backward(program: Program, call: PlacedCall) -> bool:
+    """Whether a backward pass of a captured program makes the call."""
+    return _BACKWARD in program.sites[program.code_call(*call).site].via
 
 
 def divergence_places(program: Program, divergence: CallDivergence) -> tuple[SourceLocation, ...]:

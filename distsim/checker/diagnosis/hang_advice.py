@@ -9,6 +9,7 @@ from typing import NamedTuple
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, NearMiss
 from distsim.checker.diagnosis.wait_for_graph import WaitEdge
 from distsim.checker.wording import location_text, number_list, parenthesised
+from distsim.findings.final_state import FAILURES
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.one_sided import tag_text
@@ -102,15 +103,18 @@ def _name_each_other(calls: Sequence[ResolvedCall]) -> bool:
 def _advise_crossed_messages(calls: Sequence[ResolvedCall]) -> tuple[str, ...]:
     """Two ranks exchange two messages in different order."""
     send, receive = sorted(calls, key=lambda call: OPERATIONS[call.op].direction != "send")
-    label = _message_label
+    label, on_nccl = _message_label, ""
     if send.group.id != receive.group.id:
         label = _group_message_label
     elif send.tag != receive.tag:
         label = _tag_label
-    alternative = "" if send.op == "isend" else ", or isend"
+        on_nccl = (
+            ". nccl ignores tags: there, the two calls match, and data arrive in the wrong tensor"
+        )
+    alternative = "" if send.op == "isend" else ", or send with isend"
     return (
         f"rank {send.rank} sends {label(send)} first, but rank {receive.rank} receives "
-        f"{label(receive)} first: use the same order{alternative}",
+        f"{label(receive)} first: use the same order on both ranks{alternative}{on_nccl}",
     )
 
 
@@ -197,7 +201,7 @@ def advise_one_communicator(batched: int, alone: int) -> tuple[str, ...]:
 def with_new_group_rule(finding: Finding, call: ResolvedCall, missing: Sequence[int]) -> Finding:
     """Put the rule that some ranks broke first, and what the others wait for below it."""
     never_call = "never calls" if len(missing) == 1 else "never call"
-    members = "all its members" if call.local_sync else "all ranks"
+    members = "all members of the group" if call.local_sync else "all ranks"
     head = (
         f"{_short_rank_list(missing)} {never_call} new_group({call.name}), "
         f"which {members} must call"
@@ -212,51 +216,11 @@ def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, 
     """
     ranks = _short_rank_list(missing)
     if local:
-        return (f"call new_group on {ranks} too: all its members must call it",)
+        return (f"call new_group on {ranks} too: all members of the group must call it",)
     return (
         f"call new_group on {ranks} too: all ranks of the world must call it, members or not. "
         "Or set `use_local_synchronization: true`, so that only the members call it",
     )
-
-
-# --- wrong groups ---
-def same_operation(one: ResolvedCall, other: ResolvedCall) -> bool:
-    """Whether two calls could have met, had they been made on one group.
-
-    They have the same operation and as many elements.
-    """
-    sizes = [buffer.numel for buffer in one.inputs]
-    return one.op == other.op and sizes == [buffer.numel for buffer in other.inputs]
-
-
-class WrongGroupCall(NamedTuple):
-    """A call on another group than the one where the rank is awaited."""
-
-    call: ResolvedCall
-    awaited: ResolvedCall
-    place: SourceLocation | None
-
-    @property
-    def advice(self) -> tuple[str, ...]:
-        """The group that the others use; an axis is named without its coordinates."""
-        call, awaited = self.call, self.awaited
-        axis = awaited.group.name.partition("[")[0]
-        return (
-            f"on rank {call.rank}, call {call.op} on {axis} instead of {call.group.name}: "
-            f"rank {awaited.rank} waits for it on {awaited.group.name}",
-        )
-
-    def with_cause_first(self, finding: Finding) -> Finding:
-        """Put the mistake first, and what ranks wait for below it."""
-        call = self.call
-        head = (
-            f"rank {call.rank} calls {call.op} on {call.group.name}, "
-            f"but rank {self.awaited.rank} waits for it on {self.awaited.group.name}"
-        )
-        own_place = () if self.place is None else (self.place,)
-        places = tuple(dict.fromkeys((*finding.places, *own_place)))
-        message = f"{head}\n  {finding.message}"
-        return replace(finding, message=message, places=places, slips=places)
 
 
 # --- destroyed groups ---
@@ -308,7 +272,7 @@ def advise_missing_ranks(
             f"start {ranks} as well: the world size must be nnodes times nproc_per_node, every "
             "node must run the launcher, and MASTER_ADDR must be reachable from every node",
         )
-    if status in ("raised", "crashed", "killed"):
+    if status in FAILURES:
         why = f' (error: "{message.rstrip(".")}")' if message and message != "fault" else ""
         return (
             f"read the log of {ranks} first{why}",
@@ -349,7 +313,7 @@ def _advise_uneven_collectives(
 
 # --- messages without a counterpart ---
 _NEAR_MISS_ADVICE = {
-    "channel": ("signal and wait on the same channel: each channel has its own cell in the pad",),
+    "channel": ("use the same channel for both: each channel has its own cell in the signal pad",),
     "tag": (
         "use the same tag in both calls. nccl ignores tags: there, the two calls match, and the "
         "receive may get a message that it does not expect",
@@ -383,9 +347,20 @@ def advise_message(
         return (
             f"add a send to rank {part.call.rank} with this tag and group, or remove the receive",
         )
+    if part.has > 1:
+        return (_advise_equal_counts(part, counterpart, "send" if sends else "receive"),)
     counted = _calls_made(part, counterpart)
     this = f"this {part.call.op} from the batch" if part.batched else "this call"
     return (f"add the {counterpart} on rank {part.rank}, or remove {this}{counted}",)
+
+
+def _advise_equal_counts(part: AwaitedCall, counterpart: str, own: str) -> str:
+    """What to do if the peer makes several counterparts, but not enough of them."""
+    return (
+        f"let rank {part.call.rank} {own} as often as rank {part.rank} {counterpart}s, for example "
+        "with the same number of iterations or micro-batches on both: rank "
+        f"{part.rank} makes {part.has} matching {counterpart}s; this call needs one more"
+    )
 
 
 def _calls_made(part: AwaitedCall, counterpart: str) -> str:

@@ -31,11 +31,9 @@ from distsim.checker.diagnosis.first_divergence import divergence_head, divergen
 from distsim.checker.diagnosis.hang_advice import (
     DroppedRequest,
     EarlyDestroy,
-    WrongGroupCall,
     advise_cycle,
     advise_new_group,
     advise_one_communicator,
-    same_operation,
     with_new_group_rule,
 )
 from distsim.checker.diagnosis.local_group_advice import advise_local_group
@@ -47,6 +45,7 @@ from distsim.checker.diagnosis.wait_for_graph import (
     build_wait_for_graph,
     need_towards,
 )
+from distsim.checker.diagnosis.wrong_group import WrongGroupCall, WrongGroupFinder
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.matching.call_mismatch import NO_SEQUENCE
 from distsim.checker.matching.channel_layout import ChannelLayout, build_channel_layout
@@ -55,10 +54,11 @@ from distsim.checker.wording import (
     aligned_columns,
     cycle_words,
     more_like_this,
+    place_of_call,
     rank_list,
 )
-from distsim.findings.final_state import FinalState, RankEnd, WaitDependency
-from distsim.findings.finding_types import Finding
+from distsim.findings.final_state import FAILURES, FinalState, RankEnd, WaitDependency
+from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.program.model import Program
 
@@ -144,6 +144,7 @@ class _HangDiagnosis:
         self.graph: WaitForGraph = build_wait_for_graph(final_state)
         self.finder = AwaitedCallFinder(program, call_index, taken)
         self.messages = MissingMessageFindings(program, self.rows, self.finder)
+        self.wrong_groups = WrongGroupFinder(program, self.rows, self.finder)
         # Answers by the identity of tuples of ranks, which thousands of ranks may share.
         self._exited_in: dict[tuple[int, int], tuple[int, ...]] = {}
         self._all_ended: dict[int, bool] = {}
@@ -239,7 +240,7 @@ class _HangDiagnosis:
             for edge, part in zip(edges, awaited, strict=False)
         ]
         more = more_like_this(len(cycle.ranks) - len(rows))
-        wrong_group = self._wrong_group_call([part for part in awaited if part is not None])
+        wrong_group = self.wrong_groups.find([part for part in awaited if part is not None])
         dropped = self._dropped_request(edges, awaited)
         found = self.rows.finding(
             "DS305" if cycle.has_any_source else "DS301",
@@ -356,42 +357,6 @@ class _HangDiagnosis:
                     return EarlyDestroy(part.rank, part.call, destroy_place, missing_place)
         return None
 
-    # --- wrong groups ---
-    def _wrong_group_call(self, awaited: list[AwaitedCall]) -> WrongGroupCall | None:
-        """A rank calls a collective on one group and is awaited on another for the same call."""
-        for part in awaited:
-            is_world_call = part.call.op in ("new_group", "init_process_group")
-            if part.is_message or part.position is not None or is_world_call:
-                continue
-            elsewhere = self._awaited_elsewhere(part)
-            if elsewhere is not None:
-                place = self.rows.place_of_waiting_call(elsewhere)
-                return WrongGroupCall(part.call, elsewhere.call, place)
-        return None
-
-    def _awaited_elsewhere(self, part: AwaitedCall) -> AwaitedCall | None:
-        """What a rank waits for that the rank of a call should have joined on another group.
-
-        It is the same operation, which the rank never makes on that group.
-        """
-        rank = part.call.rank
-        is_member: dict[int, bool] = {}  # by the identity of the tuple of ranks
-        for waiting, state in self.blocked.items():
-            for need in state.needs:
-                key = id(need.ranks)
-                if key not in is_member:
-                    is_member[key] = rank in need.ranks
-                if need.any or not is_member[key]:
-                    continue
-                found = self.finder.of(waiting, need, rank)
-                if found is None or found.position is not None:
-                    continue
-                if found.sequence not in (NO_SEQUENCE, part.sequence):
-                    is_other_group = found.call.group.name != part.call.group.name
-                    is_same_call = same_operation(found.call, part.call)
-                    return found if is_other_group and is_same_call else None
-        return None
-
     # --- ranks that have exited ---
     def _exit_groups(self) -> list[tuple[str, list[int]]]:
         """The ranks that wait for exited ranks, in groups with the code of their finding."""
@@ -450,10 +415,19 @@ class _HangDiagnosis:
         if self._is_message(rank, need) and (
             need.any or not self.finder.has_awaited_call(rank, need, exited[0])
         ):
-            return "DS304"
+            return "DS303" if not need.any and self._may_have_failed_before(exited[0]) else "DS304"
         if id(exited) not in self._all_ended:
             self._all_ended[id(exited)] = all(self.ends[r].status == "ended" for r in exited)
         return "DS302" if self._all_ended[id(exited)] else "DS303"
+
+    def _may_have_failed_before(self, rank: int) -> bool:
+        """Whether a rank failed at its last known call, so that it might have made others later.
+
+        The calls of a captured program end at an error; those of a file go on behind it.
+        """
+        end = self.ends[rank]
+        is_last = end.position >= len(self.program.code(rank).calls) - 1
+        return is_last and end.status in FAILURES
 
     def _is_message(self, rank: int, need: WaitDependency) -> bool:
         if need.position >= len(self.program.code(rank).calls):
@@ -485,7 +459,7 @@ class _HangDiagnosis:
             also = more_like_this(len(ranks) - 1)
             return self.messages.cancelled(edge, first, tuple(ranks), also)
 
-        wrong_group = self._wrong_group_call([] if first is None else [first])
+        wrong_group = self.wrong_groups.find([] if first is None else [first])
         if wrong_group is not None:
             advice = ExitAdvice(wrong_group.advice)
         else:
@@ -498,7 +472,9 @@ class _HangDiagnosis:
             advice.lines,
             [(edge.rank, edge.need) for edge in edges],
         )
-        found = replace(found, slips=advice.slips, awaited=tuple(exited))
+        # The line of an error comes first: it is the one to change.
+        places = tuple(dict.fromkeys((*self._failure_places(ends), *found.places)))
+        found = replace(found, places=places, slips=advice.slips, awaited=tuple(exited))
         if wrong_group is not None:
             return wrong_group.with_cause_first(found)
         destroyed = self._early_destroy([] if first is None else [first])
@@ -512,6 +488,12 @@ class _HangDiagnosis:
             return with_new_group_rule(found, *new_group)
         # A rank that failed would have made its other calls: they are not missing.
         return self._with_divergence_first(found, awaited) if code == "DS302" else found
+
+    def _failure_places(self, ends: Sequence[RankEnd]) -> list[SourceLocation]:
+        """Where ranks raised an error or crashed."""
+        failed = [end for end in ends if end.status in ("raised", "crashed")]
+        places = [place_of_call(self.program, end.rank, end.position) for end in failed]
+        return [place for place in places[:MAX_SHOWN] if place is not None and place.line]
 
     # --- divergent calls ---
     def _with_divergence_first(

@@ -99,7 +99,9 @@ class MissingMessageFindings:
         advice = advise_message(awaited, near, sends, started)
         found = self.rows.finding("DS304", lines, core, advice, _waits(edges))
         # The call that would match meets a later message instead, which may not fit.
-        return replace(found, slips=tuple(miss.place for miss in near if miss.place is not None))
+        slips = tuple(miss.place for miss in near if miss.place is not None)
+        places = tuple(dict.fromkeys((*found.places, *slips[:_MAX_CANDIDATES])))
+        return replace(found, places=places, slips=slips)
 
     def _creates_communicator(self, rank: int, need: WaitDependency, awaited_rank: int) -> bool:
         """Whether a batch waits for a rank to which it has no message (semantics N8)."""

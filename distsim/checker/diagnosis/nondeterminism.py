@@ -7,8 +7,9 @@ order of events (DS609), and a search that hit its bound (DS902).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.checker.matching.call_index import part_call
 from distsim.checker.reading_result import Frequency, ReadingResult
 from distsim.checker.replay_schedule import BufferChoice, CallId, ReplaySchedule, TakeChoice
@@ -20,6 +21,7 @@ from distsim.checker.wording import (
     parenthesised,
     rank_list,
 )
+from distsim.common.units import show_bytes
 from distsim.findings.finding_types import Finding
 from distsim.program.model import Program
 
@@ -78,11 +80,8 @@ def buffering_findings(
             "name the sources of the receives, so that no message can take the place of another"
         )
     elif sends:
-        message = (
-            "the program completes only if sends are buffered\n"
-            "  mpi buffers small messages\n"
-            "  nccl buffers up to 8 MiB per pair of ranks. But the first send between two ranks "
-            "blocks until both have connected"
+        message = "\n".join(
+            ["the program completes only if sends are buffered", *_buffering_backends()]
         )
         advice = (
             "fix the deadlock, and do not rely on buffering: the program hangs if a tensor is "
@@ -94,6 +93,17 @@ def buffering_findings(
             "fix the deadlock: which ranks may return early depends on the backend and the size"
         )
     return (Finding("DS603", "warning", message, ranks, (), (advice,)),)
+
+
+def _buffering_backends() -> Iterator[str]:
+    """One line for each backend that buffers sends."""
+    for name, profile in BACKEND_PROFILES.items():
+        if profile.buffer_option is None:
+            continue
+        line = f"  {name} buffers messages up to {show_bytes(profile.buffer_option.default)}"
+        if profile.publishes_communicator_id:
+            line += ". But the first send between two ranks blocks until both have connected"
+        yield line
 
 
 def event_order_findings(
@@ -112,7 +122,7 @@ def event_order_findings(
         rows.append((f"rank {call.rank}", words, location_text(place), effect))
         places.append(place)
     lines = [
-        f"the {kind} occurs only in some orders of events, for example in this one",
+        f"the {kind} occurs only in some orders of events, for example in this order",
         *aligned_columns(rows),
     ]
     if len(schedule.choices) > len(shown):

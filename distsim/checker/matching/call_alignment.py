@@ -268,22 +268,27 @@ class _Alignment:
     def _same_call_later(
         self, own_calls: list[int], other_calls: list[int], rest: list[_Step]
     ) -> SequenceDivergence | None:
-        """Swapped calls: the other rank makes the first lone call later, alone as well."""
+        """What follows if one rank makes the first lone call later, alone as well.
+
+        Then the ranks have swapped calls, or one rank makes further calls before it.
+        """
         if own_calls:
             i = own_calls[0]
             for position, (own, j) in enumerate(rest):
                 if own is None and j is not None and self._is_same_call(i, j):
-                    passed = [self.other[k] for _, k in rest[:position] if k is not None]
-                    if self._are_skipped(passed, self.own_sites):
-                        return None
+                    passed = [step.other for step in rest[:position] if step.other is not None]
+                    if self._are_skipped([self.other[k] for k in passed], self.own_sites):
+                        skipped = self._first_of_one_line(self.other, passed)
+                        return SequenceDivergence("missing", i, passed[0], (), skipped)
                     return SequenceDivergence("swapped", i, j, (i,), (j,))
             return None
         j = other_calls[0]
         for position, (i_later, other) in enumerate(rest):
             if other is None and i_later is not None and self._is_same_call(i_later, j):
-                passed = [self.own[k] for k, _ in rest[:position] if k is not None]
-                if self._are_skipped(passed, self.other_sites):
-                    return None
+                passed = [step.own for step in rest[:position] if step.own is not None]
+                if self._are_skipped([self.own[k] for k in passed], self.other_sites):
+                    extra = self._first_of_one_line(self.own, passed)
+                    return SequenceDivergence("extra", passed[0], j, extra)
                 return SequenceDivergence("swapped", i_later, j, (i_later,), (j,))
         return None
 
@@ -294,6 +299,12 @@ class _Alignment:
         broadcast of an object makes several calls at one line.
         """
         return self.stopped and bool(calls) and all(call.site not in sites for call in calls)
+
+    @staticmethod
+    def _first_of_one_line(calls: Sequence[AlignedCall], indices: list[int]) -> tuple[int, ...]:
+        """The first of calls that are all at one line, where the script has one call; else all."""
+        is_one_line = len({calls[index].site for index in indices}) == 1
+        return tuple(indices[:1] if is_one_line else indices)
 
     def _is_same_call(self, i: int, j: int) -> bool:
         own, other = self.own[i], self.other[j]

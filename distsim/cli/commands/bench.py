@@ -11,14 +11,14 @@ from distsim.cli.shared import console
 from distsim.cli.shared.arguments import FormatOption, OutputFormat
 
 RanksOption = Annotated[
-    str, typer.Option("--ranks", metavar="N,…", help="Numbers of processes to measure.")
+    str, typer.Option("--ranks", metavar="N,…", help="Numbers of ranks to measure with.")
 ]
 SizesOption = Annotated[
     str | None,
     typer.Option(
         "--sizes",
         metavar="SIZE,…",
-        help="Message sizes, such as 4KiB,1MiB. [default: 4 KiB to 16 MiB in factors of 4]",
+        help="Message sizes, such as 4KiB,1MiB. [default: 4 KiB, 16 KiB, … 16 MiB]",
     ),
 ]
 OpsOption = Annotated[

@@ -102,7 +102,7 @@ CudaOption = Annotated[
     bool | None,
     typer.Option(
         "--cuda/--no-cuda",
-        help="Emulate one GPU per rank in CPU memory. [default: if the script uses CUDA]",
+        help="Emulate one GPU per rank in CPU memory. [default: on if the script uses CUDA]",
     ),
 ]
 ScenarioOption = Annotated[
@@ -130,14 +130,14 @@ FakeOption = Annotated[
     ),
 ]
 PrefixOption = Annotated[
-    bool, typer.Option("--prefix", help="Begin each line of the script's output with its rank.")
+    bool, typer.Option("--prefix", help="Begin each line of output with the rank that printed it.")
 ]
 CheckValuesOption = Annotated[
     bool,
     typer.Option(
         "--check-values",
-        help="Report replicas, gradients, FSDP units and random states that differ although the "
-        "calls match.",
+        help="Also compare values: report replicas, gradients, FSDP units and random states that "
+        "differ between ranks.",
     ),
 ]
 RerunOption = Annotated[
@@ -145,7 +145,7 @@ RerunOption = Annotated[
     typer.Option(
         "--rerun/--no-rerun",
         help="If calls do not match, run the script a second time to find the line at which "
-        "ranks diverge. [default: if it took less than a minute]",
+        "ranks diverge. [default: on if the first run took less than a minute]",
     ),
 ]
 StrictOption = Annotated[
@@ -210,8 +210,11 @@ def command(arguments: CaptureArguments) -> None:
         raise typer.Exit(_report_no_ranks(captured))
 
     result = evaluate_capture(captured, backend=options.backend, cluster=cluster)
-    if arguments.rerun or (arguments.rerun is None and duration_s < _MAX_RERUN_S):
-        result = _with_divergence(result, duration_s)
+    if arguments.rerun is not False and _may_name_divergence(result):
+        if arguments.rerun or duration_s < _MAX_RERUN_S:
+            result = _with_divergence(result, duration_s)
+        else:
+            console.note(_skipped_rerun_note(duration_s))
     os.chdir(folder)
     for path, write_trace in zip(arguments.trace or (), writers, strict=True):
         write_trace(result.simulation, path)
@@ -420,34 +423,49 @@ def _preload_hang_report(ranks: int) -> None:
 # --- the line at which ranks diverge ---
 
 
+def _may_name_divergence(result: CaptureResult) -> bool:
+    """Whether a second run may show at which line the ranks diverge."""
+    from distsim.script_capture.result.divergence_point import (
+        divergent_finding,
+        waits_for_failed_rank,
+    )
+    from distsim.script_capture.result.message_divergence import is_about_messages
+
+    found = result.simulation.findings
+    if divergent_finding(found) is None and not is_about_messages(found):
+        return False
+    return not waits_for_failed_rank(found, result.captured.evaluated_ranks)
+
+
+def _skipped_rerun_note(duration_s: float) -> str:
+    """What a second run would show, and why there is none."""
+    return (
+        f"the run took {duration_s:.0f} s, more than {_MAX_RERUN_S} s, so it was not repeated to "
+        "find the line at which ranks diverge; add --rerun to repeat it"
+    )
+
+
 def _with_divergence(result: CaptureResult, duration_s: float) -> CaptureResult:
     """The result; its first finding names the line at which the ranks diverge, if there is one."""
     from distsim.script_capture.launch.parent_process import run_with_line_traces
-    from distsim.script_capture.result.divergence_point import (
-        collective_lines,
-        divergent_finding,
-        waits_for_failed_rank,
-        with_divergence,
-    )
+    from distsim.script_capture.result.divergence_point import collective_lines, with_divergence
     from distsim.script_capture.result.message_divergence import (
-        is_about_messages,
         posted_messages,
         with_message_divergence,
     )
+    from distsim.script_capture.result.stack_divergence import with_stack_divergence
 
     simulation = result.simulation
     found = simulation.findings
     ranks = result.captured.evaluated_ranks
-    if divergent_finding(found) is None and not is_about_messages(found):
-        return result
-    if waits_for_failed_rank(found, ranks):
-        return result
     traces = run_with_line_traces(
         result.captured, timeout_s=_RERUN_SLOWDOWN * duration_s + _RERUN_START_S
     )
-    findings = with_divergence(found, traces, collective_lines(ranks))
+    findings = with_divergence(found, traces.lines, collective_lines(ranks))
     if findings == found:
-        findings = with_message_divergence(found, traces, posted_messages(ranks))
+        findings = with_message_divergence(found, traces.lines, posted_messages(ranks))
+    if findings == found:
+        findings = with_stack_divergence(found, traces.stacks)
     return replace(result, simulation=replace(simulation, findings=findings))
 
 

@@ -28,8 +28,8 @@ FirstRunArgument = Annotated[
     typer.Argument(
         metavar="A",
         help=(
-            "Trace, or scenario to simulate. Without B: measured times (nccl-tests, `distsim "
-            "bench`) to compare with the prediction for the cluster given by --cluster."
+            "Trace, or scenario to simulate. Without B, a file with measured times (nccl-tests, "
+            "`distsim bench`), which is compared with the times predicted for --cluster."
         ),
     ),
 ]

@@ -80,7 +80,7 @@ def command(
     sets: ClusterSetsOption = None,
 ) -> None:
     """Explain a finding (DS301), an operation (all_gather), a strategy (pipeline), a key of the
-    scenario file (world.nodes) or a term (busbw); with --cluster, the cost of an operation.
+    scenario file (world.nodes) or a term (busbw). With --cluster, print the cost of an operation.
 
     \b
     Example: distsim explain all_gather

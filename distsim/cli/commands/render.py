@@ -101,7 +101,7 @@ MeasuredOption = Annotated[
     typer.Option(
         "--measured",
         metavar="F",
-        help="For --view bandwidth: measured times, from nccl-tests or `distsim bench`.",
+        help="For --view bandwidth: also draw measured times (nccl-tests, `distsim bench`).",
     ),
 ]
 

@@ -35,8 +35,8 @@ SchemaKindOption = Annotated[
     choice_option(
         SchemaKind,
         "--of",
-        help="What the schema describes: `scenario`, or the output of a command with "
-        "--format json, such as `check`.",
+        help="Print the schema of scenario files (`scenario`), or of a command's output with "
+        "--format json (for example `check`).",
         metavar="NAME",
     ),
 ]

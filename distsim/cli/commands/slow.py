@@ -26,8 +26,8 @@ PathsArgument = Annotated[
         metavar="PATH…",
         help="Recordings of one job, or folders with them: PyTorch profiler traces "
         "(.json, .json.gz; one per rank), Chakra traces (.et; one per rank), exports of Nsight "
-        "Systems (.sqlite), distsim traces (.jsonl), operation tables (.csv, .parquet; "
-        "columns: docs/how-to/slow.md).",
+        "Systems (.sqlite), distsim traces (.jsonl), or operation tables (.csv, .parquet; "
+        "docs/how-to/slow.md lists the columns).",
     ),
 ]
 StepsOption = Annotated[
@@ -39,8 +39,8 @@ IdealOption = Annotated[
     typer.Option(
         "--ideal",
         metavar="peers|mean",
-        help="Reference for slowdowns: peers (median of the ranks with the same role), or mean "
-        "(mean over all ranks, as in arXiv 2505.05713).",
+        help="Compare each rank with its peers (the median of the ranks with the same role) or "
+        "with the mean over all ranks (as in arXiv 2505.05713).",
         show_default=True,
     ),
 ]
@@ -50,7 +50,7 @@ ReferenceOption = Annotated[
         "--cluster",
         metavar="NAME",
         help="Compare communication with times predicted for this hardware model (preset or file), "
-        "one rank per node. [default: compare with the usual times in the recording]",
+        "with one rank per node. [default: compare with the usual times in the recording]",
     ),
 ]
 WhatIfOption = Annotated[
@@ -89,8 +89,8 @@ PictureOption = Annotated[
         "--output",
         "-o",
         metavar="F",
-        help="F.svg: draw the extra time per rank and step, the breakdown, and one step. F.html: "
-        "the same pictures and the report.",
+        help="Write pictures (F.svg: extra time per rank and step, breakdown, one step), or the "
+        "report with the same pictures (F.html).",
     ),
 ]
 JobsOption = Annotated[
@@ -121,7 +121,7 @@ class SlowArguments:
 def command(arguments: SlowArguments) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
-    Exit status 1: something was found.
+    Exit status: 1 if it finds a straggler or slow communication, otherwise 0.
 
     \b
     Example: distsim slow profiles/

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import numpy as np
@@ -129,14 +130,20 @@ class LinkPorts:
         link = self.cost.link_class(src, dst)
         if link == "self":
             return NO_DEMAND
-        ports = [2 * src, 2 * dst + 1] if link == "intra" or self.through_intra else []
-        ports += [self.card(src), self.card(dst) + 1] if link == "inter" else []
+        ports: tuple[int, ...] = ()
+        if link == "intra" or self.through_intra:
+            ports = (2 * src, 2 * dst + 1)
+        if link == "inter":
+            ports += (self.card(src), self.card(dst) + 1)
         if self.pools.levels:
-            ports += [self.first_pool + port for port in self.pools.of_message(src, dst)]
-        rate = min(map(self._capacity_list.__getitem__, ports))
-        threads = [self.threads + src, self.threads + dst] if self.crossing else []
-        weights = (1.0,) * len(ports) + (0.0,) * len(threads)
-        return PortDemand((*ports, *threads), weights, rate)
+            ports += tuple(self.first_pool + port for port in self.pools.of_message(src, dst))
+        capacity = self._capacity_list
+        rate = min([capacity[port] for port in ports])
+        weights = (1.0,) * len(ports)
+        if self.crossing:
+            ports += (self.threads + src, self.threads + dst)
+            weights += (0.0, 0.0)
+        return PortDemand(ports, weights, rate)
 
     # --- collectives ---
     def of_collective(
@@ -237,19 +244,23 @@ class DemandTable:
 
     def numbers(self, demands: Sequence[PortDemand]) -> IntArray:
         """The numbers of some demands in this table; adds the new ones."""
-        return np.array([self.number(demand) for demand in demands], dtype=np.int64)
+        number_of = self._number_of
+        new = []
+        for demand in demands:
+            if id(demand) not in number_of:
+                number_of[id(demand)] = len(number_of)
+                new.append(demand)
+        self._add(new)
+        return np.array([number_of[id(demand)] for demand in demands], dtype=np.int64)
 
-    def number(self, demand: PortDemand) -> int:
-        """The number of a demand in this table; adds it if it is new."""
-        number = self._number_of.setdefault(id(demand), len(self._demands))
-        if number == len(self._demands):
-            # The table keeps the demand, so that no other object gets its identity.
-            self._demands.append(demand)
-            self._rates.append(demand.rate)
-            self._ports.extend(demand.ports)
-            self._weights.extend(demand.weights)
-            self._first.append(len(self._ports))
-        return number
+    def _add(self, new: list[PortDemand]) -> None:
+        # The table keeps the demands, so that no other objects get their identities.
+        self._demands += new
+        self._rates.extend([demand.rate for demand in new])
+        ends = accumulate([len(demand.ports) for demand in new], initial=self._first.pop())
+        self._first.extend(ends)
+        self._ports.extend(chain.from_iterable([demand.ports for demand in new]))
+        self._weights.extend(chain.from_iterable([demand.weights for demand in new]))
 
     def rates(self, numbers: IntArray) -> FloatArray:
         """The rate of each numbered demand."""

@@ -64,6 +64,7 @@ from distsim.hardware.cost.switch_uplinks import SwitchUplinks
 from distsim.operations.core.algorithms import CollectiveAlgorithm, Round, RoundsFunction
 from distsim.operations.core.resolved_call import KernelWork
 
+IntArray = NDArray[np.int64]
 LinkClass = Literal["self", "intra", "inter"]
 
 
@@ -202,6 +203,21 @@ class CostModel:
         return self._slow_inter[node]
 
     # --- costs ---
+
+    def route_numbers(self, src: IntArray, dst: IntArray) -> IntArray:
+        """A number for each pair of ranks; if it is equal, messages of one size cost the same.
+
+        With switches, each pair may have a cost of its own. With link faults, each pair of nodes
+        may. Otherwise only the class of the link matters.
+        """
+        if self._switched:
+            return src * self.world_size + dst
+        src_node, dst_node = src // self.local_size, dst // self.local_size
+        if self.link_faults:
+            numbers = src_node * len(self._slow_intra) + dst_node
+        else:
+            numbers = (src_node != dst_node).astype(np.int64)
+        return np.where(src == dst, -1, numbers)
 
     def p2p_ns(self, src: int, dst: int, nbytes: int) -> int:
         """Cost of a message between two ranks, from the match to the arrival of its last byte."""

@@ -195,8 +195,12 @@ class Operation(BaseModel):
 
     @classmethod
     def effect(cls, n: int, root: int) -> tuple[OutputEffect, ...]:
-        """The final content of each group rank's output. Values, lineage, the proof and the picture
-        are derived from it.
+        """The final content of each group rank's output.
+
+        Values, lineage, the proof and the picture are derived from it. `takes_from` must name the
+        ranks that it mentions. The tests of the table also expect that a reducing operation
+        includes the rank's own input, and that every rank's input reaches some output; an operation
+        without these properties needs an exception there.
         """
         return ()
 

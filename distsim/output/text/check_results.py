@@ -117,7 +117,7 @@ def _readings_text(verdict: Verdict) -> str:
     return f"Deadlocks: {', '.join(conditions)}."
 
 
-#: How an outcome is named after "may also".
+#: How an outcome is named after "may" and "may also".
 _MAY_ALSO = {
     "completes": "complete",
     "hangs": "hang",
@@ -127,7 +127,10 @@ _MAY_ALSO = {
     "undefined": "be undefined",
 }
 #: The two ways in which nccl creates communicators.
-_INIT = {"lazy": "without device_id", "eager": "with device_id"}
+_INIT = {
+    "lazy": "without device_id in init_process_group",
+    "eager": "with device_id in init_process_group",
+}
 _DETAILS_WIDTH = 56
 _BACKEND_COLUMNS = [text_column(key) for key in ("backend", "outcome", "details")]
 
@@ -152,7 +155,8 @@ def _outcome_details(outcome: BackendOutcome) -> str:
         may_also = {**_MAY_ALSO, "completes": "compute correct data"}
     others = [may_also[possible] for possible in outcome.possible if possible != outcome.outcome]
     if others:
-        details.append(f"may also {_alternatives(others)}")
+        may = "may" if outcome.outcome == "undefined" else "may also"
+        details.append(f"{may} {_alternatives(others)}")
     if outcome.flips_at_nbytes is not None:
         details.append(f"depends on the buffer size ({show_bytes(outcome.flips_at_nbytes)})")
     for name, result in (outcome.variants or {}).items():

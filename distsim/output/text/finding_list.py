@@ -133,8 +133,13 @@ def _place_text(place: SourceLocation, ranks: list[int], main_file: str) -> str:
 
 # --- if the verdict and the outcome of the backend disagree ---
 _HARMLESS_VERDICTS = ("ok", "leak")
-#: A `fail`, an `exit` or an injected fault ends ranks: the backend is not the cause.
-_RANK_EXIT_CODES = ("DS801", "DS802", "DS803", "DS805")
+#: The findings on ranks that a `fail`, an `exit` or an injected fault ends, and what happens there.
+_RANK_EXIT_CODES = {
+    "DS801": "a fault kills a rank",
+    "DS802": "a rank raises an error",
+    "DS803": "a rank exits with an error code",
+    "DS805": "a rank never starts",
+}
 #: Data of two calls are exchanged: the results are wrong on every backend.
 _EXCHANGE_CODES = ("DS601", "DS610")
 _OUTCOME_TEXT = {
@@ -156,8 +161,9 @@ def verdict_conflict_text(
     """
     if verdict is None or not verdict.complete:
         return ""
-    if any(finding.code in _RANK_EXIT_CODES for finding in findings):
-        return ""
+    exit_codes = [finding.code for finding in findings if finding.code in _RANK_EXIT_CODES]
+    if exit_codes:
+        return _rank_exit_text(verdict, outcome, backend, exit_codes)
     code = _explaining_code(findings)
     is_harmless = verdict.verdict in _HARMLESS_VERDICTS
     if is_harmless and outcome in _OUTCOME_TEXT:
@@ -172,10 +178,25 @@ def verdict_conflict_text(
         text = f"The program completes on {backend}, but it is not correct"
     elif outcome == "completes" and any(f.severity == "error" for f in findings):
         # For example, the ranks need more memory than the device has.
-        text = "All calls match, but the program cannot run for another reason"
+        text = "All calls match, but the program cannot run"
     else:
         return ""
     return f"{text} (see {code})." if code else f"{text}."
+
+
+def _rank_exit_text(verdict: Verdict, outcome: str, backend: str, exit_codes: Sequence[str]) -> str:
+    """Why a program whose verdict is ok does not simply complete: some ranks end early."""
+    if verdict.verdict not in _HARMLESS_VERDICTS:
+        return ""
+    if outcome == "completes" and "DS805" in exit_codes:
+        return "The verdict covers only the ranks that start (see DS805)."
+    if outcome not in _OUTCOME_TEXT:
+        return ""
+    code = exit_codes[0]
+    return (
+        f"The verdict ({verdict.verdict}) judges only the calls. The outcome on {backend} is "
+        f'"{outcome}", because {_RANK_EXIT_CODES[code]} (see {code}).'
+    )
 
 
 def _explaining_code(findings: Sequence[Finding]) -> str:

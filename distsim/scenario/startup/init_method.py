@@ -11,6 +11,7 @@ import posixpath
 from typing import NamedTuple, NoReturn
 from urllib.parse import ParseResult, urlparse
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.common.message_text import did_you_mean
 from distsim.scenario.startup.records import (
     NOT_PASSED,
@@ -120,7 +121,7 @@ def _check_arguments(process: StartupProcess) -> None:
             "a store is given without rank",
             "add rank: a store does not know the rank of the process",
         )
-    if process.device is not None and process.backend != "nccl":
+    if process.device is not None and not BACKEND_PROFILES[process.backend].device:
         _reject(
             "ValueError",
             "device_id is an int, but no accelerator support is found from the current "

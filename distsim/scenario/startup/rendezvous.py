@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from distsim.backends import BACKEND_PROFILES
 from distsim.scenario.startup.failure_causes import (
     StartupFacts,
     is_mpi_singleton,
@@ -285,12 +286,16 @@ class _StartupSimulation:
             self.outcomes[rank] = StartupOutcome("passes")
         self._mark_separate_groups()
 
+    def _publishes_communicator_id(self, rank: int) -> bool:
+        """Whether the processes connect like those of NCCL, at the first use of a communicator."""
+        return BACKEND_PROFILES[self.processes[rank].backend].publishes_communicator_id
+
     def _sets_key(self, rank: int) -> bool:
         """Whether a process sets its key; gloo refuses a rank outside the world."""
         address = self.addresses[rank]
-        if self.processes[rank].backend == "nccl":
-            # Here only the registration counts: NCCL exchanges one key, rank 0's id, when a
-            # communicator is used first.
+        if self._publishes_communicator_id(rank):
+            # Only the registration counts here: the one key that is exchanged, rank 0's id, is set
+            # when a communicator is used first.
             return True
         if 0 <= address.rank < address.world_size:
             self._add_event(rank, "sets", f"key {address.rank}: my address")
@@ -318,7 +323,7 @@ class _StartupSimulation:
             )
             self._add_event(rank, "waits", "gets an address of the earlier run")
             return
-        if process.backend == "nccl":
+        if self._publishes_communicator_id(rank):
             is_outside = not 0 <= address.rank < address.world_size
             if missing_key is not None or is_outside:
                 missing = "a communicator that is never created"

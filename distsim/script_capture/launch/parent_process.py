@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.backends.profile import BackendProfile
@@ -45,7 +45,7 @@ from distsim.script_capture.patches.dynamo import exclude_from_dynamo
 from distsim.script_capture.patches.rebind import find_references
 from distsim.script_capture.protocol.message_types import exit_of_status
 from distsim.script_capture.protocol.wire import HubAddress, SharedMemoryRegions, listen_for_ranks
-from distsim.script_capture.rank.line_trace import LineTrace, TracedLine
+from distsim.script_capture.rank.line_trace import LineTrace, StackFrame, TracedLine
 
 #: Regions of shared memory for a script that starts its ranks itself; further ranks have none.
 _MAX_SPAWNED_RANKS: Final = 64
@@ -194,17 +194,22 @@ def _load_shared_modules() -> None:
         find_references()
 
 
-def run_with_line_traces(
-    captured: CapturedRun, timeout_s: float
-) -> dict[int, tuple[TracedLine, ...]]:
-    """Run the program again, and return the lines that each rank executes.
+class RankTraces(NamedTuple):
+    """By rank: the lines that it executed, and the stack of its last call."""
+
+    lines: dict[int, tuple[TracedLine, ...]]
+    stacks: dict[int, tuple[StackFrame, ...]]
+
+
+def run_with_line_traces(captured: CapturedRun, timeout_s: float) -> RankTraces:
+    """Run the program again, and return what each rank executes.
 
     Its output is discarded. Empty if the program starts its ranks itself.
     """
     first_options = captured.capture_options
     traces = {rank: LineTrace() for rank in range(first_options.ranks)}
     if not traces:
-        return {}
+        return RankTraces({}, {})
     capture_options = replace(
         first_options,
         timeout_s=timeout_s,
@@ -213,7 +218,10 @@ def run_with_line_traces(
         child_options=first_options.child_options._replace(counts=False, checks_values=False),
     )
     run_capture(capture_options)
-    return {rank: tuple(trace.lines()) for rank, trace in traces.items()}
+    return RankTraces(
+        {rank: tuple(trace.lines()) for rank, trace in traces.items()},
+        {rank: trace.stack() for rank, trace in traces.items()},
+    )
 
 
 # --- backends ---

@@ -114,6 +114,7 @@ def run_rank_process(
             ValueProbes(client).install()
         if line_trace is not None:
             line_trace.start(client.sites.is_own, client.sites.shown)
+            client.sites.on_call = line_trace.write_stack
         _run_with_options(child_options, client, target)
 
     return run_and_report_exit(client, work)

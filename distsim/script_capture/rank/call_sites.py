@@ -12,7 +12,7 @@ import site
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Final
@@ -23,6 +23,7 @@ from distsim.script_capture.protocol.message_types import (
     NO_CALL_SITE,
     CallOrigin,
 )
+from distsim.script_capture.rank.line_trace import StackFrame
 
 #: Files of torch and of distsim that only forward a call, and are never its ``via``.
 _FORWARDING_FILES: Final = (
@@ -67,12 +68,15 @@ class CallSiteFinder:
     """Call sites of one process. The user's files are ``main_files``, and others outside libraries.
 
     ``forward_line`` returns the forward line whose backward is running in this thread.
-    ``backward_passes`` counts the backward passes that are running in the process.
+    ``backward_passes`` counts the backward passes that are running in the process. ``on_call`` gets
+    the stack of each call: the frames of the user's files and of libraries except torch, the
+    outermost first.
     """
 
     def __init__(self, main: str = "") -> None:
         self.main_files = {os.path.abspath(main)} if main else set()
         self.forward_line: Callable[[], CallOrigin] | None = None
+        self.on_call: Callable[[Sequence[StackFrame]], None] | None = None
         self.backward_passes = 0
         self._backward_lock = threading.Lock()
         self._library_folders = library_folders()
@@ -114,6 +118,8 @@ class CallSiteFinder:
         line of the forward pass that it is for.
         """
         found = self.running(depth + 1)
+        if self.on_call is not None:
+            self.on_call(self._stack(sys._getframe(1)))
         forward = NO_CALL_SITE
         # The count comes first: torch takes long to say that no backward is running.
         if self.backward_passes and self.forward_line is not None:
@@ -148,6 +154,17 @@ class CallSiteFinder:
             if main_frame is not None:
                 found = self._innermost_own(main_frame)
         return found
+
+    def _stack(self, frame: FrameType | None) -> list[StackFrame]:
+        if self._innermost_own(frame) is NO_CALL_SITE:
+            frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        found = []
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if self._kind(file) != _FORWARDING and f"{os.sep}torch{os.sep}" not in file:
+                found.append(StackFrame(file, frame.f_lineno, frame.f_code.co_name))
+            frame = frame.f_back
+        return found[::-1]
 
     def _innermost_own(self, frame: FrameType | None) -> CallOrigin:
         library_frame: FrameType | None = None
@@ -210,13 +227,18 @@ def _library_caller(frame: FrameType | None) -> str:
     """The frame of a library, its file from the package's folder on."""
     if frame is None:
         return ""
-    parts = frame.f_code.co_filename.split(os.sep)
+    return f"{package_path(frame.f_code.co_filename)}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def package_path(file: str) -> str:
+    """The path of a library's file from the package's folder on."""
+    parts = file.split(os.sep)
     start = len(parts) - 1
     for k in range(len(parts) - 1, -1, -1):
         if parts[k] in _PACKAGE_FOLDERS:
             start = k + 1
             break
-    return f"{os.sep.join(parts[start:])}:{frame.f_lineno} {frame.f_code.co_name}"
+    return os.sep.join(parts[start:])
 
 
 def source_text(file: str, line: int) -> str:

@@ -1,4 +1,4 @@
-"""The lines of the user's files that a rank executes, in order.
+"""The lines of the user's files that a rank executes, in order, and the stack of its last call.
 
 A rank may be killed at any moment, when no rank can proceed. So it writes its lines to shared
 memory, which the parent reads after the run. Tracing slows Python down, hence it is only done in a
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, Final, NamedTuple
 
@@ -28,6 +28,9 @@ _COUNT, _NAMES_SIZE = 0, 1
 _NAMES_START: Final = 8
 _NAMES_BYTES: Final = 1 << 16
 _ENTRIES_START: Final = _NAMES_START + _NAMES_BYTES
+#: The stack of the last call: the number of its bytes, and a line of text for each frame.
+_STACK_START: Final = _ENTRIES_START + 4 * _MAX_LINES
+_STACK_BYTES: Final = 1 << 15
 
 #: What Python calls at each event of a frame.
 _TraceFunction = Callable[[FrameType, str, Any], Any]
@@ -40,12 +43,20 @@ class TracedLine(NamedTuple):
     line: int
 
 
+class StackFrame(NamedTuple):
+    """A function that is running, and its current line."""
+
+    file: str
+    line: int
+    function: str
+
+
 class LineTrace:
     """The trace of one rank: made before the fork, written by the rank, read by its parent."""
 
     def __init__(self) -> None:
         flags = mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, _ENTRIES_START + 4 * _MAX_LINES, flags)
+        self._memory = mmap.mmap(-1, _STACK_START + 4 + _STACK_BYTES, flags)
 
     # --- in the rank ---
     def start(self, is_own: Callable[[str], bool], shown: Callable[[str], str]) -> None:
@@ -55,7 +66,7 @@ class LineTrace:
         """
         view = memoryview(self._memory)
         header = view[:_NAMES_START].cast("I")
-        entries = view[_ENTRIES_START:].cast("I")
+        entries = view[_ENTRIES_START:_STACK_START].cast("I")
         by_file: dict[str, _TraceFunction | None] = {}
 
         def trace_call(frame: FrameType, event: str, argument: object) -> _TraceFunction | None:
@@ -93,7 +104,23 @@ class LineTrace:
         header[_NAMES_SIZE] = size + len(data)
         return number
 
+    def write_stack(self, frames: Sequence[StackFrame]) -> None:
+        """Replace the stack by that of a new call; the outermost frame comes first."""
+        lines = [f"{line}\t{function}\t{file}" for file, line, function in frames]
+        data = "\n".join(lines).encode()
+        if len(data) > _STACK_BYTES:
+            data = b""
+        self._memory[_STACK_START : _STACK_START + 4] = len(data).to_bytes(4, "little")
+        self._memory[_STACK_START + 4 : _STACK_START + 4 + len(data)] = data
+
     # --- in the parent ---
+    def stack(self) -> tuple[StackFrame, ...]:
+        """The stack of the rank's last call; empty if it made none."""
+        size = int.from_bytes(self._memory[_STACK_START : _STACK_START + 4], "little")
+        text = self._memory[_STACK_START + 4 : _STACK_START + 4 + size].decode()
+        frames = (line.split("\t", 2) for line in text.splitlines())
+        return tuple(StackFrame(file, int(line), function) for line, function, file in frames)
+
     def lines(self) -> list[TracedLine]:
         """The lines that the rank executed; equal lines are one object."""
         count, names_size = np.frombuffer(self._memory, dtype=np.uint32, count=2).tolist()
@@ -106,4 +133,4 @@ class LineTrace:
         return [known[entry] for entry in entries.tolist()]
 
 
-__all__ = ["LineTrace", "TracedLine"]
+__all__ = ["LineTrace", "StackFrame", "TracedLine"]

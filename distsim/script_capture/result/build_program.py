@@ -15,6 +15,7 @@ from distsim.operations.registry import OPERATIONS
 from distsim.program.assemble import CodeBuilder
 from distsim.program.call_builder import CallDraft, CallRequests
 from distsim.program.code import BufferVector, CallSite, CodeCall, SharedCode
+from distsim.program.from_calls import program_of_ranks
 from distsim.program.model import Program, RankFault
 from distsim.program.program_tables import ProgramTables
 from distsim.script_capture.compute.kernel_counter import (
@@ -164,22 +165,14 @@ class _CapturedProgramBuilder:
             if process.ended is not None and process.ended.how == "killed":
                 position = len(code.calls) - len(missing)
                 faults.append(RankFault(rank, "kill", position=position))
-        nodes = self.captured.capture_options.nodes
-        return Program(
+        return program_of_ranks(
+            self.tables,
+            codes,
             name=name,
             file=file,
-            world_size=self.size,
-            nodes=nodes,
-            local_size=-(-self.size // nodes),
+            nodes=self.captured.capture_options.nodes,
             backend=self.backend,
             options=self._options(),
-            sites=self.tables.sites,
-            groups=self.tables.groups,
-            tensors={},
-            codes=codes,
-            code_of=list(range(self.size)),
-            row_of=[0] * self.size,
-            findings=self.tables.findings(),
             faults=tuple(faults),
             is_partial=self.captured.ended != "ended",
         )

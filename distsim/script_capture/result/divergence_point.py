@@ -27,6 +27,7 @@ from distsim.script_capture.rank.line_trace import TracedLine
 from distsim.script_capture.result.trace_difference import (
     TraceDifference,
     indentation,
+    is_in_branch,
     is_loop,
     trace_differences,
 )
@@ -36,6 +37,9 @@ _CODE_PREFIXES: Final = ("DS2", "DS3")
 _VALUES_CODE: Final = "DS612"
 #: Kinds of calls that all members of a group make, and waits for these.
 _COLLECTIVE_KINDS: Final = frozenset({"collective", "wait"})
+#: A finding on ranks that wait for one that failed, and the operation of the place of its error.
+_FAILED_RANK_CODE: Final = "DS303"
+_ERROR: Final = "fail"
 #: In place of the operation of a finding's place.
 _BRANCH: Final = "branch"
 
@@ -108,18 +112,39 @@ def divergent_finding(findings: Sequence[Finding]) -> Finding | None:
     first = findings[0]
     if not first.code.startswith(_CODE_PREFIXES) and first.code != _VALUES_CODE:
         return None
-    kinds = {kind_of(place.op) for place in first.places if place.line}
-    if first.code != _VALUES_CODE and not (kinds and kinds <= _COLLECTIVE_KINDS):
+    kinds = {kind_of(place.op) for place in _call_places(first)}
+    is_mixed = first.code == "DS301" and "collective" in kinds
+    if first.code != _VALUES_CODE and not (kinds and kinds <= _COLLECTIVE_KINDS) and not is_mixed:
         return None
     return first if len(compared_ranks(first)) == 2 else None
+
+
+def _call_places(finding: Finding) -> list[SourceLocation]:
+    """The places of a finding's calls: those with a line, without that of an error."""
+    return [place for place in finding.places if place.line and place.op != _ERROR]
+
+
+def _collective_places(finding: Finding) -> list[SourceLocation]:
+    """The places of a finding's calls, or of its collectives if it also has messages.
+
+    Which messages a rank posts depends on its role, so their lines show nothing.
+    """
+    places = _call_places(finding)
+    collectives = [place for place in places if kind_of(place.op) in _COLLECTIVE_KINDS]
+    return collectives or places
 
 
 def waits_for_failed_rank(findings: Sequence[Finding], ranks: Mapping[int, RankProcess]) -> bool:
     """Whether the first finding is about ranks that wait for one that failed.
 
     Then the error is the cause, not the branch in which it happened: without the error, the rank
-    might have made the awaited call after the branch, as in `if rank == 0: build()`.
+    might have made the awaited call after the branch, as in `if rank == 0: build()`. But if the
+    awaited call is in a branch, the error may follow from the branch that the failed rank took.
     """
+    calls = _call_places(findings[0]) if findings else []
+    are_collectives = all(kind_of(call.op) in _COLLECTIVE_KINDS for call in calls)
+    if are_collectives and any(is_in_branch(TracedLine(call.file, call.line)) for call in calls):
+        return False
     ends = [ranks[rank].ended for rank in findings[0].awaited if rank in ranks] if findings else []
     return any(end is not None and (end.how == "raised" or end.code != 0) for end in ends)
 
@@ -167,7 +192,8 @@ def with_divergence(
         return tuple(findings)
     own, other = compared_ranks(finding)
     own_lines, other_lines = traces.get(own, ()), traces.get(other, ())
-    named = dict.fromkeys((TracedLine(place.file, place.line) for place in finding.places), 1.0)
+    places = _collective_places(finding)
+    named = dict.fromkeys((TracedLine(place.file, place.line) for place in places), 1.0)
     point = find_divergence(own_lines, other_lines, named, named)
     if point is None:
         own_weights = _weights(own_lines, collectives.get(own, {}))
@@ -210,14 +236,33 @@ def explained_by_point(
             break
     raising = _raising_rank(point, ranks)
     if raising is None:
-        remedy = f"{_remedy(point, text, line)}: `{text}`"
-        explained = replace(finding, message="\n".join(message), help=(remedy,))
-        return with_branch(explained, point.line, own)
+        remedies = [f"{_remedy(point, text, line)}: `{text}`"]
+        if finding.code == _FAILED_RANK_CODE:
+            # The error may come first: then the rank would have made the call later.
+            remedies = [*finding.help, f"if the error follows from the branch, {remedies[0]}"]
+        explained = replace(finding, message="\n".join(message), help=tuple(remedies))
+        return with_branch(_with_entered_branches(explained, point, ranks), point.line, own)
     rank, error = raising
     at_line = line_text(error, main_file)
     remedy = f"fix the error that rank {rank} raises at {at_line}: `{source_text(*error)}`"
     explained = replace(finding, message="\n".join(message), help=(remedy,))
     return with_branch(explained, error, rank)
+
+
+def _with_entered_branches(
+    finding: Finding, point: DivergencePoint, ranks: tuple[int, int]
+) -> Finding:
+    """The finding with the first line that only one of two ranks executes, in a branch."""
+    if is_loop(source_text(*point.line)):
+        return finding
+    for rank, following in zip(ranks, (point.own_next, point.other_next), strict=True):
+        if _is_inside(following, point.line) and not _has_place(finding, following, rank):
+            finding = with_branch(finding, following, rank)
+    return finding
+
+
+def _has_place(finding: Finding, line: TracedLine, rank: int) -> bool:
+    return any((place.file, place.line, place.rank) == (*line, rank) for place in finding.places)
 
 
 def with_branch(finding: Finding, line: TracedLine, rank: int, op: str = _BRANCH) -> Finding:
@@ -238,10 +283,13 @@ def _remedy(point: DivergencePoint, text: str, line: str) -> str:
     if is_loop(text):
         return f"run the loop at {line} the same number of times on all ranks"
     calls = (*point.own_calls, *point.other_calls)
-    is_in_both = bool(point.own_calls and point.other_calls)
-    if is_in_both and all(_is_inside(call, point.line) for call in calls):
+    inside = [call for call in calls if _is_inside(call, point.line)]
+    if point.own_calls and point.other_calls and len(inside) == len(calls):
         return f"make the same calls in the same order in both branches of {line}"
-    return f"let all ranks take the same branch at {line}"
+    remedy = f"let all ranks take the same branch at {line}"
+    if not inside:
+        return remedy
+    return f"{remedy}, or move line {inside[0].line} out of it"
 
 
 def _is_inside(line: TracedLine, branch: TracedLine) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from distsim.checker.diagnosis.match_findings import is_consequence_line
 from distsim.checker.verdict import Verdict
 from distsim.common.records import gc_paused
 from distsim.findings.finding_types import Finding, SourceLocation
@@ -26,6 +27,7 @@ from distsim.script_capture.protocol.message_types import (
     CallOrigin,
 )
 from distsim.script_capture.result.build_program import build_program, world_backend
+from distsim.script_capture.result.future_calls import incomplete_calls
 from distsim.script_capture.result.random_state_checks import random_state_findings
 from distsim.script_capture.result.rank_status import (
     STORE_KEY,
@@ -52,6 +54,8 @@ ClusterArgument = str | Mapping[str, object] | Cluster | None
 
 #: Steps of a program that are no call of the script.
 _UNCALLED_OPS: Final = ("compute", "wait_stream", "synchronize", "fail", "exit")
+#: Findings on requests without a wait and on messages without a receive.
+_LEAK_CODES: Final = ("DS501", "DS502")
 
 
 @dataclass(frozen=True)
@@ -102,11 +106,9 @@ def evaluate_capture(
     wrong_values = [*value_findings(captured.ranks), *random_state_findings(captured.ranks)]
     races = stream_race_findings(captured.ranks)
     findings = (*wrong_values, *races, *findings)
-    if has_mismatched_collective(captured):
-        # The script stopped before it could wait for its requests.
-        findings = tuple(finding for finding in findings if finding.code != "DS501")
+    findings = _without_unknown_future(findings, captured)
     found = replace(simulation, findings=findings)
-    if _contradicts_verdict(captured, simulation, outcome):
+    if _contradicts_verdict(captured, found, outcome):
         found = replace(found, outcome=outcome, verdict=None)
     is_blocked = captured.ended == "stalled" and _all_exited_normally(captured, outcome)
     if outcome == "hangs" or is_blocked:
@@ -181,14 +183,44 @@ def has_mismatched_collective(captured: CapturedRun) -> bool:
     A real backend may continue there, with undefined data.
     """
     for process in captured.ranks.values():
-        for pending in process.waiting.values():
-            call = pending.call
-            if call is None or call.collective is None:
+        for call in incomplete_calls(process):
+            if call.collective is None:
                 continue
             arrived = call.collective.arrived.values()
             if not all(calls_agree(call, other) for other in arrived):
                 return True
     return False
+
+
+def _without_unknown_future(
+    findings: Sequence[Finding], captured: CapturedRun
+) -> tuple[Finding, ...]:
+    """The findings without what may follow from the end of the run: what follows is not known.
+
+    The run stopped at a mismatch, or a rank failed. The mismatch or the error is the cause of
+    requests that a rank could no longer wait for.
+    """
+    if has_mismatched_collective(captured):
+        known = [finding for finding in findings if finding.code != "DS501"]
+        return tuple(map(_without_consequences, known))
+    failed = _failed_ranks(captured)
+    return tuple(
+        finding
+        for finding in findings
+        if finding.code != "DS501" or not failed.issuperset(finding.ranks)
+    )
+
+
+def _without_consequences(finding: Finding) -> Finding:
+    lines = finding.message.split("\n")
+    message = "\n".join(line for line in lines if not is_consequence_line(line))
+    return replace(finding, message=message)
+
+
+def _failed_ranks(captured: CapturedRun) -> set[int]:
+    """The ranks that did not reach the end of the script by themselves."""
+    ends = {rank: process.ended for rank, process in captured.evaluated_ranks.items()}
+    return {rank for rank, end in ends.items() if end is not None and end.how != "ended"}
 
 
 def _contradicts_verdict(captured: CapturedRun, simulation: Simulation, outcome: str) -> bool:
@@ -200,7 +232,12 @@ def _contradicts_verdict(captured: CapturedRun, simulation: Simulation, outcome:
         return True
     if _all_exited_normally(captured, simulation.outcome):
         return False
-    return simulation.verdict is not None and simulation.verdict.verdict == "ok"
+    if simulation.verdict is None:
+        return False
+    is_leak = any(finding.code in _LEAK_CODES for finding in simulation.findings)
+    return simulation.verdict.verdict == "ok" or (
+        simulation.verdict.verdict == "leak" and not is_leak
+    )
 
 
 def _all_exited_normally(captured: CapturedRun, outcome: str) -> bool:

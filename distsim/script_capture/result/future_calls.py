@@ -53,6 +53,8 @@ def assumed_future_calls(processes: Sequence[RankProcess]) -> dict[int, list[Cap
                     assumed_collectives.add(key)
                     other_call = _call_of_peer(call, other)
                     found[other].append(CapturedCall(call.op, NO_CALL_SITE, (other_call,)))
+    for rank in blocked:
+        found[rank] += _assumed_receives(processes, blocked, rank)
     for rank, startup_call in _missing_startup_calls(processes, blocked):
         found[rank].append(startup_call)
     return found
@@ -72,6 +74,30 @@ def _has_unmatched_send(
         if is_same_route and call.device == receive.device and not call.match_number:
             return True
     return False
+
+
+def _assumed_receives(
+    processes: Sequence[RankProcess], blocked: BlockedRanks, receiver: int
+) -> Iterator[CapturedCall]:
+    """The receives of messages that other blocked ranks have sent to a rank.
+
+    The rank must be blocked in a collective: if it waits for another message, one of the two
+    messages is wrong.
+    """
+    if any(OPERATIONS[call.op].kind == "p2p" for call in blocked[receiver]):
+        return
+    for sender in blocked:
+        for call in processes[sender].calls.values():
+            is_sent = call.op in ("send", "isend") and call.peer == receiver
+            if is_sent and not call.match_number:
+                yield CapturedCall("recv", NO_CALL_SITE, (_matching_receive(call, receiver),))
+
+
+def _matching_receive(send: RankCall, receiver: int) -> RankCall:
+    """The receive that a send waits for, with a number that no real call has."""
+    side = send.contribution
+    contribution = CallContribution((), [[], side.input_shapes, side.dtype, {}])
+    return RankCall(receiver, -send.number, "irecv", send.group, send.rank, send.tag, contribution)
 
 
 def _matching_send(receive: RankCall, receiver: int) -> RankCall:

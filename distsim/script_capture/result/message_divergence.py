@@ -43,7 +43,8 @@ from distsim.script_capture.result.trace_difference import trace_differences
 
 #: Findings on messages that do not match.
 _CODE_PREFIXES: Final = ("DS2", "DS3")
-#: Ranks of the same role make at least this share of their messages on the same lines.
+#: Ranks of the same role make more than this share of their messages on the same lines. The first
+#: and an inner stage of a pipeline share half of them.
 _ROLE_SHARE: Final = 0.5
 #: Ranks whose lines are compared with those of a rank.
 _MAX_CANDIDATES: Final = 4
@@ -201,7 +202,7 @@ def _similar_ranks(rank: int, messages: Mapping[int, Sequence[PostedMessage]]) -
     for other, posted in messages.items():
         counts = Counter((message.line, message.op) for message in posted)
         both = (own & counts).total()
-        if other != rank and both >= _ROLE_SHARE * (own | counts).total():
+        if other != rank and both > _ROLE_SHARE * (own | counts).total():
             shares[other] = both / (own | counts).total()
     return sorted(shares, key=lambda other: (-shares[other], other))[:_MAX_CANDIDATES]
 

@@ -37,6 +37,7 @@ _REPLACEMENTS: Final = (
     ("has no handle", "returns a Work that the script does not keep"),
     (" (`copies:`)", ""),
     (" (`init: eager`)", ""),
+    (" (`ranks:` selects the callers)", ""),
     (" by an injected fault", ""),
     (", but `ranks:` at ", ", but the branch at "),
 )

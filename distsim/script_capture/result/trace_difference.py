@@ -167,10 +167,26 @@ def _functions_by_line(file: str) -> Mapping[int, int]:
     return found
 
 
+def is_in_branch(line: TracedLine) -> bool:
+    """Whether a line is inside an ``if`` statement."""
+    return any(first < line.line <= last for first, last in _branches(line.file))
+
+
+@cache
+def _branches(file: str) -> tuple[tuple[int, int], ...]:
+    """The first and the last line of each ``if`` statement."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ()
+    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
+    return tuple((node.lineno, node.end_lineno or node.lineno) for node in branches)
+
+
 def indentation(line: TracedLine) -> int:
     """The column at which a line of code starts."""
     code = linecache.getline(*line)
     return len(code) - len(code.lstrip())
 
 
-__all__ = ["TraceDifference", "indentation", "is_loop", "trace_differences"]
+__all__ = ["TraceDifference", "indentation", "is_in_branch", "is_loop", "trace_differences"]

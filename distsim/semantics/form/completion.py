@@ -189,42 +189,19 @@ class CompletionConditions:
         self.duration[self.mate[sends]] = self.duration[sends]
 
     def _set_transfer_durations(self, cost: CostModel, sends: IntArray) -> None:
-        """Ask for the cost once per kind of link and size, because programs send many messages."""
-        link_of_channel, example_of_link = self._links(cost, sends)
-        nbytes = self.linked.nbytes[sends]
-        sizes = sorted_unique(nbytes)
-        link = link_of_channel[self.linked.channel[sends]]
-        key = link * len(sizes) + np.searchsorted(sizes, nbytes)
-        keys = sorted_unique(key)
-        durations = []
-        for number in keys.tolist():
-            src, dst = example_of_link[number // len(sizes)]
-            durations.append(cost.p2p_ns(src, dst, int(sizes[number % len(sizes)])))
-        self.duration[sends] = np.array(durations, dtype=np.int64)[np.searchsorted(keys, key)]
-        self.duration[self.mate[sends]] = self.duration[sends]
-
-    def _links(self, cost: CostModel, sends: IntArray) -> tuple[IntArray, list[tuple[int, int]]]:
-        """(the kind of link of each channel, two ranks that are connected by each kind)."""
+        """Ask for the cost once per route and size, because programs send many messages."""
         linked = self.linked
-        channel = linked.channel[sends]
-        first_send = np.full(int(channel.max()) + 1, -1, dtype=np.int64)
-        first_send[channel[::-1]] = sends[::-1]
-        link_of_channel = np.zeros(len(first_send), dtype=np.int64)
-        number_of_link: dict[object, int] = {}
-        examples: list[tuple[int, int]] = []
-        used = np.flatnonzero(first_send >= 0)
-        for number, row in zip(used.tolist(), first_send[used].tolist(), strict=True):
-            src, dst = int(linked.rank[row]), int(linked.peer[row])
-            link: object
-            if linked.program.link_faults:  # every pair of nodes may have a speed of its own
-                link = (cost.node(src), cost.node(dst))
-            else:
-                link = cost.link_class(src, dst)
-            if link not in number_of_link:
-                number_of_link[link] = len(examples)
-                examples.append((src, dst))
-            link_of_channel[number] = number_of_link[link]
-        return link_of_channel, examples
+        rank, peer, nbytes = linked.rank[sends], linked.peer[sends], linked.nbytes[sends]
+        sizes = sorted_unique(nbytes)
+        key = cost.route_numbers(rank, peer) * len(sizes) + np.searchsorted(sizes, nbytes)
+        keys = sorted_unique(key)
+        number = np.searchsorted(keys, key)
+        example = np.empty(len(keys), dtype=np.int64)
+        example[number] = np.arange(len(sends))
+        examples = (column[example].tolist() for column in (rank, peer, nbytes))
+        durations = [cost.p2p_ns(*message) for message in zip(*examples, strict=True)]
+        self.duration[sends] = np.array(durations, dtype=np.int64)[number]
+        self.duration[self.mate[sends]] = self.duration[sends]
 
     def _set_collective_durations(self, cost: CostModel) -> None:
         """Ask for the cost once per operation, members, size and root."""

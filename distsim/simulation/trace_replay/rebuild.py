@@ -25,6 +25,7 @@ from distsim.operations.registry import OPERATIONS
 from distsim.program.assemble import CodeBuilder
 from distsim.program.call_builder import CallDraft, CallRequests
 from distsim.program.code import CallSite, CodeCall, SharedCode
+from distsim.program.from_calls import program_of_ranks
 from distsim.program.model import Program
 from distsim.program.program_tables import ProgramTables
 from distsim.simulation.trace_replay.call_buffers import buffer_of, collective_fields, element_count
@@ -178,21 +179,14 @@ class _ProgramBuilder:
             codes.append(code)
             kept += rank_kept
         header = self.trace.header
-        program = Program(
+        program = program_of_ranks(
+            self.tables,
+            codes,
             name=str(header.get("name") or "replay"),
             file=str(header.get("file") or ""),
-            world_size=self.size,
             nodes=self.nodes,
-            local_size=-(-self.size // self.nodes),
             backend=self.backend,
             options=dict(header.get("options") or {}),
-            sites=self.tables.sites,
-            groups=self.tables.groups,
-            tensors={},
-            codes=codes,
-            code_of=list(range(self.size)),
-            row_of=[0] * self.size,
-            findings=self.tables.findings(),
             faults=rank_faults(self.trace, codes, self._calls_by_rank(rows_by_rank)),
             link_faults=link_faults(self.trace),
             mesh=dict(header.get("mesh") or {}),

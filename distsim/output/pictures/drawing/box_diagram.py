@@ -47,7 +47,8 @@ class DiagramNode:
 
     ``at`` is its centre and ``size`` its minimum size; both are None if the layout engine places
     it. ``part_of``: a point that belongs to this box; writers without positions join its arrows to
-    the box.
+    the box. The Mermaid writer omits boxes of the shapes "plain" and "point", which Mermaid's
+    flowcharts lack.
     """
 
     id: str

@@ -248,7 +248,8 @@ def _backend_lines() -> Iterator[str]:
     yield from ("", "Operations, by the device of the tensors", *_operation_table())
     yield from ("", "Dtypes (p2p: send, recv and similar; coll: collectives)", *_dtype_table())
     letters = ", ".join(f"{letter} {name}" for name, letter in BACKEND_LETTERS.items())
-    yield from ("", f"Reductions by backend: {letters} (4)", *_reduction_table())
+    heading = wrapped_lines(f"Reductions by backend: {letters} (4)", "", "  ")
+    yield from ("", *heading, *_reduction_table())
     yield from ("", "Notes", *_term_lines(_NOTES))
     yield from ("", "Error messages of the backends", *_refusal_lines())
 

@@ -76,7 +76,7 @@ def drop_invalid_tags(
         tag = fields.pop("tag", 0)
         if isinstance(tag, int) and tag < 0:
             step = make_step(op_of(entry), fields, ranks_of(entry))
-            yield f"{op_of(entry)}: drop tag {tag}", with_steps_replaced(data, path, [step])
+            yield f"{op_of(entry)}: remove tag {tag}", with_steps_replaced(data, path, [step])
 
 
 def unify_shapes(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:

@@ -98,7 +98,7 @@ def _contains_use(entry: Any, group: object) -> bool:
 def drop_destroy(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     """A group stays until the end of the program."""
     for path in _paths_of(data, _DESTROY):
-        yield "drop destroy_process_group", with_steps_replaced(data, path, [])
+        yield "remove destroy_process_group", with_steps_replaced(data, path, [])
 
 
 def _moved(

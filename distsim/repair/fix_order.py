@@ -249,6 +249,6 @@ def _moved(
     changed_steps = value_at(changed, path[:-1])
     changed_steps.insert(target, changed_steps.pop(position))
     side = "before" if target < position else "after"
-    neighbour = op_of(steps[target]) or "the block"
+    neighbour = op_of(steps[target]) or "block"
     place = parenthesised_line(lines, (*path[:-1], target))
-    return f"move {op_of(steps[position])} {side} {neighbour}{place}", changed
+    return f"move this {op_of(steps[position])} {side} the {neighbour}{place}", changed

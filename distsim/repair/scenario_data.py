@@ -184,13 +184,22 @@ def parenthesised_line(lines: Mapping[DataPath, int], path: DataPath) -> str:
 
 
 def values_as_words(keys: list[str], fields: ScenarioData) -> str:
-    """What to do to get the values of ``fields``: `set tag to 5 and group to pp`, `drop tag`."""
-    given = [f"{key} to {fields[key]}" for key in keys if key in fields]
+    """What to do to get the values of ``fields``: `set tag to 5 and group to pp`, `remove tag`."""
+    given = [f"{key} to {_value_as_yaml(fields[key])}" for key in keys if key in fields]
     absent = [key for key in keys if key not in fields]
     parts = [f"set {' and '.join(given)}"] if given else []
     if absent:
-        parts.append(f"drop {' and '.join(absent)}")
+        parts.append(f"remove {' and '.join(absent)}")
     return " and ".join(parts)
+
+
+def _value_as_yaml(value: object) -> str:
+    """A value as a scenario file contains it, for example `{shape: [4], dtype: int32}`."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {_value_as_yaml(part)}' for key, part in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_value_as_yaml, value))}]"
+    return str(value)
 
 
 def paths_by_list(paths: list[DataPath]) -> dict[DataPath, list[DataPath]]:

@@ -87,7 +87,7 @@ _CASES = {
     "dl0037": "call the remaining collectives of the other ranks on ranks 1 and 3 too",
     "dl0134": "add send(",
     "dl0136": "call the remaining collectives of the other ranks on rank 0 too",
-    "dl0016": "scatter after gather",
+    "dl0016": "scatter after the gather",
 }
 
 
@@ -298,7 +298,7 @@ def test_every_step_of_a_repair_names_lines_of_the_user_s_file(root: Path) -> No
     best = find_repairs(text, "x.yaml")[0]
 
     assert best.words[:2] == (
-        "line 8, rank 0, send: drop tag -1",
+        "line 8, rank 0, send: remove tag -1",
         "line 8: after this line, add recv(x, src=0) on rank 1",
     )
 

@@ -66,7 +66,7 @@ _WORDS = {
         "line 8: call all_reduce on all ranks, outside of this block"
     ),
     "one member destroys a subgroup between two reductions": (
-        "line 9, rank 1, group tp: move destroy_process_group after barrier (line 14)"
+        "line 9, rank 1, group tp: move this destroy_process_group after the barrier (line 14)"
     ),
     "every rank receives from the rank that it sends to": (
         "line 5, all ranks, irecv: set src to (rank - 1) % world_size"

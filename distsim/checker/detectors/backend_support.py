@@ -84,7 +84,7 @@ def _refused_call_findings(program: Program, profile: BackendProfile) -> list[Fi
         subject = _refused_subject(code_of_finding, call, refusing)
         if place.op == "symm_mem_barrier":
             subject = f"{refusing.name}: symm_mem_barrier is not supported"
-        message = f"{subject}, on {where}\n  torch raises: {reason}"
+        message = f"{subject}; called on {where}\n  torch raises: {reason}"
         advice = _refusal_advice(code_of_finding, call, refusing)
         found.append(Finding(code_of_finding, "error", message, ranks, (), (advice,), (place,)))
     return found

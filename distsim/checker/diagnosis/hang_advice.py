@@ -201,7 +201,7 @@ def advise_one_communicator(batched: int, alone: int) -> tuple[str, ...]:
 def with_new_group_rule(finding: Finding, call: ResolvedCall, missing: Sequence[int]) -> Finding:
     """Put the rule that some ranks broke first, and what the others wait for below it."""
     never_call = "never calls" if len(missing) == 1 else "never call"
-    members = "all its members" if call.local_sync else "all ranks"
+    members = "all members of the group" if call.local_sync else "all ranks"
     head = (
         f"{_short_rank_list(missing)} {never_call} new_group({call.name}), "
         f"which {members} must call"
@@ -216,7 +216,7 @@ def advise_new_group(missing: Sequence[int], local: bool = False) -> tuple[str, 
     """
     ranks = _short_rank_list(missing)
     if local:
-        return (f"call new_group on {ranks} too: all its members must call it",)
+        return (f"call new_group on {ranks} too: all members of the group must call it",)
     return (
         f"call new_group on {ranks} too: all ranks of the world must call it, members or not. "
         "Or set `use_local_synchronization: true`, so that only the members call it",
@@ -313,7 +313,7 @@ def _advise_uneven_collectives(
 
 # --- messages without a counterpart ---
 _NEAR_MISS_ADVICE = {
-    "channel": ("signal and wait on the same channel: each channel has its own cell in the pad",),
+    "channel": ("use the same channel for both: each channel has its own cell in the signal pad",),
     "tag": (
         "use the same tag in both calls. nccl ignores tags: there, the two calls match, and the "
         "receive may get a message that it does not expect",

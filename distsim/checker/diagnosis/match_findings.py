@@ -310,8 +310,8 @@ def _collective_finding(program: Program, call_index: CallIndex, mismatch: CallM
     elif divergence is not None:
         # The calls that differ come later, shifted by the divergence: they are its evidence.
         evidence = (
-            f"  the matched calls differ in the {difference_words(mismatch.aspects)} (call "
-            f"{mismatch.number + 1} on group {name})"
+            f"  therefore, call {mismatch.number + 1} on group {name} differs in the "
+            f"{difference_words(mismatch.aspects)}"
         )
         lines = [divergence_head(program, divergence, len(mismatch.ranks)), evidence]
     notes = _collective_notes(mismatch, omitted, is_shifted=divergence is not None)

@@ -122,7 +122,7 @@ def event_order_findings(
         rows.append((f"rank {call.rank}", words, location_text(place), effect))
         places.append(place)
     lines = [
-        f"the {kind} occurs only in some orders of events, for example in this one",
+        f"the {kind} occurs only in some orders of events, for example in this order",
         *aligned_columns(rows),
     ]
     if len(schedule.choices) > len(shown):

@@ -280,7 +280,7 @@ class _StartupCauseFinder:
             if len(ranks) < 2:
                 continue
             both = "both" if len(ranks) == 2 else "all"
-            message = f"{_ranks_text(ranks)} of the scenario {both} claim to be rank {number}"
+            message = f"{_ranks_text(ranks)} of the scenario {both} have the rank number {number}"
             remedy = "give every process its own rank, from 0 to world_size - 1"
             found.append(self._cause_with_errors("DS124", ranks, message, remedy))
         return found

@@ -178,7 +178,7 @@ def verdict_conflict_text(
         text = f"The program completes on {backend}, but it is not correct"
     elif outcome == "completes" and any(f.severity == "error" for f in findings):
         # For example, the ranks need more memory than the device has.
-        text = "All calls match, but the program cannot run for another reason"
+        text = "All calls match, but the program cannot run"
     else:
         return ""
     return f"{text} (see {code})." if code else f"{text}."

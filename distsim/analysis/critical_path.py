@@ -7,12 +7,11 @@ certain other call ended, which is the previous piece of the path.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.records import NamedTuple
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.registry import COMPUTE_OPS, LOCAL_OPS, REMOTE_OPS
 from distsim.trace.model import NO_LOCATION, Trace

@@ -15,14 +15,14 @@ trace, for all ranks at once.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.analysis.critical_path import CriticalPathSegment, critical_path
 from distsim.backends import BACKEND_PROFILES
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.operations.registry import COMPUTE_OPS, LOCAL_OPS, OPERATIONS, REMOTE_OPS
 from distsim.trace.model import NEVER, Trace
 

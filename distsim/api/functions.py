@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distsim.api.inputs import (
     is_trace,
@@ -43,7 +43,6 @@ from distsim.api.results import (
     SweepAnswer,
 )
 from distsim.common.errors import DistsimError, UsageError
-from distsim.common.records import NamedTuple
 
 if TYPE_CHECKING:
     from distsim.checker.replay_schedule import ReplaySchedule

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, lru_cache
+from typing import NamedTuple
 
 from distsim.backends.gloo_rings import RING_STEPS, RingContribution, RingOutcome, simulate_ring
 from distsim.backends.object_list_mismatch import receivers_of_wrong_lengths
@@ -35,7 +36,6 @@ from distsim.backends.profile import (
     never_buffered,
     torch_frontend_reaction,
 )
-from distsim.common.records import NamedTuple
 from distsim.operations.all_to_all_barrier import AllToAllCollective
 from distsim.operations.core.algorithms import (
     binomial_parent,

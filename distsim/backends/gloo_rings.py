@@ -20,8 +20,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import chain
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.operations.core.backend_bindings import GLOO_MAX_SEGMENT_BYTES
 
 #: The simulation stops after this many steps of all members together, which takes about a second.

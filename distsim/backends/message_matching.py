@@ -14,8 +14,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 from dataclasses import field
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 
 #: The source of a receive that accepts any sender.
 ANY_SENDER = -1

@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.operations.core.operation_base import BackendBinding
 from distsim.operations.core.resolved_call import (
     COMPLEX_DTYPES,

@@ -11,9 +11,10 @@ This module knows nothing of the explorer; see `explore.schedule_paths` for the 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.program.model import Program
 
 SCHEMA_VERSION = 1

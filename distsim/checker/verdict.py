@@ -10,7 +10,7 @@ correct and need none of them.
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from distsim.checker.checked_program import CheckedProgram, made_all_calls
 from distsim.checker.reading_result import (
@@ -26,7 +26,7 @@ from distsim.checker.reading_result import (
 )
 from distsim.checker.replay_schedule import READING_ORDER, ReplaySchedule
 from distsim.checker.run_readings import run_all_readings
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.findings.codes import CODES
 from distsim.findings.final_state import FinalState, WaitDependency
 from distsim.findings.finding_types import Finding

@@ -18,9 +18,7 @@ from __future__ import annotations
 import errno
 from textwrap import wrap
 from traceback import clear_frames
-from typing import ClassVar
-
-from distsim.common.records import NamedTuple
+from typing import ClassVar, NamedTuple
 
 #: Longer source lines are cut around the caret.
 _MAX_LINE_WIDTH = 100

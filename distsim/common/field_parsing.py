@@ -10,14 +10,14 @@ sentence. This module combines parsers (`parse_each`, `list_of`, `one_or_list_of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from pydantic import BaseModel, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from distsim.common.expressions import Expression, parse_expression
 from distsim.common.message_text import unknown_value_text, value_text
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

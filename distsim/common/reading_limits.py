@@ -24,10 +24,9 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from mmap import mmap
-from typing import Final
+from typing import Final, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.records import NamedTuple
 
 __all__ = [
     "NOTE_BYTES",

@@ -5,9 +5,6 @@ six generated methods for each class at every start of the process, which takes 
 command's time. So the classes that every command loads use this decorator. `dataclasses.fields`,
 `replace` and mypy treat them as dataclasses. The only visible difference is speed: creating an
 instance by position is faster, by keyword slower.
-
-`NamedTuple` is that of `typing`, without the check of the annotations: it compiles each of them,
-which takes a thirtieth of a short command's time.
 """
 
 from __future__ import annotations
@@ -15,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import gc
 import operator
-from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, FrozenInstanceError, fields
@@ -23,24 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as dataclass
-    from typing import NamedTuple as NamedTuple
 else:
-
-    class _NamedTupleType(type):
-        """Replaces a class that inherits from `NamedTuple` by a named tuple with its contents."""
-
-        def __new__(mcs, name, bases, contents):
-            # As strings: modules with named tuples import annotations from __future__.
-            fields = contents["__annotations__"]
-            defaults = [contents[field] for field in fields if field in contents]
-            made = namedtuple(name, fields, defaults=defaults)
-            made.__annotations__ = made.__new__.__annotations__ = fields
-            for attribute, value in contents.items():
-                if attribute not in fields:
-                    setattr(made, attribute, value)
-            return made
-
-    NamedTuple = type.__new__(_NamedTupleType, "NamedTuple", (), {})
 
     def dataclass(cls=None, /, *, frozen=False, slots=False, eq=True, order=False):
         """The decorator of the standard library, without features that no class here uses.
@@ -200,7 +179,7 @@ def _restore_pickle_state(self: Any, state: list[object]) -> None:
         object.__setattr__(self, field.name, value)
 
 
-__all__ = ["NamedTuple", "dataclass"]
+__all__ = ["dataclass"]
 
 
 # --- many records at once ---

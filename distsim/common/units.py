@@ -14,8 +14,7 @@ import re
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import lru_cache
-
-from distsim.common.records import NamedTuple
+from typing import NamedTuple
 
 _QUANTITY = re.compile(
     r"\s*([+-]?(?:\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})(?:[eE][+-]?\d{1,3})?)\s*([^\d\s.+-]\S*)?\s*",

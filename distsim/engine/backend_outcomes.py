@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.backends import BackendProfile, default_cluster
-from distsim.common.records import NamedTuple, dataclass, gc_paused
+from distsim.common.records import dataclass, gc_paused
 from distsim.engine.event_driven import simulate_in_order
 from distsim.engine.local_run_columns import fill_columns
 from distsim.engine.order_search import MismatchNote, ProgramEnd, search_event_orders

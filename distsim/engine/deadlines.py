@@ -26,10 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from distsim.backends import BackendProfile
 from distsim.backends.gloo import monitored_barrier_error
-from distsim.common.records import NamedTuple
 from distsim.engine.timeout_check import LAUNCH_QUEUE_DEPTH, MONITORED_BARRIER
 from distsim.findings.final_state import FinalState
 from distsim.findings.finding_types import Finding, SourceLocation

@@ -6,10 +6,11 @@ writes the host times of a trace from them when the run is over.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from distsim.common.arrays import IntArray
-from distsim.common.records import NamedTuple
 from distsim.engine.run_record import RunColumns
 from distsim.semantics.form.instructions import Instruction
 from distsim.semantics.form.linked_program import LinkedProgram

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.common.errors import UsageError
-from distsim.common.records import NamedTuple
 from distsim.engine.run_record import CallKey
 from distsim.program.model import Program
 from distsim.semantics.ordered.state import RunState

@@ -18,9 +18,9 @@ was reached.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from distsim.backends.message_matching import ANY_SENDER
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import FinalState
 from distsim.semantics.form.instructions import PartKind
 from distsim.semantics.form.linked_program import LinkedProgram

@@ -11,10 +11,11 @@ one side only: True for a run without sharing costs time, False for one with sha
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from distsim.common.arrays import BoolArray, IntArray, sorted_unique
-from distsim.common.records import NamedTuple
 from distsim.engine.run_record import RunColumns
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.max_min_fairness import LinkPorts

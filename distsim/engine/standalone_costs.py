@@ -10,10 +10,10 @@ How transfers that run at the same time slow each other down is not decided here
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 import numpy as np
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.max_min_fairness import NO_DEMAND, LinkPorts, PortDemand
 from distsim.operations.core.operation_base import Operation

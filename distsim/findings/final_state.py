@@ -5,9 +5,9 @@ Every driver of a program produces this record when no rank can take a further s
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 
 #: How a rank's program ended. ``raised``: a Python error; ``crashed``: the process died (signal);
 #: ``silent`` (real runs only): the rank makes no progress and waits for no rank.

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-
-from distsim.common.records import NamedTuple
+from typing import NamedTuple
 
 _EMPTY: Mapping[str, str] = MappingProxyType({})
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})

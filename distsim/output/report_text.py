@@ -6,8 +6,8 @@ All decisions about columns, wrapping and empty lines are made here; views only 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.output.report_record import Paragraph, Report, Section, Table, TableLayout, Verbatim
 from distsim.output.text_layout import (
     display_width,

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.records import NamedTuple
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.program.call_builder import NO_REQUESTS, CallDraft, CallRequests, InvalidCall
 from distsim.program.call_checks import CallChecker

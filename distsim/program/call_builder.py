@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import field
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.operations.core.operation_base import Operation
 from distsim.program.code import BoolVector, CallFields, CodeCall, Vec
 

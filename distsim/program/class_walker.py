@@ -11,12 +11,11 @@ A repeat is walked round by round only until two rounds in a row are equal; the 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import cast
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from distsim.common.expressions import Expression
-from distsim.common.records import NamedTuple
 from distsim.program.code import BoolVector, CodeCall, IntVector, SharedCode
 from distsim.program.rank_class import LoopIndices, RankClassSplit, RankClassState
 from distsim.program.step_lowering import StepLowering

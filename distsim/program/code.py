@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, TypeVar, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.common.expressions import Expression
 from distsim.common.field_parsing import PerRank
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall, TensorBuffer

@@ -10,12 +10,12 @@ Sources: design §3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.common.arrays import dense_row_ids, sorted_unique
 from distsim.common.expressions import Expression
-from distsim.common.records import NamedTuple
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.class_walker import RankClassWalker
 from distsim.program.code import IntVector, SharedCode

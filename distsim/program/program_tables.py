@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.common.arrays import sorted_unique
-from distsim.common.records import NamedTuple
 from distsim.findings.codes import CODES
 from distsim.findings.finding_types import Finding, Severity
 from distsim.operations.core.resolved_call import RankGroup

@@ -6,10 +6,9 @@ large ends with a message at once. It neither runs for an hour nor out of memory
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distsim.common.errors import UsageError
-from distsim.common.records import NamedTuple
 from distsim.common.units import show_bytes, show_ns
 from distsim.program.model import Program
 

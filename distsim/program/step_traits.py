@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.common.expressions import Expression
-from distsim.common.records import NamedTuple
 from distsim.operations.core.field_types import InlineTensor, NameReference, PerRank
 from distsim.operations.core.kernel_work import KernelWorkEntry
 from distsim.operations.core.operation_base import Operation

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from itertools import pairwise
-from typing import NoReturn, Protocol, cast
+from typing import NamedTuple, NoReturn, Protocol, cast
 
 import numpy as np
 
 from distsim.common.errors import ScenarioErrors
 from distsim.common.expressions import Expression, ExpressionError
-from distsim.common.records import NamedTuple
 from distsim.common.units import show_bytes
 from distsim.operations.core.field_types import PerRank
 from distsim.operations.core.operation_base import Operation

@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from distsim.backends import BACKEND_PROFILES, BackendProfile, default_cluster
 from distsim.checker.checked_program import CheckedProgram
@@ -29,7 +30,7 @@ from distsim.checker.replay_schedule import schedule_to_json
 from distsim.checker.verdict import Verdict, verdict_of
 from distsim.common.errors import ScenarioErrors, ScenarioProblem, UsageError
 from distsim.common.file_io import escape_control_characters
-from distsim.common.records import NamedTuple, gc_paused
+from distsim.common.records import gc_paused
 from distsim.common.units import show_bytes
 from distsim.engine import run_program
 from distsim.engine.backend_outcomes import BackendOutcome, backend_outcome

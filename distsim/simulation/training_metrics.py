@@ -5,12 +5,11 @@ Also the range of a predicted makespan.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from distsim.analysis.timeline import Timeline
-from distsim.common.records import NamedTuple
 from distsim.engine.run_record import SimulatedRun
 from distsim.hardware.cost import CostModel
 from distsim.hardware.cost.prediction_range import COMPUTE_RANGE, communication_range

@@ -8,12 +8,12 @@ part. Times are integer nanoseconds since the start of the run, -1 for what neve
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.findings.finding_types import SourceLocation
 
 TRACE_SCHEMA_VERSION: Final = 1

@@ -22,12 +22,10 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, Final, Literal, TypedDict
+from typing import Any, Final, Literal, NamedTuple, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
-
-from distsim.common.records import NamedTuple
 
 MAX_ELEMENTS: Final = 64
 MAX_RUNS: Final = 16

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
-from distsim.common.records import NamedTuple
 from distsim.values.lineage import Content, FlatArray, LineageGraph, TensorContribution
 from distsim.values.numbers import format_content, matches_expected, numbers_of_content
 

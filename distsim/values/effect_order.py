@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.backends import BACKEND_PROFILES
-from distsim.common.records import NamedTuple
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall
 from distsim.program.model import Program

@@ -12,11 +12,10 @@ from collections import Counter
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-from distsim.common.records import NamedTuple
 
 #: A flat array with one entry per element, or a single entry if all elements are equal (uniform).
 FlatArray = NDArray[np.generic]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import dataclasses
 import pickle
-import typing
 from dataclasses import field
 from typing import Any
 
 import pytest
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -99,38 +98,3 @@ def test_a_mutable_record_can_change_and_compare_and_has_no_hash() -> None:
     assert repr(one) == "Mutable(a=1, b=[2])"
     with pytest.raises(TypeError):
         hash(one)
-
-
-class Pair(NamedTuple):
-    """Two values."""
-
-    a: int
-    b: tuple[int, ...] = ()
-
-    @property
-    def total(self) -> int:
-        return self.a + sum(self.b)
-
-
-class StandardPair(typing.NamedTuple):
-    a: int
-    b: tuple[int, ...] = ()
-
-
-def test_a_named_tuple_is_like_that_of_the_standard_library() -> None:
-    for made in (Pair(1), Pair(1, (2,)), Pair(b=(3,), a=1), Pair(1)._replace(b=(4,))):
-        standard = StandardPair(*made)
-        assert made == standard
-        assert repr(made) == repr(standard).replace("StandardPair", "Pair")
-        assert made._asdict() == standard._asdict()
-        assert made.total == made[0] + sum(made[1])
-        assert pickle.loads(pickle.dumps(made)) == made  # noqa: S301
-        assert type(copy.copy(made)) is Pair
-    assert Pair.__mro__[1:] == (tuple, object)
-    assert (Pair.__name__, Pair.__module__, Pair.__doc__) == ("Pair", __name__, "Two values.")
-    assert Pair._fields == StandardPair._fields
-    assert Pair._field_defaults == StandardPair._field_defaults
-    assert typing.get_type_hints(Pair) == typing.get_type_hints(StandardPair)
-    for wrong in ((), (1, (), 2)):
-        with pytest.raises(TypeError):
-            Pair(*wrong)  # type: ignore[call-arg,arg-type]

@@ -1,148 +1,136 @@
-"""What ranks that stand still would have done later, and who is missing at a barrier that
-counts.
-"""
+"""Blocked ranks are assumed to make the calls that other ranks wait for."""
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-pytest.importorskip("torch")
+from distsim.script_capture.hub.collective_results import CallContribution
+from distsim.script_capture.hub.matching import RankCall
+from distsim.script_capture.result.future_calls import assumed_future_calls, incomplete_calls
 
-import torch
-import torch.distributed as dist
-
-import tests.support.capture_programs as programs
-from distsim import testing
-from distsim.script_capture.launch.capture_target import CaptureTarget
-from distsim.script_capture.launch.parent_process import CaptureRunOptions, run_capture
-from distsim.script_capture.protocol.blocked_threads import is_supported
-from distsim.script_capture.rank.call_sites import source_text
-from distsim.script_capture.result.evaluation import evaluate_capture
-
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+WORLD: Any = SimpleNamespace(ranks=(0, 1, 2), name="0")
+X, TWO = [[4]], [[4], [4]]
 
 
-def a_barrier_is_missed_by_who_is_elsewhere() -> None:
-    """Rank 1 is in another call of the same number when rank 0 counts who came."""
-    rank = dist.get_rank()
-    if rank == 1:
-        dist.broadcast(torch.zeros(2), src=0)
-    else:
-        with pytest.raises(
-            RuntimeError,
-            match="Ranks 1 failed to pass monitoredBarrier in 2000 ms"
-            if rank == 0
-            else "successfully",
-        ):
-            dist.monitored_barrier(timeout=timedelta(seconds=2), wait_all_ranks=True)
+def call(rank: int, number: int, op: str, peer: int = -1, tag: int = 0, **more: Any) -> RankCall:
+    shapes = more.pop("shapes", (X, X))
+    extra = more.pop("extra", {})
+    contribution = CallContribution((), [*shapes, "float32", extra])
+    return RankCall(rank, number, op, WORLD, peer, tag, contribution, **more)
 
 
-def sends_with_another_tag_and_goes_on() -> None:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    got = torch.zeros(4)
-    asked = dist.irecv(got, (rank - 1) % size, tag=3)
-    sent = dist.isend(
-        torch.ones(4), (rank + 1) % size, tag=4 if rank == 2 else 3
-    )  # kept, or gloo cancels it
-    asked.wait()
-    del sent
-    dist.barrier()
-
-
-def test_a_monitored_barrier_names_the_rank_that_is_in_another_call():
-    judged = testing.run(a_barrier_is_missed_by_who_is_elsewhere, 3, check=False)
-
-    assert [s.state for s in judged.stands] == ["ended", "waits", "ended"]
-
-
-def test_a_message_with_another_tag_is_the_intended_one_even_if_its_sender_is_blocked_elsewhere():
-    judged = testing.run(sends_with_another_tag_and_goes_on, 4, check=False)
-
-    found = judged.simulation.findings[0]
-    assert (judged.outcome, found.code) == ("hangs", "DS304")
-    assert "it has another tag" in found.message
-    lines = {source_text(p.file, p.line) for p in found.places}
-    assert lines == {"asked.wait()", "sent = dist.isend("}
-
-
-@pytest.mark.parametrize(("name", "told"), [("uneven batches", True), ("early break", False)])
-def test_ranks_that_diverge_in_a_backward_pass_get_the_cause_of_the_divergence(name, told):
-    fault = programs.FAULTS[name]
-
-    judged = testing.run(fault.program, fault.ranks, check=False)
-
-    assert ("find_unused_parameters" in " ".join(judged.simulation.findings[0].help)) is told
-
-
-def names_another_root() -> None:
-    dist.reduce(torch.ones(4), dst=0 if dist.get_rank() < 2 else 1)
-
-
-def test_mismatched_calls_end_like_on_the_backend_even_without_data_to_continue():
-    """Real gloo goes through where members of a reduce name different roots, with wrong sums."""
-    judged = testing.run(names_another_root, 3, check=False)
-
-    assert (judged.captured.ended, judged.outcome) == ("stalled", "completes")
-    assert (judged.simulation.verdict.verdict, judged.simulation.findings[0].code) == (
-        "mismatch",
-        "DS205",
+def process(calls: list[RankCall], waits: list[int], futures: tuple[int, ...] = ()) -> Any:
+    """A rank that has made these calls and waits for those with these numbers."""
+    by_number = {one.number: one for one in calls}
+    waiting = {
+        k: SimpleNamespace(call=by_number[number], polled_call=None, startup_op=None)
+        for k, number in enumerate(waits)
+    }
+    return SimpleNamespace(
+        calls=by_number, waiting=waiting, futures=set(futures), ended=None, events=[]
     )
 
 
-def makes_local_groups_among_others() -> None:
-    """Ranks 0 and 3 are in two groups each when they make theirs, the world among them; rank 3
-    never was in ``some``.
-    """
-    rank = dist.get_rank()
-    some = dist.new_group([0, 1, 2])
-    halves = dist.new_subgroups(2)[0]
-    dist.destroy_process_group(some)
-    if rank in (0, 3):
-        pair = dist.new_group([0, 3], use_local_synchronization=True)
-        dist.all_reduce(torch.ones(1), group=pair)
-    dist.all_reduce(torch.ones(1), group=halves)
+def essence(found: dict[int, list[Any]]) -> dict[int, list[tuple[object, ...]]]:
+    """Operation, kind of call, peer, tag, and shapes of what each rank is assumed to call."""
+    return {
+        rank: [
+            (one.op, made.op, made.rank, made.peer, made.tag, shapes(made))
+            for one in calls
+            for made in one.calls
+        ]
+        for rank, calls in found.items()
+    }
 
 
-def test_groups_have_the_names_of_the_run():
-    judged = testing.run(makes_local_groups_among_others, 4)
-
-    assert (judged.outcome, judged.simulation.verdict.verdict) == ("completes", "ok")
+def shapes(made: RankCall) -> tuple[object, object]:
+    return made.contribution.input_shapes, made.contribution.output_shapes
 
 
-EARLY = """\
-import os, sys, torch.distributed as dist
-if os.environ["RANK"] == "1":
-    {}
-dist.init_process_group("gloo")
-"""
+def test_a_rank_waits_for_its_incomplete_calls_in_their_order() -> None:
+    calls = [call(0, number, "all_reduce") for number in (1, 2, 3, 4)]
+    calls[1].results = []
+    waits = process(calls, [4, 2, 3], futures=(1, 3))
+
+    assert [one.number for one in incomplete_calls(waits)] == [1, 3, 4]
+
+
+def test_a_blocked_peer_is_assumed_to_send_what_a_receive_waits_for() -> None:
+    receive = call(0, 5, "recv", peer=1, tag=7, shapes=([], X))
+    other = call(1, 1, "recv", peer=2, shapes=([], X))
+    found = assumed_future_calls([process([receive], [5]), process([other], [1]), process([], [])])
+
+    assert essence(found) == {0: [], 1: [("send", "isend", 1, 0, 7, (X, []))]}
+
+
+def test_a_message_with_another_tag_is_the_wrong_one_and_no_further_send_is_assumed() -> None:
+    wrong = call(1, 1, "isend", peer=0, tag=3)
+    blocked = call(1, 2, "recv", peer=2, shapes=([], X))
+    receive = call(0, 5, "recv", peer=1, tag=7, shapes=([], X))
+    found = assumed_future_calls(
+        [process([receive], [5]), process([wrong, blocked], [2]), process([], [])]
+    )
+
+    assert essence(found) == {0: [], 1: []}
 
 
 @pytest.mark.parametrize(
-    ("ends", "code", "word"),
+    ("op", "peer", "given", "extra", "of_peer"),
     [
-        ('raise ValueError("no data")', "DS303", "rank 1, which has raised an error"),
-        ("sys.exit(0)", "DS302", "rank 1, which has exited early"),
-        ("sys.exit(3)", "DS302", "rank 1, which has exited with code 3"),
-        ("os.kill(os.getpid(), 9)", "DS303", "rank 1, which was killed"),
+        ("all_reduce", -1, (X, X), {}, (X, X)),
+        ("scatter", 0, (TWO, X), {}, ([], X)),
+        ("scatter", 1, ([], X), {}, (X * 3, X)),
+        ("gather", 0, (X, TWO), {}, (X, [])),
+        ("gather", 1, (X, []), {}, (X, X * 3)),
+        ("all_to_all_single", -1, ([[2, 4]], X), {"input_splits": [1, 1]}, ([[8]], [[8]])),
+        ("all_to_all_single", -1, ([[2, 4]], X), {}, ([[2, 4]], X)),
     ],
 )
-def test_a_rank_that_exits_before_init_is_the_cause_and_waits_for_no_rank(
-    tmp_path: Path, ends: str, code: str, word: str
+def test_the_blocked_members_that_are_missing_are_assumed_to_join_a_collective(
+    op: str, peer: int, given: Any, extra: dict[str, Any], of_peer: object
 ) -> None:
-    """The others stand in init_process_group; no circle is told."""
-    script = tmp_path / "train.py"
-    script.write_text(EARLY.format(ends), encoding="utf-8")
+    """Its root has a list where others have none; rank 2 has ended its calls without a wait."""
+    arrived = SimpleNamespace(arrived={0: None})
+    waits = call(0, 5, op, peer, shapes=given, extra=extra, collective=arrived)
+    receive = call(1, 1, "recv", peer=2, shapes=([], X))
+    found = assumed_future_calls([process([waits], [5]), process([receive], [1]), process([], [])])
 
-    judged = evaluate_capture(
-        run_capture(CaptureRunOptions(CaptureTarget(str(script)), 3, keep_output=True))
+    assert essence(found) == {0: [], 1: [(op, op, 1, peer, 0, of_peer)]}
+
+
+@pytest.mark.parametrize(("match_number", "is_assumed"), [(0, True), (1, False)])
+def test_a_rank_in_a_collective_is_assumed_to_receive_what_blocked_ranks_have_sent(
+    match_number: int, is_assumed: bool
+) -> None:
+    collective = call(0, 5, "barrier", collective=SimpleNamespace(arrived={0: None, 1: None}))
+    send = call(1, 1, "send", peer=0, tag=7, shapes=(X, []), match_number=match_number)
+    blocked = call(1, 2, "recv", peer=2, shapes=([], X))
+    found = assumed_future_calls(
+        [process([collective], [5]), process([send, blocked], [2]), process([], [])]
     )
 
-    verdict = judged.simulation.verdict
-    assert verdict is not None
-    assert (verdict.verdict, verdict.ranks) == ("deadlock", (0, 2))
-    first = next(f for f in judged.simulation.findings if f.severity == "error")
-    assert first.code == code
-    assert word in first.message
+    received = [("recv", "irecv", 0, 1, 7, ([], X))]
+    assert essence(found) == {0: received if is_assumed else [], 1: []}
+
+
+def test_assumed_calls_have_numbers_that_no_real_call_has() -> None:
+    """The numbers of real calls count from 1 on each rank."""
+    arrived = SimpleNamespace(arrived={1: None})
+    processes = [
+        process([call(0, 1, "recv", peer=1, shapes=([], X))], [1]),
+        process([call(1, 1, "all_reduce", collective=arrived)], [1]),
+        process([], []),
+    ]
+    made = [
+        one
+        for calls in assumed_future_calls(processes).values()
+        for captured in calls
+        for one in captured.calls
+    ]
+
+    assert sorted(one.op for one in made) == ["all_reduce", "isend"]
+    assert all(one.number < 0 for one in made)
+    assert all(one.results is None for one in made)

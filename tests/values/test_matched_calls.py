@@ -7,12 +7,13 @@ from __future__ import annotations
 import pytest
 
 from distsim.program.lower import lower
-from distsim.scenario import loads
+from distsim.scenario import load, loads
 from distsim.simulation.simulate_scenario import simulate
 from distsim.values import BufferValues, compute_values
 from distsim.values.buffer_values import LineageViolation
 from distsim.values.effect_order import causal_numbers, effect_events, match_table
 from distsim.values.lineage import TensorContribution
+from tests.support.harness import ROOT
 from tests.support.values_by_hand import ByHand
 
 TWO = (
@@ -280,3 +281,47 @@ def test_a_call_that_a_killed_rank_posted_but_never_started_has_no_effect() -> N
     assert trace["posted_ns"].tolist() == [0, 0]
     assert trace["started_ns"].tolist() == [0, -1]
     assert [event.row for event in effect_events(lower(scenario), trace, match_table(trace))] == [0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ddp_by_hand",
+        "ring_of_four",
+        "killed_at_iteration_3",
+        "pipeline_wrong_order",
+        "any_source_ring",
+        "isend_irecv_wait",
+        "two_groups",
+    ],
+)
+def test_causal_numbers_respect_calls_matches_and_hangs(name: str) -> None:
+    """Only what happened has a number, matched calls end together, and each rank goes forward."""
+    scenario = load(str(ROOT / "scenarios" / f"{name}.yaml"))
+    done = simulate(scenario, with_verdict=False, with_values=False)
+    trace, matches = done.run.trace, match_table(done.run.trace)
+    numbers = list(causal_numbers(done.program, trace, matches))
+
+    assert any(end > 0 for _, end in numbers) or name == "ring_of_four"
+    for row, (start, end) in enumerate(numbers):
+        if trace["posted_ns"][row] < 0:
+            assert (start, end) == (-1, -1)
+        if end >= 0:
+            assert 0 < start < end
+        if trace["finished_ns"][row] >= 0 and matches.match_of[row] >= 0:
+            assert end > 0
+    for rows in matches.members.values():
+        assert len({numbers[row][1] for row in rows}) == 1
+        assert max(numbers[row][0] for row in rows) < max(numbers[row][1] for row in rows) or (
+            numbers[rows[0]][1] < 0
+        )
+    last = dict.fromkeys(range(trace.world_size), 0)
+    for row, (start, end) in enumerate(numbers):
+        rank, call = (
+            int(trace["rank"][row]),
+            done.program.code_call(int(trace["rank"][row]), int(trace["position"][row])),
+        )
+        is_blocking = call.op in ("all_reduce", "send", "recv", "compute") and not call.is_async
+        if is_blocking and end >= 0:
+            assert start > last[rank]
+            last[rank] = end

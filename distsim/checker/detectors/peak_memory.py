@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.common.expressions import Expression
 from distsim.common.message_text import name_list
-from distsim.common.records import NamedTuple
 from distsim.common.units import show_bytes
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.hardware.cluster import Cluster

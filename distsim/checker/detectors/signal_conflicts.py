@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from distsim.checker.matching.channel_layout import ChannelLayout
 from distsim.checker.wording import aligned_columns, location_text, parenthesised
-from distsim.common.records import NamedTuple
 from distsim.findings.finding_types import Finding
 from distsim.operations.one_sided import tag_text
 from distsim.operations.registry import OPERATIONS

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -36,7 +37,6 @@ from distsim.checker.matching.channel_layout import (
     build_channel_layout,
 )
 from distsim.checker.wording import aligned_columns, call_words, location_text, plural
-from distsim.common.records import NamedTuple
 from distsim.findings.finding_types import Finding
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS

@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.checker.matching.call_index import CallIndex, MessageCall, part_call
 from distsim.checker.matching.call_mismatch import NO_SEQUENCE
 from distsim.checker.matching.channel_layout import ANY_SOURCE
 from distsim.checker.wording import call_words, location_text, parenthesised, place_of_call
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import WaitDependency
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall

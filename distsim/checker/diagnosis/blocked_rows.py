@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from distsim.checker.diagnosis.awaited_call import AwaitedCall
 from distsim.checker.diagnosis.exit_advice import exit_words
@@ -17,7 +18,6 @@ from distsim.checker.wording import (
     place_of_call,
     plural,
 )
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import BlockedRank, FinalState, WaitDependency
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.program.model import Program

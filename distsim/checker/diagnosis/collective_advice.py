@@ -7,6 +7,7 @@ call that one rank skips or adds. The first divergence of the members distinguis
 from __future__ import annotations
 
 import re
+from typing import NamedTuple
 
 from distsim.checker.diagnosis.first_divergence import (
     CallDivergence,
@@ -21,7 +22,6 @@ from distsim.checker.wording import (
     parenthesised,
     rank_list,
 )
-from distsim.common.records import NamedTuple
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.object_collectives import object_collective

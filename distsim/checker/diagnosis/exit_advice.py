@@ -6,6 +6,7 @@ How the rank ended, which call it does not make, and what a plain script would s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.checker.diagnosis.awaited_call import AwaitedCall
@@ -19,7 +20,6 @@ from distsim.checker.wording import (
     place_of_call,
     rank_list,
 )
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import RankEnd
 from distsim.findings.finding_types import SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall

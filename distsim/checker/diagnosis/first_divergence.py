@@ -12,7 +12,7 @@ Lists are compared once per set of ranks with equal calls, so thousands of ranks
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Final
+from typing import Final, NamedTuple
 
 from distsim.checker.matching.call_alignment import (
     AlignedCall,
@@ -22,7 +22,6 @@ from distsim.checker.matching.call_alignment import (
 )
 from distsim.checker.matching.call_index import CallIndex
 from distsim.checker.wording import call_words, location_text, parenthesised, rank_list
-from distsim.common.records import NamedTuple
 from distsim.findings.finding_types import SourceLocation
 from distsim.program.model import Program
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from distsim.checker.diagnosis.awaited_call import AwaitedCall, NearMiss
 from distsim.checker.diagnosis.wait_for_graph import WaitEdge
 from distsim.checker.wording import location_text, number_list, parenthesised
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import FAILURES
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.checker.detectors.request_leaks import first_lost_message
@@ -56,7 +57,6 @@ from distsim.checker.wording import (
     place_of_call,
     rank_list,
 )
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import FAILURES, FinalState, RankEnd, WaitDependency
 from distsim.findings.finding_types import Finding, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall

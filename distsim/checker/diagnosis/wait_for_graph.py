@@ -9,9 +9,8 @@ The graph does not say which call a rank should have made; see `awaited_call`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import BlockedRank, FinalState, WaitDependency
 
 if TYPE_CHECKING:

@@ -18,9 +18,7 @@ Source: Needleman and Wunsch, doi:10.1016/0022-2836(70)90057-4.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Literal
-
-from distsim.common.records import NamedTuple
+from typing import Final, Literal, NamedTuple
 
 #: ``extra``: calls that only the first rank makes; ``missing``: calls that only the second makes.
 #: ``swapped``: the first rank makes a call earlier or later than the second. ``replaced``: the

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
+from typing import NamedTuple
 
 from distsim.checker.matching.channel_layout import WHOLE_CALL, ChannelLayout, joins_sequence
-from distsim.common.records import NamedTuple
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, at_row

@@ -12,12 +12,13 @@ channels. This module does not look at single calls; see `call_index`.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.backends import CONTRACT_READINGS
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, SharedCode, at_row
 from distsim.program.model import Program

@@ -10,8 +10,8 @@ operation's buffer, as nccl-tests counts it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective
 
 #: Operations in which every byte has exactly one source rank and one destination rank.

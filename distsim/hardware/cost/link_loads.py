@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.common.errors import UsageError
 from distsim.common.message_text import did_you_mean, name_list
-from distsim.common.records import NamedTuple
 from distsim.hardware.cluster.description import Cluster
 from distsim.operations.core.algorithms import ALGORITHMS, CollectiveAlgorithm, Round
 

@@ -19,11 +19,11 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate, chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cost.cut_traffic import (
     EXCHANGE_COLLECTIVES,
     CutTraffic,

@@ -7,9 +7,8 @@ NCCL's buffers (`memory_outside_torch`).
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cluster import ComputeDevice
 
 _MIB: Final = 2**20

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from distsim.common.records import NamedTuple
+from typing import Literal, NamedTuple
 
 IntraLinkKind = Literal["nvlink", "pcie"]
 #: Operations that NCCL has algorithms for, those that it makes of sends and receives, and the

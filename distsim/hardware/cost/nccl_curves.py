@@ -16,12 +16,11 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import ceil, exp, log
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cost import nccl_messages, nccl_tuning
 from distsim.hardware.cost.nccl_constants import (
     ADDITIVE_CONSTANTS,

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import floor, log2
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cost.nccl_context import NcclContext, NcclOperation
 
 Array = NDArray[np.float64]

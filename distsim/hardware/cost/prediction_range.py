@@ -7,9 +7,8 @@ effects that a model lacks usually make the real time longer, not shorter.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.hardware.cluster import PRESETS
 from distsim.hardware.cost.nccl_context import NcclContext
 from distsim.hardware.cost.nccl_placement import context_of_group

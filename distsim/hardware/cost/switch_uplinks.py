@@ -7,7 +7,8 @@ block (`distsim.hardware.cost.cut_traffic`).
 
 from __future__ import annotations
 
-from distsim.common.records import NamedTuple
+from typing import NamedTuple
+
 from distsim.hardware.cluster.description import Cluster
 from distsim.hardware.cost.cut_traffic import EXCHANGE_COLLECTIVES, traffic_across_cuts
 from distsim.hardware.cost.link_loads import CostedOperation, implemented_collective

@@ -31,9 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import permutations
 from types import MappingProxyType
-from typing import Literal, TypeVar
-
-from distsim.common.records import NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 
 class ChunkTransfer(NamedTuple):

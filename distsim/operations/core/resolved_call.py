@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 
 #: Bytes of one element. Names are torch's (``torch.float32`` is ``float32``).
 DTYPE_BYTES: dict[str, int] = {

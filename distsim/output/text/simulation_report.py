@@ -7,9 +7,8 @@ A table that is too wide drops columns step by step, by a list of layouts from w
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.common.units import show_bytes, show_ns, show_ns_range
 from distsim.engine import MAX_SHARED_LINK_CALLS
 from distsim.hardware.cost.memory_fit import MEMORY_RANGE, memory_fit, memory_outside_torch

@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common.message_text import did_you_mean, name_list
-from distsim.common.records import NamedTuple
 
 #: Plain data of an entry, or of a declaration, as a YAML file has it.
 Entry = dict[str, object]

@@ -27,12 +27,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import IntArray, sorted_unique
-from distsim.common.records import NamedTuple
 from distsim.hardware.cost import CostModel
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, SharedCode, resolve_call

@@ -8,13 +8,13 @@ of any type become numbers, and columns of different meaning can be stacked into
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distsim.backends.profile import BackendProfile
 from distsim.common.arrays import IntArray, dense_row_ids, first_equal_columns
-from distsim.common.records import NamedTuple
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import BoolVector, BufferVector, CodeCall, SharedCode, Vec
 from distsim.program.model import Program

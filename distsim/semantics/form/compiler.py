@@ -11,11 +11,11 @@ Backends with a device are in `distsim.semantics.form.device_compiler`.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import NamedTuple
 
 from distsim.backends import call_refusal
 from distsim.backends.message_matching import ANY_SENDER
 from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile, InvalidCallReaction
-from distsim.common.records import NamedTuple
 from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
 from distsim.operations.registry import OPERATIONS

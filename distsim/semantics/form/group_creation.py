@@ -28,10 +28,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
+from typing import NamedTuple
 
 from distsim.backends import profile_for_call
 from distsim.backends.profile import BackendProfile
-from distsim.common.records import NamedTuple
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.program.groups import groups_from_file
 from distsim.program.model import Program

@@ -15,8 +15,9 @@ from collections.abc import Hashable
 from dataclasses import field
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup
 from distsim.program.code import CodeCall, Vec

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from distsim.backends.profile import BackendProfile, MismatchedCalls, MismatchOutcome
 from distsim.common.arrays import IntArray, sorted_union, sorted_unique
 from distsim.common.errors import UsageError
-from distsim.common.records import NamedTuple
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.semantics.classes.representatives import FoldingError

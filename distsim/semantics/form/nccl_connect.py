@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from itertools import zip_longest
+from typing import NamedTuple
 
 from distsim.backends.profile import ALL_PAIRS, FROM_ROOT, TO_ROOT, BackendProfile
-from distsim.common.records import NamedTuple
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CodeCall, SharedCode, Vec, at_row
 from distsim.program.model import Program

@@ -15,11 +15,11 @@ not decide whether ranks are run one by one or by classes: see `distsim.semantic
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
 from distsim.common.arrays import IntArray
-from distsim.common.records import NamedTuple
 from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.instructions import KIND_COLLECTIVE, KIND_WORK, CompilationUnit
 from distsim.semantics.form.linked_program import LinkedProgram

@@ -8,8 +8,8 @@ the driver of `distsim.semantics.local.rank_clocks` runs in one loop.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
-from distsim.common.records import NamedTuple
 from distsim.semantics.form.instructions import (
     KIND_COLLECTIVE,
     KIND_WORK,

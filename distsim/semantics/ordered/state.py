@@ -12,10 +12,10 @@ Rows, channels, boxes and instances are the integers of
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from distsim.backends.message_matching import MessageMatcher
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.semantics.form.instructions import ExitRank
 
 _Key = TypeVar("_Key")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.backends import BACKEND_PROFILES
 from distsim.common.expressions import Expression, ExpressionError
 from distsim.common.message_text import did_you_mean, name_list, unknown_value_text, value_text
-from distsim.common.records import NamedTuple
 from distsim.operations.core.field_types import NameReference
 from distsim.operations.core.operation_base import Operation
 from distsim.scenario.format.models.entries import (

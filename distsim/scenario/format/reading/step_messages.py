@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.common.records import NamedTuple
 from distsim.operations.core.operation_base import Operation
 from distsim.operations.core.torch_arguments import torch_argument_names
 from distsim.operations.registry import OPERATION_ALIASES, OPERATIONS

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from distsim.common.message_text import did_you_mean, name_list, value_text
-from distsim.common.records import NamedTuple
 from distsim.operations.core.field_types import expression_field, parse_selector, per_rank
 from distsim.operations.core.operation_base import Operation
 from distsim.scenario.format.models.entries import (

@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from distsim.backends import DEFAULT_BACKEND
 from distsim.common.expressions import Expression, parse_expression
 from distsim.common.quantities import QuantityKind, has_units, parse_quantity, quantity_kind
-from distsim.common.records import NamedTuple
 from distsim.operations.core.field_types import expression_field
 from distsim.scenario.format.models.scalars import MAX_WORLD, integer
 from distsim.scenario.strategies.base import ExpansionContext

@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
 from distsim.common.message_text import name_list, value_text
-from distsim.common.records import NamedTuple
 from distsim.scenario.format.models.entries import RESERVED_NAMES
 from distsim.scenario.format.reading.pydantic_errors import add_validation_errors
 from distsim.scenario.format.reading.strategy_context import (

@@ -12,12 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 from distsim.common.errors import ScenarioErrors, ScenarioProblem
-from distsim.common.records import NamedTuple, dataclass
+from distsim.common.records import dataclass
 from distsim.scenario.format.source.syntax_errors import diagnose_syntax
 from distsim.scenario.format.source.yaml_nodes import (
     MAX_DEPTH,

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-from distsim.common.records import NamedTuple
+from typing import NamedTuple
 
 _CLOSING_BRACKETS = {"[": "]", "{": "}"}
 _TOKEN = re.compile(

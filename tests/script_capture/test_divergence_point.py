@@ -5,6 +5,7 @@ not another branch that only one of them takes.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -285,7 +286,11 @@ def test_the_branch_of_the_awaited_call_is_named_besides_the_error_behind_it(
     lines = {rank: [TracedLine(str(file), n) for n in (2, 3)] for rank in (0, 1)}
     traces = {0: [*lines[0], TracedLine(str(file), 4)], 1: [*lines[1], TracedLine(str(file), 5)]}
 
-    assert not waits_for_failed_rank([finding], {1: RankProcess(1, rank=1)})
+    failed = {1: RankProcess(1, rank=1, ended=ProcessExit("raised", 1, "TypeError"))}
+    killed = {1: RankProcess(1, rank=1, ended=ProcessExit("killed", -9, "SIGKILL"))}
+    waiting = replace(finding, awaited=(1,))
+    assert not waits_for_failed_rank([waiting], failed)
+    assert waits_for_failed_rank([waiting], killed)
     (found,) = with_divergence([finding], traces, {})
 
     assert found.places[0].line == 3

@@ -4,6 +4,8 @@ group. It claims nothing about calls that an error prevented.
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -51,6 +53,19 @@ def test_a_receive_from_a_rank_that_raised_names_the_error_and_its_line() -> Non
     assert "waits for rank 1, which has raised an error" in found[0].message
     assert "corrupt sample" in found[0].help[0]
     assert (1, 'raise ValueError("corrupt sample")') in lines_of(found[0])
+
+
+def the_peer_is_killed() -> None:
+    if dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_a_rank_that_the_kernel_killed_gets_the_advice_on_memory() -> None:
+    finding = first_finding(the_peer_is_killed, 2)
+
+    assert finding.code == "DS303"
+    assert finding.help[0].startswith("find out what killed rank 1: SIGKILL often means that")
 
 
 def all_raise_before_the_wait() -> None:

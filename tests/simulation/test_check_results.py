@@ -98,10 +98,9 @@ def test_a_portable_program_differs_by_the_reason_of_the_other_backend() -> None
     text = OK.replace("shape: [4], value: rank", "shape: [4], dtype: bfloat16")
     (finding,) = check_scenario(loads(text.replace("gloo", "nccl"))).findings
 
-    assert finding.message.splitlines() == [
-        "the program completes on nccl, but not on mpi",
-        "  mpi  raises: all_reduce does not support bfloat16 (tensor x), on ranks 0 and 1 (<text>:5)",
-    ]
+    first, reason = finding.message.splitlines()
+    assert first == "the program completes on nccl, but not on mpi"
+    assert reason.startswith("  mpi  raises: all_reduce does not support bfloat16 (tensor x)")
     assert finding.help[0].startswith(
         "if the program must run on mpi, check it with `--backend mpi`"
     )
@@ -114,8 +113,8 @@ def test_the_buffer_at_which_an_outcome_changes_is_stated_for_each_backend_that_
     )
 
     assert (result.profiles["mpi"].outcome, result.status()) == ("completes", 1)
-    lines = [line for line in finding.message.splitlines() if "buffers messages up to" in line]
-    assert lines == ["  mpi buffers messages up to 4 KiB: with this limit, the program completes"]
+    limit = "  mpi buffers messages up to 4 KiB: with this limit, the program completes"
+    assert limit in finding.message.splitlines()
 
 
 @pytest.mark.parametrize(

@@ -141,12 +141,21 @@ def waits_for_failed_rank(findings: Sequence[Finding], ranks: Mapping[int, RankP
     might have made the awaited call after the branch, as in `if rank == 0: build()`. But if the
     awaited call is in a branch, the error may follow from the branch that the failed rank took.
     """
-    calls = _call_places(findings[0]) if findings else []
-    are_collectives = all(kind_of(call.op) in _COLLECTIVE_KINDS for call in calls)
-    if are_collectives and any(is_in_branch(TracedLine(call.file, call.line)) for call in calls):
+    if not findings:
         return False
-    ends = [ranks[rank].ended for rank in findings[0].awaited if rank in ranks] if findings else []
-    return any(end is not None and (end.how == "raised" or end.code != 0) for end in ends)
+    ends = [ranks[rank].ended for rank in findings[0].awaited if rank in ranks]
+    failed = [end for end in ends if end is not None and (end.how == "raised" or end.code != 0)]
+    if not failed or any(end.how != "raised" for end in failed):
+        return bool(failed)
+    return not _is_in_branch_of_script(findings[0])
+
+
+def _is_in_branch_of_script(finding: Finding) -> bool:
+    """Whether a branch of the script leads to a collective of the finding."""
+    calls = _call_places(finding)
+    if any(kind_of(call.op) not in _COLLECTIVE_KINDS for call in calls):
+        return False
+    return any(is_in_branch(TracedLine(call.file, call.line)) for call in calls)
 
 
 def kind_of(op: str) -> str:

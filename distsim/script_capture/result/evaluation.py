@@ -40,7 +40,11 @@ from distsim.script_capture.result.thread_order import (
     calling_threads,
     is_multithreaded,
 )
-from distsim.script_capture.result.torch_messages import in_torch_terms, with_backward_explanation
+from distsim.script_capture.result.torch_messages import (
+    in_torch_terms,
+    with_backward_explanation,
+    with_kill_advice,
+)
 from distsim.script_capture.result.value_checks import value_findings
 from distsim.simulation.simulate_scenario import (
     EACH_RANK_RAN_ALONE,
@@ -103,6 +107,7 @@ def evaluate_capture(
     statuses = rank_statuses(captured, simulation.program.world_size)
 
     findings = with_backward_explanation(in_torch_terms(simulation.findings), statuses)
+    findings = with_kill_advice(findings, statuses)
     wrong_values = [*value_findings(captured.ranks), *random_state_findings(captured.ranks)]
     races = stream_race_findings(captured.ranks)
     findings = (*wrong_values, *races, *findings)

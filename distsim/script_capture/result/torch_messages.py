@@ -44,6 +44,10 @@ _REPLACEMENTS: Final = (
 
 #: torch's error for a CPU tensor on a group that has only NCCL.
 _CPU_TENSOR_ERROR: Final = "No backend type associated with device type cpu"
+#: Findings on ranks that were killed and on ranks that wait for them; the signal that the kernel
+#: sends if memory runs out.
+_KILL_CODES: Final = ("DS303", "DS801")
+_SIGKILL: Final = "SIGKILL"
 #: Findings about members of a group whose calls differ.
 _DIVERGENCE_CODES: Final = ("DS201", "DS202", "DS203", "DS302")
 #: The operations by which DDP and FSDP reduce gradients.
@@ -75,6 +79,29 @@ def _text_in_torch_terms(text: str) -> str:
         r"^compute on (.*) writes (.*) while", r"the script, on \1, changes \2 in place while", text
     )
     return re.sub(r"\bcompute\(\) (?= )", "the script", text)
+
+
+def with_kill_advice(
+    findings: Sequence[Finding], statuses: Sequence[CapturedRankStatus]
+) -> tuple[Finding, ...]:
+    """The findings on ranks that SIGKILL ended, with the usual reason."""
+    killed = [s.rank for s in statuses if s.state == "killed" and s.what.endswith(_SIGKILL)]
+    explained = []
+    for finding in findings:
+        ranks = [rank for rank in killed if rank in (*finding.ranks, *finding.awaited)]
+        if finding.code in _KILL_CODES and ranks:
+            finding = replace(finding, help=(_kill_advice(ranks),))
+        explained.append(finding)
+    return tuple(explained)
+
+
+def _kill_advice(ranks: Sequence[int]) -> str:
+    numbers = ", ".join(map(str, ranks))
+    who = f"ranks {numbers}" if len(ranks) > 1 else f"rank {numbers}"
+    return (
+        f"find out what killed {who}: {_SIGKILL} often means that the memory of this machine ran "
+        "out. Then run fewer ranks or a smaller model, or add --fake"
+    )
 
 
 def with_backward_explanation(

@@ -106,8 +106,9 @@ class _BackwardWalk:
         keys = self.rank[rows].astype(np.int64) * self._span + self.end[rows]
         order = np.argsort(keys, kind="stable")
         self._rows, self._keys = rows[order], keys[order]
-        matched = np.flatnonzero(moves)
-        self._by_match = matched[np.argsort(self._match[matched], kind="stable")]
+        self._matched = np.flatnonzero(moves)
+        by_match = np.argsort(self._match[self._matched], kind="stable")
+        self._by_match = self._matched[by_match]
         self._matches = self._match[self._by_match]
         #: When the work of a row began: its start, or the start of a message that was sent earlier.
         self.began = self._start_of_eager_messages()
@@ -116,8 +117,8 @@ class _BackwardWalk:
     @cached_property
     def _by_post(self) -> IntArray:
         """The rows of transfers, sorted by (rank, time at which they were posted)."""
-        moves = np.sort(self._by_match)
-        return moves[np.lexsort((self.posted[moves], self.rank[moves]))]
+        rows = self._matched
+        return rows[np.lexsort((self.posted[rows], self.rank[rows]))]
 
     @cached_property
     def _post_keys(self) -> IntArray:

@@ -10,6 +10,7 @@ a reader has to follow, so they are counted separately.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dis
 import io
@@ -38,7 +39,11 @@ def is_resumption(frame: FrameType) -> bool:
 
 
 def main() -> None:
-    scenario = sys.argv[1] if len(sys.argv) > 1 else str(ROOT / "scenarios" / "hybrid.yaml")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("scenario", nargs="?", default=str(ROOT / "scenarios" / "hybrid.yaml"))
+    scenario = parser.parse_args().scenario
     modules: set[str] = set()
     functions: set[tuple[str, str]] = set()
     crossings: Counter[tuple[str, str]] = Counter()

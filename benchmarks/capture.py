@@ -9,6 +9,7 @@ Imports are not measured; ``capture_speed.py`` compares whole commands with torc
 
 from __future__ import annotations
 
+import argparse
 import os
 import resource
 import statistics
@@ -146,7 +147,11 @@ def commands(ranks: int) -> tuple[Callable[[], None], Callable[[], None]]:
 
 
 def main() -> None:
-    repetitions = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("repetitions", type=int, nargs="?", default=3, help="[default: 3]")
+    repetitions = parser.parse_args().repetitions
     torch.set_num_threads(1)
     for ranks in (2, 4):
         for name, work in (

@@ -4,6 +4,7 @@ tokenizer, texts and weights.
 
 from __future__ import annotations
 
+import argparse
 import base64
 import json
 import random
@@ -102,6 +103,8 @@ def _torchtune(root: Path, rows: list[dict[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    import sys
-
-    make_assets(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="Folder to write into.")
+    make_assets(parser.parse_args().folder)

@@ -9,6 +9,7 @@ twice a second; the largest sum is printed. Pages that ranks share count once.
 
 from __future__ import annotations
 
+import argparse
 import resource
 import subprocess
 import sys
@@ -46,7 +47,11 @@ def shared_out_kib(pid: int) -> int:
 
 
 def main() -> None:
-    ranks = sys.argv[1] if len(sys.argv) > 1 else "8"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("ranks", nargs="?", default="8", help="[default: 8]")
+    ranks = parser.parse_args().ranks
     command = [
         sys.executable,
         "-m",

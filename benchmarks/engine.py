@@ -9,9 +9,9 @@ the same simulated end time.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -92,6 +92,10 @@ def compare(path: Path) -> float:
 
 if __name__ == "__main__":
     here = Path(__file__).parent
-    files = [Path(a) for a in sys.argv[1:]] or [here / "ring.yaml", here / "pipeline.yaml"]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", type=Path, help="[default: ring.yaml pipeline.yaml]")
+    files = parser.parse_args().files or [here / "ring.yaml", here / "pipeline.yaml"]
     for file in files:
         compare(file)

@@ -8,6 +8,7 @@ so that steps with quadratic cost become visible.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -24,6 +25,9 @@ program:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     lower(loads(TEXT.format(count=8)))  # what is imported at first use
     sys.stdout.write(f"{'micro-batches':>13}  {'load':>8}  {'lower':>8}\n")
     for count in (16, 32, 64, 128, 256):

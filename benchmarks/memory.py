@@ -15,6 +15,7 @@ The last line prints the quantiles of measured / predicted reserved memory of al
 
 from __future__ import annotations
 
+import argparse
 import sys
 from math import prod
 from pathlib import Path
@@ -189,6 +190,9 @@ def measured() -> list[float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     ratios = [*published(), *measured()]
     low, high = np.quantile(ratios, [0.05, 0.95])
     print(f"measured / predicted reserved memory: 90 % of {len(ratios)} in {low:.2f}–{high:.2f}")

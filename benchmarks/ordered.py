@@ -9,6 +9,7 @@ over event orders takes for its states.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import time
 from collections.abc import Callable
@@ -114,6 +115,9 @@ def rate(text: str, backend: str, shared: bool = False) -> None:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     gc.disable()
     for backend in ("gloo", "mpi"):
         rate(ANY_SOURCE, backend)

@@ -9,6 +9,7 @@ states per CPU second.
 
 from __future__ import annotations
 
+import argparse
 import time
 from typing import Any
 
@@ -76,6 +77,9 @@ def stuck() -> Program:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for program, what in ((alike(), "alike"), (unlike(), "unlike"), (stuck(), "stuck")):
         for reading in ("rendezvous", "mixed"):
             search, start = StateSearch(build_channel_layout(program), reading), time.process_time()

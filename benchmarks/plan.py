@@ -5,7 +5,7 @@ python benchmarks/plan.py [LAYOUTS]
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 
 from distsim.hardware.cluster import preset
@@ -41,4 +41,8 @@ def main(wanted: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 500)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("layouts", type=int, nargs="?", default=500, help="[default: 500]")
+    main(parser.parse_args().layouts)

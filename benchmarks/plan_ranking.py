@@ -10,6 +10,7 @@ the simulated times, for the layouts as `training_steps.py` describes them.
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import sys
@@ -58,6 +59,9 @@ def step_s(row: dict[str, str]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with open(Path(__file__).with_name("training_steps.csv"), encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["step_time_s"] and gpu_of(row)]
     groups: dict[tuple[object, ...], list[dict[str, str]]] = defaultdict(list)

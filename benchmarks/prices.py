@@ -8,6 +8,7 @@ The output shows CPU time, the best of five rounds.
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import time
@@ -34,6 +35,9 @@ def best_s(work: Callable[[], object]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     cost = CostModel(cluster_from("dgx-h100"), 64, 8)
     sizes = np.random.default_rng(1).integers(1, 1 << 30, CALLS)
     ranks = tuple(range(64))

@@ -10,10 +10,10 @@ affect, and the time of the hook alone.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import statistics
-import sys
 import tempfile
 import time
 
@@ -88,9 +88,13 @@ def report_hook(optimizer: object) -> None:
 if __name__ == "__main__":
     import torch.multiprocessing as multiprocessing
 
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("steps", type=int, nargs="?", default=12, help="[default: 12]")
+    count = parser.parse_args().steps
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         chosen = free.getsockname()[1]
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     with tempfile.TemporaryDirectory() as target:
         multiprocessing.spawn(run_rank, (count, chosen, target), nprocs=2)

@@ -10,6 +10,7 @@ every third.
 
 from __future__ import annotations
 
+import argparse
 import os
 import socket
 import sys
@@ -214,9 +215,13 @@ def check(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3 or sys.argv[1] not in ("record", "check"):
-        sys.exit(__doc__)
-    if sys.argv[1] == "record":
-        record(Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=["record", "check"])
+    parser.add_argument("folder", type=Path, help="Folder of the recordings.")
+    options = parser.parse_args()
+    if options.action == "record":
+        record(options.folder)
     else:
-        sys.exit(check(Path(sys.argv[2])) > 0)
+        sys.exit(check(options.folder) > 0)

@@ -11,6 +11,7 @@ pause and the number of steps vary. A pause in the communication delays one writ
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import os
 import socket
@@ -334,11 +335,15 @@ def check(folder: Path, rotation: int) -> int:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) not in (3, 4) or sys.argv[1] not in ("record", "check"):
-        sys.exit(__doc__)
-    target = Path(sys.argv[2]).resolve()
-    chosen = int(sys.argv[3]) if len(sys.argv) == 4 else 0
-    if sys.argv[1] == "record":
-        record(target, chosen)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("action", choices=["record", "check"])
+    parser.add_argument("folder", type=Path, help="Folder of the recordings.")
+    parser.add_argument("chosen", type=int, nargs="?", default=0, help="[default: 0]")
+    options = parser.parse_args()
+    target = options.folder.resolve()
+    if options.action == "record":
+        record(target, options.chosen)
     else:
-        sys.exit(check(target, chosen) > 0)
+        sys.exit(check(target, options.chosen) > 0)

@@ -11,6 +11,7 @@ omitted, which makes the comparison easier for SMPI.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import statistics
@@ -106,9 +107,14 @@ def compare(file: str) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", help="[default: ring.yaml]")
+    options = parser.parse_args()
     if not is_there():
         sys.exit("smpirun is not installed (Debian: apt-get install libsimgrid-dev)")
-    for file in sys.argv[1:] or [str(Path(__file__).parent / "ring.yaml")]:
+    for file in options.files or [str(Path(__file__).parent / "ring.yaml")]:
         compare(file)
 
 

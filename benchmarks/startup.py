@@ -9,6 +9,7 @@ on the load of the machine. Bytecode files exist, as after an installation.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -38,6 +39,9 @@ def measure(arguments: list[str]) -> float:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "tiny.yaml"
         file.write_text(TEXT, encoding="utf-8")

@@ -9,10 +9,10 @@ of tests that pass, that torch skips, and that fail.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 import unittest
@@ -99,7 +99,13 @@ def outcome(captured: CapturedRun) -> str:
 
 
 def main() -> None:
-    pattern = re.compile(sys.argv[1] if len(sys.argv) > 1 else "")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pattern", nargs="?", default="", help="Run tests whose names match.")
+    parser.add_argument("-v", "--verbose", action="store_true", help="Print a line for each test.")
+    options = parser.parse_args()
+    pattern = re.compile(options.pattern)
     names = [n for n in unittest.TestLoader().getTestCaseNames(Suite) if pattern.search(n)]
     told: Counter[str] = Counter()
     began = time.perf_counter()
@@ -111,7 +117,7 @@ def main() -> None:
         told[found if found in ("passed", "skipped") else "failed"] += 1
         if found not in ("passed", "skipped"):
             print(f"{name}: {found}", flush=True)
-        if "-v" in sys.argv:
+        if options.verbose:
             print(name, found, flush=True)
     print(dict(told), f"{time.perf_counter() - began:.0f} s of {len(names)} tests")
     shutil.rmtree(FOLDER, ignore_errors=True)

@@ -8,6 +8,7 @@ memory.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -41,6 +42,9 @@ def measure(arguments: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for name, arguments in COMMANDS.items():
         measure(arguments)
         runs = [measure(arguments) for _ in range(5)]

@@ -8,6 +8,7 @@ of sRGB (IEC 61966-2-1).
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -148,4 +149,10 @@ def main(folder: Path, views: tuple[str, ...]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), tuple(sys.argv[2:]) or VIEW_NAMES)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="Folder to write into.")
+    parser.add_argument("views", nargs="*", help="Views to draw. [default: all]")
+    options = parser.parse_args()
+    main(options.folder, tuple(options.views) or VIEW_NAMES)

@@ -8,6 +8,7 @@ it itself. The output of the layout engine depends on the installed fonts and is
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from functools import lru_cache
@@ -121,4 +122,8 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="Pictures to draw. [default: all]")
+    main(parser.parse_args().names)

@@ -8,20 +8,25 @@ The first argument is the target; the others are libFuzzer's.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", help="A name of `tests.fuzz.targets.TARGETS`.")
+    options, for_libfuzzer = parser.parse_known_args()
     import atheris
 
-    name = sys.argv.pop(1)
     # Readers import modules when they first need them, so a valid input is read in here.
     with atheris.instrument_imports(include=["distsim"]):
         from tests.fuzz.targets import TARGETS
 
-        target = TARGETS[name]
+        target = TARGETS[options.target]
         target.fuzz(min(target.seeds(), key=len))
-    atheris.Setup(sys.argv, target.fuzz)
+    atheris.Setup([sys.argv[0], *for_libfuzzer], target.fuzz)
     atheris.Fuzz()
 
 

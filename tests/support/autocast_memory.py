@@ -10,6 +10,7 @@ RMSNorm is fused on a GPU but consists of several operations on a CPU.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 from pathlib import Path
@@ -50,6 +51,9 @@ def kept(sizes: Sizes) -> int:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.set_num_threads(1)
     functional.rms_norm = torch.rms_norm = normed  # type: ignore[assignment]
     sys.stdout.write(

@@ -7,6 +7,7 @@ placeholders.
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
@@ -74,5 +75,8 @@ def _joined(body: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for one in [*frames(), *spans()]:
         sys.stdout.write(f"{one.page:20} {'…' if one.span else ' '} {one.text}\n")

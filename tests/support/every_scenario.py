@@ -9,6 +9,7 @@ control character, or exceed the time and memory of `tests.support.fuzz`.
 
 from __future__ import annotations
 
+import argparse
 import random
 import sys
 import tempfile
@@ -73,7 +74,15 @@ def serious(found: dict[Pair, str]) -> dict[Pair, str]:
 
 
 def main() -> int:
-    asked = chosen(int(sys.argv[1]), int(sys.argv[2])) if len(sys.argv) > 2 else pairs()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sample", type=int, nargs="?", help="Number of pairs. [default: all pairs]")
+    parser.add_argument(
+        "seed", type=int, nargs="?", default=0, help="Seed of the sample. [default: 0]"
+    )
+    options = parser.parse_args()
+    asked = pairs() if options.sample is None else chosen(options.sample, options.seed)
     found = broken(asked)
     for pair, text in found.items():
         print(f"{pair.scenario}: {pair.command}: {text[:300]}")

@@ -11,6 +11,7 @@ remedy, a control character in the output.
 
 from __future__ import annotations
 
+import argparse
 import io
 import os
 import random
@@ -212,12 +213,17 @@ def run(cases: int, seed: int, tell: Any = None, first: int = 0) -> list[Broken]
 
 
 def main() -> int:
-    count, seed, first = (
-        int(word) for word in (sys.argv[1:] + ["1000", "0", "0"][len(sys.argv) - 1 :])[:3]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    number = {"type": int, "nargs": "?"}
+    parser.add_argument("cases", default=1000, help="Number of cases. [default: 1000]", **number)
+    parser.add_argument("seed", default=0, help="Seed of the cases. [default: 0]", **number)
+    parser.add_argument("first", default=0, help="Number of the first case. [default: 0]", **number)
+    options = parser.parse_args()
     stream = io.TextIOWrapper(os.fdopen(os.dup(1), "wb"), encoding="utf-8", line_buffering=True)
-    found = run(count, seed, lambda said: stream.write(f"{said}\n"), first)
-    stream.write(f"{count} cases, {len(found)} broken promises\n")
+    found = run(options.cases, options.seed, lambda said: stream.write(f"{said}\n"), options.first)
+    stream.write(f"{options.cases} cases, {len(found)} broken promises\n")
     return int(bool(found))
 
 

@@ -9,6 +9,7 @@ hold the rules to it.
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import os
@@ -40,7 +41,7 @@ def start(dist: Any, torch: Any, case: Case, group: Any, rank: int) -> Any:
     return getattr(dist, op)(tensor, root, group=group, async_op=True)
 
 
-def ask(rank: int, store: str, cases: list[Case]) -> list[bool | None]:
+def ask(rank: int, store: str, cases: list[Case], timeout_s: int) -> list[bool | None]:
     """Of each case: this rank got through; None where it is no member."""
     import torch
     import torch.distributed as dist
@@ -53,8 +54,7 @@ def ask(rank: int, store: str, cases: list[Case]) -> list[bool | None]:
         timeout=timedelta(seconds=60),
     )
     groups = [
-        dist.new_group(members, timeout=timedelta(seconds=int(sys.argv[1])))
-        for _, members, _, _ in cases
+        dist.new_group(members, timeout=timedelta(seconds=timeout_s)) for _, members, _, _ in cases
     ]
     dist.barrier()
     works = [
@@ -72,6 +72,11 @@ def ask(rank: int, store: str, cases: list[Case]) -> list[bool | None]:
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("seconds", type=int, help="Timeout of each group.")
+    timeout_s = parser.parse_args().seconds
     os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     cases = json.load(sys.stdin)
     importlib.import_module("torch.distributed")  # once, before the ranks part
@@ -82,7 +87,7 @@ def main() -> int:
             if child == 0:
                 try:
                     with open(f"{folder}/{rank}", "w", encoding="utf-8") as file:
-                        json.dump(ask(rank, f"{folder}/store", cases), file)
+                        json.dump(ask(rank, f"{folder}/store", cases, timeout_s), file)
                 finally:
                     os._exit(0)
             children.append(child)

@@ -8,6 +8,7 @@ group remains usable. tests/backends/test_backend_support.py holds the project's
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -164,13 +165,18 @@ def ask(rank: int, store: str) -> Iterator[tuple[str, str, str | None, str | Non
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", nargs="?", choices=["shapes"], help="Test shapes, not dtypes.")
+    asked = ask if parser.parse_args().what is None else ask_shapes
     os.environ.update(GLOO_SOCKET_IFNAME="lo", OMP_NUM_THREADS="1")
     store = os.path.join(tempfile.mkdtemp(), "store")
     child = os.fork()
     rank = 1 if child == 0 else 0
     status = 1
     try:
-        for line in (ask_shapes if "shapes" in sys.argv[1:] else ask)(rank, store):
+        for line in asked(rank, store):
             if rank == 0:
                 sys.stdout.write(json.dumps(line) + "\n")
         status = 0

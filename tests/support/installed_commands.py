@@ -8,6 +8,7 @@ traceback. It finds files that are missing in the wheel, and dependencies that o
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -65,7 +66,11 @@ def problem(command: Path, expected: Expected, folder: Path) -> str:
 
 
 def main() -> int:
-    command = Path(sys.argv[1]).absolute()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("command", type=Path, help="The installed command.")
+    command = parser.parse_args().command.absolute()
     failures = 0
     with tempfile.TemporaryDirectory() as folder:
         for expected in COMMANDS:

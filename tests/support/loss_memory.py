@@ -9,6 +9,7 @@ a process group that sends nothing).
 
 from __future__ import annotations
 
+import argparse
 import gc
 import sys
 import weakref
@@ -90,6 +91,9 @@ def _seen(function: Any, counted: Counted) -> Any:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
     sys.stdout.write(f"{bytes_a_logit(1):.2f} {bytes_a_logit(8):.2f}\n")

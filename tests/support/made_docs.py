@@ -9,11 +9,11 @@ number of ranks.
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shlex
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
@@ -118,4 +118,8 @@ def refresh(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    refresh(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pages", nargs="*", help="Names of pages. [default: all]")
+    refresh(parser.parse_args().pages)

@@ -7,6 +7,7 @@ of the notebook; the value of a last expression becomes a result with the forms 
 
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import io
@@ -82,6 +83,9 @@ def refresh(file: Path) -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     for path in notebooks():
         refresh(path)
         print(path.name)

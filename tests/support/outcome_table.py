@@ -11,6 +11,7 @@ way. The seeds were chosen from some hundred, one after the other, so that each 
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -216,6 +217,9 @@ def table() -> dict[str, dict[str, list[Any]]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     lines = (
         f"{json.dumps(name)}: {{\n"
         + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())

@@ -13,6 +13,7 @@ item is its kind:
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import signal
@@ -295,4 +296,10 @@ def main(out: str, names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", help="The JSON file to write.")
+    parser.add_argument("names", nargs="*", help="Cases to run. [default: all]")
+    options = parser.parse_args()
+    main(options.out, options.names)

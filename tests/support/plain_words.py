@@ -8,6 +8,7 @@ is banned because readers had to read it twice, not because it is wrong.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import io
 import re
@@ -226,4 +227,8 @@ def main(paths: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("paths", nargs="*", help="Files or folders to read. [default: all]")
+    sys.exit(main(parser.parse_args().paths))

@@ -8,6 +8,7 @@ ranks, a column a size.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -127,6 +128,9 @@ def table() -> dict[str, dict[str, list[object]]]:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     lines = (
         f"{json.dumps(name)}: {{\n"
         + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())

@@ -7,8 +7,8 @@ simulate FILE`` and its exit status.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -39,4 +39,8 @@ def refresh(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    refresh(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="Names of scenarios. [default: all]")
+    refresh(parser.parse_args().names)

@@ -8,13 +8,13 @@ loopback address; files are in a separate folder.
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import re
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from datetime import timedelta
@@ -209,4 +209,8 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="Scenarios to record. [default: all]")
+    main(parser.parse_args().names)

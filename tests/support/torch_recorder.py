@@ -13,6 +13,7 @@ contains the calls that PyTorch requested.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
@@ -345,5 +346,11 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     from tests.support.torch_recorder_cases import CASES
 
-    asked = [name for name in sys.argv[1:] if name != "--check"] or list(CASES)
-    sys.exit(check(asked) if "--check" in sys.argv else write(asked))
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="Cases to record. [default: all]")
+    parser.add_argument("--check", action="store_true", help="Only check the recordings.")
+    options = parser.parse_args()
+    asked = options.names or list(CASES)
+    sys.exit(check(asked) if options.check else write(asked))

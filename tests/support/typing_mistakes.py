@@ -6,6 +6,7 @@ read them one by one; `tests/data/typing_mistakes.txt` contains them.
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from distsim.common.errors import ScenarioErrors
@@ -169,4 +170,7 @@ def report() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     KEPT.write_text(report(), encoding="utf-8")

@@ -13,6 +13,7 @@ distinct call once, and the numbers of the calls per rank.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sys
@@ -327,15 +328,24 @@ def table() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    words = [a for a in arguments if not a.startswith("--")]
-    if "--table" in arguments:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("family", nargs="?", help="A family of configurations. [default: all]")
+    parser.add_argument("case", nargs="?", help="Print this configuration; write nothing.")
+    parser.add_argument("--check", action="store_true", help="Check the recordings.")
+    parser.add_argument("--table", action="store_true", help="Write the page of the recordings.")
+    options = parser.parse_args(arguments)
+    if options.table:
         DOC.write_text(table())
         return 0
-    if len(words) > 1:
-        show(words[0], words[1])
+    if options.case:
+        show(options.family, options.case)
         return 0
-    families = words or [family for family in FAMILIES if installed(family)]
-    if "--check" in arguments:
+    families = [family for family in FAMILIES if installed(family)]
+    if options.family:
+        families = [options.family]
+    if options.check:
         return 0 if sum(not check(family) for family in families) == 0 else 1
     for family in families:
         write(family)

@@ -78,6 +78,7 @@ class FlowChange(NamedTuple):
     ``empty_sends``: additional sends of a tensor without content, if the original sends of the rank
     have some. ``overwritten``: additional messages that a later message overwrites before any call
     reads them. ``duplicate_sends``: sends of the same content to the same rank as an earlier send.
+    ``undefined_reads``: reads of tensors without content by local work.
     """
 
     lost_reads: int
@@ -93,9 +94,10 @@ class FlowChange(NamedTuple):
     empty_sends: int
     overwritten: int
     duplicate_sends: int
+    undefined_reads: int
 
 
-NO_FLOW_CHANGE: Final = FlowChange(*[0] * 13)
+NO_FLOW_CHANGE: Final = FlowChange(*[0] * 14)
 
 
 class DataFlow:
@@ -110,6 +112,7 @@ class DataFlow:
         self._exiting: set[int] = set()
         specs = program.tensors.items()
         self._with_value = {name for name, spec in specs if spec.value is not None}
+        self._without_value = {name for name, _ in specs} - self._with_value
         self._unread = 0
         self._overwritten = 0
         self._arguments: set[tuple[object, ...]] = set()
@@ -143,6 +146,16 @@ class DataFlow:
             changed._empty_sends(self),
             max(0, changed._overwritten - self._overwritten),
             sum(count - 1 for count in changed._sent.values()),
+            changed._undefined_reads(),
+        )
+
+    def _undefined_reads(self) -> int:
+        return sum(
+            count
+            for read, count in self._reads.items()
+            if read.op == "assign"
+            and read.origin == _INITIAL
+            and read.buffer[0] in self._without_value
         )
 
     def _lost_reads(self, changed: DataFlow) -> int:

@@ -17,7 +17,6 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     call_name,
-    depends_on_rank,
     fields_of,
     make_step,
     ranks_of,
@@ -51,12 +50,13 @@ def change_conditions(
     around = [path for path in entries if _contains_any(path, named)]
     for path in dict.fromkeys((*around, *entries)):
         condition = ranks_of(value_at(data, path))
-        if not isinstance(condition, str) or not depends_on_rank(program, condition):
+        # A condition on the iteration as well hardly names a wrong rank by mistake.
+        if not isinstance(condition, str) or len(set(value_by_rank(program, condition))) < 2:
             continue
         for changed_text in _other_conditions(condition):
             values = value_by_rank(program, changed_text)
             # `fix_missing` lets all ranks run a block.
-            if (values and all(values)) or not _differs(program, condition, changed_text):
+            if all(values) or not any(values) or not _differs(program, condition, changed_text):
                 continue
             changed = copy.deepcopy(data)
             value_at(changed, path)["ranks"] = changed_text

@@ -44,6 +44,7 @@ from distsim.repair.fix_messages import (
     align_with_counterparts,
     change_peers,
     invert_peers,
+    receive_into_awaited,
     shift_peers,
 )
 from distsim.repair.fix_missing import (
@@ -310,6 +311,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         return
     yield _of_kind(CHANGES_ORDER, wait_before_use(data, calls.steps))
     arguments = chain(
+        receive_into_awaited(data, calls.named),
         equal_iterations(data, program, hints.user_lines),
         roots_as_numbers(data, program, calls.named_steps),
         splits_as_numbers(data, program, calls.named_steps, hints.lines),

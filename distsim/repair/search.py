@@ -352,6 +352,7 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
+        fix.flow.undefined_reads,
         removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,

@@ -45,6 +45,7 @@ _CLAUSE_END: Final = re.compile(r"[.;,:#()]|\band\b|\n\s*\n")
 _SENDING: Final = re.compile(r"\b(send|pass|forward|rotat|shift|push|travel|hand)\w*")
 _RECEIVING: Final = re.compile(r"\b(receiv|take|get|fetch|comes?|arriv|read)\w*|\bfrom\b")
 _SENT_NAME: Final = re.compile(r"(^|_)(to|send|edge|border|boundary)(_|$)")
+_END_NAME: Final = re.compile(r"^(?:is_)?(first|last)(?:_(?:rank|stage))?$")
 _SENDS: Final = ("send", "isend")
 _RECEIVES: Final = ("recv", "irecv")
 
@@ -68,7 +69,7 @@ class TextHints:
         stays = self._stops_together and _exit_count(data) < _exit_count(self._data)
         loops = self._contradicts_iterations(data, program)
         messages = self._against_direction(program) - self._against_direction(self._program)
-        return stays + loops + max(0, messages)
+        return stays + loops + max(0, messages) + _misnamed_vars(data, program)
 
     def _contradicts_iterations(self, data: ScenarioData, program: Program) -> bool:
         if self._prefers_fewer == self._prefers_more:
@@ -102,6 +103,20 @@ class TextHints:
             if named:
                 return named
         return _named_direction(self._comments.get(line, "")) or self._directions[call.op in _SENDS]
+
+
+def _misnamed_vars(data: ScenarioData, program: Program) -> int:
+    """How many vars named `first` or `last` mean another rank."""
+    world, found = program.world_size, 0
+    for name, value in (data.get("vars") or {}).items():
+        match = _END_NAME.match(str(name).lower())
+        values = value_by_rank(program, value)
+        if match is None or len(values) != world:
+            continue
+        rank = 0 if match[1] == "first" else world - 1
+        is_condition = sorted(values) == [0] * (world - 1) + [1]
+        found += values.index(1) != rank if is_condition else set(values) != {rank}
+    return found
 
 
 def _prose(data: ScenarioData, text: str) -> str:

@@ -84,7 +84,15 @@ class ComputeDevice(_ClusterPart):
         alias="memory_size", description="Size of the device memory.", examples=["80 GiB"]
     )
     #: Generation, by NCCL's tables: volta (V100), ampere (A100), ada (L4, L40S), hopper (H100,
-    #: H200, GH200), blackwell (B200), cdna3 (MI300X).
+    #: H200, GH200), blackwell (B200), cdna3 (MI300X). A new one also needs a row in these tables;
+    #: without it, the value in brackets applies. In `distsim.hardware.cost`:
+    #:
+    #: - nccl_tuning: ``_LL_MAX``, ``_TREE_128`` (A100's bandwidths), ``_LL_MAX_ACROSS`` (the CPU's
+    #:   limits), ``_CHANNELS`` (16), ``_BLOCK_CLUSTER_SIZE`` (1), ``NVLS_EFFICIENCY`` (no NVLS)
+    #: - nccl_constants: ``BY_ARCHITECTURE`` (no offsets)
+    #: - nccl_messages: ``_PEER_CHANNELS`` (H100's channels)
+    #: - prediction_range: ``FITTED_SYSTEMS``, and ``_FITTED_ARCHITECTURES`` in
+    #:   `distsim.hardware.cluster.presets` (the wider range, unless tables are published)
     architecture: Literal["volta", "ampere", "ada", "hopper", "blackwell", "cdna3", ""] = Field(
         default="",
         description="GPU generation; NCCL's choice of algorithms depends on it.",

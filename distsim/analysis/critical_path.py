@@ -7,6 +7,7 @@ certain other call ended, which is the previous piece of the path.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -105,20 +106,32 @@ class _BackwardWalk:
         keys = self.rank[rows].astype(np.int64) * self._span + self.end[rows]
         order = np.argsort(keys, kind="stable")
         self._rows, self._keys = rows[order], keys[order]
-        posted_order = np.lexsort((self.posted, self.rank))
-        self._by_post = posted_order[moves[posted_order]]
-        self._post_keys = (
-            self.rank[self._by_post].astype(np.int64) * self._span + self.posted[self._by_post]
-        )
-        matched = np.flatnonzero(moves)
-        self._by_match = matched[np.argsort(self._match[matched], kind="stable")]
+        self._matched = np.flatnonzero(moves)
+        by_match = np.argsort(self._match[self._matched], kind="stable")
+        self._by_match = self._matched[by_match]
         self._matches = self._match[self._by_match]
         #: When the work of a row began: its start, or the start of a message that was sent earlier.
         self.began = self._start_of_eager_messages()
+
+    # --- computed only if a walk asks for them ---
+    @cached_property
+    def _by_post(self) -> IntArray:
+        """The rows of transfers, sorted by (rank, time at which they were posted)."""
+        rows = self._matched
+        return rows[np.lexsort((self.posted[rows], self.rank[rows]))]
+
+    @cached_property
+    def _post_keys(self) -> IntArray:
+        """The keys by which `_by_post` is sorted."""
+        return self.rank[self._by_post].astype(np.int64) * self._span + self.posted[self._by_post]
+
+    @cached_property
+    def _first_post(self) -> IntArray:
+        """When each rank made its first call; `_NEVER` for ranks without any."""
         posts = self.posted.astype(np.int64)
-        #: When each rank made its first call; `_NEVER` for ranks without any.
-        self._first_post = np.full(trace.world_size, _NEVER, np.int64)
-        np.minimum.at(self._first_post, self.rank[posts >= 0], posts[posts >= 0])
+        first = np.full(self.trace.world_size, _NEVER, np.int64)
+        np.minimum.at(first, self.rank[posts >= 0], posts[posts >= 0])
+        return first
 
     def _start_of_eager_messages(self) -> IntArray:
         """The starts of all rows; of a receive whose message was on its way, the start of the send.

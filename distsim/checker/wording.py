@@ -106,7 +106,7 @@ def _argument_words(call: ResolvedCall, program: Program | None) -> list[str]:
     if call.op == "new_group":
         return [call.name, f"ranks={list(call.ranks)}"]
     if operation.kind == "batch":
-        return [f"{len(call.parts)} messages"]
+        return [plural(len(call.parts), "message")]
     words = _buffer_words(call, program)
     if operation.direction is not None:
         peer = "any" if call.peer is None else call.peer
@@ -176,7 +176,7 @@ def partner_words(call: ResolvedCall) -> tuple[str, str]:
         if operation.signals:
             return "waits for", "reached the wait for"
         return "receives", "posted the receive for"
-    return "sends", "sent" if operation.signals else "posted the send of"
+    return "sends", "sent" if operation.signals else "posted the send for"
 
 
 def place_of_call(program: Program, rank: int, position: int) -> SourceLocation | None:

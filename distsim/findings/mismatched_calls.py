@@ -29,7 +29,7 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "error",
         "mismatch",
         "The members of a collective pass different numbers of elements.",
-        "Gloo aborts or returns wrong data. NCCL hangs or returns wrong data.",
+        "Gloo aborts, hangs or returns wrong data. NCCL hangs or returns wrong data.",
         "Make the shapes equal on all members: pad, drop the last uneven batch, or use "
         "all_to_all with splits.",
         two_rank_scenario(
@@ -115,7 +115,7 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
             "In an all_to_all, one member sends more or fewer elements to another member than that "
             "member expects."
         ),
-        "Gloo hangs or aborts. NCCL hangs or writes past the end of the receive buffer.",
+        "Gloo aborts or returns wrong data. NCCL hangs or writes past the end of the receive buffer.",
         (
             "For each pair of ranks, `output_splits[j]` on rank i must equal `input_splits[i]` on "
             "rank j. If the ranks do not know these counts, exchange them first. If a scenario omits "

@@ -118,7 +118,7 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         (
             "Two messages of equal size, dtype and tag between the same two ranks are probably received in the "
             "wrong order. Only the names of the tensors show this: `a` arrives in `b` and `b` in `a`, or "
-            "other messages from `a` arrive in another tensor."
+            "a message from `a` arrives in a tensor in which no other message from `a` does."
         ),
         "Nothing hangs or raises, because the sizes match. The receiver "
         "uses an activation as a gradient, or one micro-batch as another, so the result is wrong.",
@@ -231,7 +231,8 @@ program:
             "Neither the manual nor the source of the backend defines the behaviour of this program. "
             "One example: rank 0 puts its first send to rank 1 and its first receive from rank 1 "
             "into one batch, but rank 1 makes these two calls one after the other. Another "
-            "example: rank 0 uses group a before group b, and rank 1 uses group b before group a."
+            "example, with `async_op=True`: rank 0 uses group a before group b, and rank 1 group b "
+            "before group a."
         ),
         "The program may complete here and hang on another version or machine. `check` "
         "reports `undefined` and lists what may happen.",
@@ -378,12 +379,9 @@ program:
         "verdict is incomplete",
         "warning",
         None,
-        "The search did not check every order of events, so the verdict is the worst result "
-        "found so far.",
-        (
-            "The program allows more orders than the search limit: receives from any source and "
-            "sends that may be buffered multiply the number of orders."
-        ),
+        "The program allows more orders of events than the search limit. Receives from any source "
+        "and sends that may be buffered multiply their number.",
+        "The verdict is the worst result found so far. The orders that were not checked may be worse.",
         (
             "Name the sources where possible, or run `distsim check` with a higher limit "
             "(`--max-states`)."

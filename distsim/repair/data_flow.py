@@ -78,6 +78,7 @@ class FlowChange(NamedTuple):
     ``empty_sends``: additional sends of a tensor without content, if the original sends of the rank
     have some. ``overwritten``: additional messages that a later message overwrites before any call
     reads them. ``duplicate_sends``: sends of the same content to the same rank as an earlier send.
+    ``undefined_reads``: reads of tensors without content by local work.
     """
 
     lost_reads: int
@@ -93,9 +94,10 @@ class FlowChange(NamedTuple):
     empty_sends: int
     overwritten: int
     duplicate_sends: int
+    undefined_reads: int
 
 
-NO_FLOW_CHANGE: Final = FlowChange(*[0] * 13)
+NO_FLOW_CHANGE: Final = FlowChange(*[0] * 14)
 
 
 class DataFlow:
@@ -110,6 +112,7 @@ class DataFlow:
         self._exiting: set[int] = set()
         specs = program.tensors.items()
         self._with_value = {name for name, spec in specs if spec.value is not None}
+        self._without_value = {name for name, _ in specs} - self._with_value
         self._unread = 0
         self._overwritten = 0
         self._arguments: set[tuple[object, ...]] = set()
@@ -121,10 +124,10 @@ class DataFlow:
 
     def change_in(self, changed: DataFlow) -> FlowChange:
         """How ``changed`` departs from this program."""
-        lost_reads = self._reads - changed._reads
+        lost_reads = self._lost_reads(changed)
         repeated, early = changed._doubtful_sends(self)
         return FlowChange(
-            sum(count for read, count in lost_reads.items() if read.origin != _INITIAL),
+            lost_reads,
             sum(steps != changed._order.get(rank) for rank, steps in self._order.items()),
             repeated,
             early,
@@ -143,7 +146,45 @@ class DataFlow:
             changed._empty_sends(self),
             max(0, changed._overwritten - self._overwritten),
             sum(count - 1 for count in changed._sent.values()),
+            changed._undefined_reads(),
         )
+
+    def _undefined_reads(self) -> int:
+        return sum(
+            count
+            for read, count in self._reads.items()
+            if read.op == "assign"
+            and read.origin == _INITIAL
+            and read.buffer[0] in self._without_value
+        )
+
+    def _lost_reads(self, changed: DataFlow) -> int:
+        """How many reads no longer see the write that they saw.
+
+        A receive that lacks its send may be one from another rank.
+        """
+        lost = self._reads - changed._reads
+        found = Counter(_without_source(read) for read in (changed._reads - self._reads).elements())
+        total = 0
+        for read in lost.elements():
+            if read.origin == _INITIAL:
+                continue
+            key = _without_source(read)
+            if self._lacks_send(read) and found[key]:
+                found[key] -= 1
+                continue
+            total += 1
+        return total
+
+    def _lacks_send(self, read: _Read) -> bool:
+        """Whether a read sees a receive from a rank that sends less than is received from it."""
+        op, source, _ = read.origin
+        if op not in _RECEIVES:
+            return False
+        channels = [
+            lists for (a, b, *_), lists in self._channels.items() if (a, b) == (source, read.rank)
+        ]
+        return sum(len(sent) - len(received) for sent, received in channels) < 0
 
     def _follow(self, rank: int, calls: Iterable[ResolvedCall]) -> None:
         origins: dict[_Buffer, _Origin] = {}
@@ -281,6 +322,12 @@ def _differences(delivery: _Delivery) -> int:
     """In how many of name and copy the sent and the received tensor differ."""
     pairs = zip(delivery.sent, delivery.received, strict=True)
     return sum(sent != received for sent, received in pairs)
+
+
+def _without_source(read: _Read) -> _Read:
+    """The read, if the rank is not known from which its data come."""
+    op = read.origin[0]
+    return read._replace(origin=(op.removeprefix("i"), None, 0)) if op in _RECEIVES else read
 
 
 def _waits(program: Program, rank: int, position: int) -> tuple[int, ...]:

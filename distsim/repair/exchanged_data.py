@@ -111,6 +111,8 @@ class ExchangedData:
             missing, additional = _without_changed_reductions(before, after)
             fewer_calls += max(0, len(before) - len(after))
             redirected = _redirected_sends(missing, additional, calls)
+            redirected += _reordered_sends(missing, additional)
+            redirected += self._regrouped(rank, missing, additional)
             added += sum(n for each, n in additional.items() if each.carries_data and each.tensors)
             added -= redirected
             if rank in outliers:
@@ -130,6 +132,36 @@ class ExchangedData:
         tensor_sets = len(kept_exchanges)
         return DataLoss(
             lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added, reductions
+        )
+
+    def _regrouped(
+        self, rank: int, missing: Counter[Contribution], additional: Counter[Contribution]
+    ) -> int:
+        """How many missing shares of collectives the rank now gives in another group.
+
+        Only of collectives that not all members of the former group call: one of these ranks may
+        have named the wrong group.
+        """
+        regrouped = 0
+        given = Counter((each.op, each.tensors) for each in additional.elements())
+        for each, count in missing.items():
+            if not self._is_incomplete(rank, each):
+                continue
+            key = each.op, each.tensors
+            moved = min(count, given[key])
+            given[key] -= moved
+            regrouped += moved if each.carries_data and each.tensors else 0
+        return regrouped
+
+    def _is_incomplete(self, rank: int, contribution: Contribution) -> bool:
+        """Whether a rank makes a collective more often than another member of its group."""
+        if contribution.op in _SENDING_OP.values():
+            return False
+        if rank not in contribution.partners:
+            return True
+        return any(
+            _count_like(contribution, self.by_rank.get(member, []), self.by_rank[rank]) < 0
+            for member in contribution.partners
         )
 
     def _lost_of_root(
@@ -236,6 +268,23 @@ def _redirected_sends(
                 redirected[each.tensors] += count
     sent = Counter(each.tensors for each in additional.elements() if each.op == "send")
     return (redirected & sent).total()
+
+
+def _reordered_sends(missing: Counter[Contribution], additional: Counter[Contribution]) -> int:
+    """How many missing sends the rank makes before or after another write of their tensors.
+
+    No message is lost. `data_flow` counts the reads that see another write.
+    """
+
+    def without_versions(contributions: Counter[Contribution]) -> Counter[Contribution]:
+        found = Counter[Contribution]()
+        for each, count in contributions.items():
+            if each.op == "send":
+                tensors = tuple((name, numel, 0) for name, numel, _ in each.tensors)
+                found[each._replace(tensors=tensors)] += count
+        return found
+
+    return (without_versions(missing) & without_versions(additional)).total()
 
 
 def _count_like(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final, TypeGuard
 
+from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -17,16 +18,27 @@ from distsim.repair.scenario_data import (
     fields_of,
     group_members,
     make_step,
+    names_in,
     op_of,
     ranks_of,
     value_at,
+    value_by_rank,
     with_steps_replaced,
 )
 
 _MIN_OR_MAX: Final = re.compile(r"^(max|min)\((?P<first>[^(),]+), *(?P<second>[^(), ][^(),]*)\)$")
 
 #: By operation, the field of the tensor that holds the parts of all ranks.
-_WHOLE_FIELD: Final = {"all_gather_into_tensor": "output", "reduce_scatter_tensor": "input"}
+_WHOLE_FIELD: Final = {
+    "all_gather": "output",
+    "all_gather_into_tensor": "output",
+    "gather": "output",
+    "reduce_scatter": "input",
+    "reduce_scatter_tensor": "input",
+    "scatter": "input",
+}
+#: Of these, those whose whole has a dimension for the ranks.
+_STACKED: Final = ("all_gather", "gather", "reduce_scatter", "scatter")
 
 
 def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
@@ -84,36 +96,83 @@ def _is_list_of_numbers(value: object, size: int) -> bool:
     return all(isinstance(item, int) for item in value)
 
 
-def fit_whole(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
-    """The tensor that holds the parts of all ranks gets as many rows as they have together."""
-    declared = data.get("tensors") or {}
+def fit_parts(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The tensor with the parts of all ranks gets as many elements as they have, or vice versa."""
     for path in named:
         entry = value_at(data, path)
         fields, whole_field = fields_of(entry), _WHOLE_FIELD.get(op_of(entry))
-        size = _group_size(data, fields.get("group"))
+        size = group_size(data, program, fields.get("group"))
         if whole_field is None or size is None:
             continue
         part_field = "input" if whole_field == "output" else "output"
-        part: Any = declared_tensor(data, fields.get(part_field))
-        whole = declared_tensor(data, fields.get(whole_field))
-        rows = _row_count(part)
-        if not isinstance(rows, int) or whole is None:
+        part, whole = fields.get(part_field), fields.get(whole_field)
+        part_shape, whole_shape = _shape(data, program, part), _shape(data, program, whole)
+        if not part_shape or not whole_shape:
             continue
-        shape = [rows * size, *part["shape"][1:]]
-        if whole.get("shape") != shape:
-            name = fields[whole_field]
-            yield (
-                f"give the tensor {name} {rows * size} rows: {rows} of each of {size} ranks",
-                {**data, "tensors": {**declared, name: {**whole, "shape": shape}}},
-            )
+        is_stacked = op_of(entry) in _STACKED or len(whole_shape) == len(part_shape) + 1
+        if is_stacked:
+            wanted = [size, *part_shape]
+        else:
+            wanted = [part_shape[0] * size, *part_shape[1:]]
+        yield from _with_shape(data, program, whole, whole_shape, wanted)
+        is_divided = len(whole_shape) == len(part_shape) + 1
+        rows = whole_shape[1:] if is_divided else [whole_shape[0] // size, *whole_shape[1:]]
+        if all(rows):
+            yield from _with_shape(data, program, part, part_shape, rows)
 
 
-def _group_size(data: ScenarioData, group: object) -> int | None:
-    """The number of members, if the file writes it as a number."""
-    members: object = data.get("world") if group is None else group_members(data, group)
+def group_size(data: ScenarioData, program: Program, group: object) -> int | None:
+    """The members of a group; None if they are not the same number everywhere."""
+    if group in (None, "world"):
+        return program.world_size
+    members = group_members(data, group)
     if isinstance(members, list):
         return len(members)
-    return members if isinstance(members, int) else None
+    sizes = {len(each.ranks) for each in program.groups if each.name.partition("[")[0] == group}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _shape(data: ScenarioData, program: Program, name: object) -> list[int]:
+    """The declared shape of a tensor; empty if it is not the same on all ranks."""
+    tensor = declared_tensor(data, str(name).partition("@")[0])
+    shape = None if tensor is None else tensor.get("shape")
+    if not isinstance(shape, list):
+        return []
+    values = [value_by_rank(program, item) for item in shape]
+    if any(len(set(by_rank)) != 1 for by_rank in values):
+        return []
+    return [by_rank[0] for by_rank in values]
+
+
+def _with_shape(
+    data: ScenarioData, program: Program, name: object, before: list[int], wanted: list[int]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A tensor gets a shape, whose unchanged numbers stay as they are written."""
+    if before == wanted:
+        return
+    declared, tensor_name = data.get("tensors") or {}, str(name).partition("@")[0]
+    tensor = declared[tensor_name]
+    shape = [
+        written if old == new else _written_number(data, program, str(written), new)
+        for written, old, new in zip(tensor["shape"], before, wanted, strict=False)
+    ]
+    if len(before) != len(wanted):
+        shape = [*wanted]
+    text = ", ".join(map(str, shape))
+    changed = {**declared, tensor_name: {**tensor, "shape": shape}}
+    yield f"give the tensor {tensor_name} the shape [{text}]", {**data, "tensors": changed}
+
+
+def _written_number(data: ScenarioData, program: Program, written: str, number: int) -> str | int:
+    """A number as the var that has this value, preferably one that is in the text already."""
+    names = [str(name) for name in data.get("vars") or {}]
+    names.sort(key=lambda name: name not in names_in(written))
+    for name in names:
+        if set(value_by_rank(program, name)) == {number}:
+            return name
+    return number
 
 
 def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:

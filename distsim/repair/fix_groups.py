@@ -15,8 +15,12 @@ from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    call_name,
+    calling_ranks,
+    condition_for_all_ranks,
     fields_of,
     group_members,
+    is_collective,
     make_step,
     op_of,
     owner_ranks,
@@ -65,6 +69,22 @@ def exit_after_block(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     for path in _paths_of(data, "exit"):
         yield from _moved_out_of_block(data, path, None)
         yield "remove exit, so that the process goes on", with_steps_replaced(data, path, [])
+
+
+def exit_on_all_ranks(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """All ranks exit where one does, for example at the end of training in an iteration."""
+    for path in _paths_of(data, "exit"):
+        for end in (len(path), len(path) - 2):
+            chooser = value_at(data, path[:end]) if end > 1 else None
+            if ranks_of(chooser) is None or not isinstance(path[end - 1], int):
+                continue
+            condition = condition_for_all_ranks(program, ranks_of(chooser))
+            step = make_step("exit", fields_of(value_at(data, path)), condition or None)
+            changed = copy.deepcopy(data)
+            value_at(changed, path[: end - 1]).insert(int(path[end - 1]) + 1, step)
+            where = f" where {condition}" if condition else ""
+            yield f"exit on all ranks{where}", with_steps_replaced(changed, path, [])
+            break
 
 
 def _moved_out_of_block(
@@ -200,6 +220,31 @@ def call_where_valid(
             yield words, with_steps_replaced(data, path, [step])
 
 
+def call_in_group_of_callers(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A collective of some ranks is called on the group, or the groups, of exactly these ranks."""
+    members: dict[str, set[tuple[int, ...]]] = {}
+    for each in program.groups:
+        members.setdefault(each.name.partition("[")[0], set()).add(each.ranks)
+    for path in named:
+        entry = value_at(data, path)
+        callers = calling_ranks(data, program, path)
+        if not is_collective(entry) or not callers:
+            continue
+        fields = fields_of(entry)
+        for name, groups in members.items():
+            of_callers = [ranks for ranks in groups if set(ranks) <= set(callers)]
+            is_whole = set().union(*of_callers) == set(callers)
+            if name == fields.get("group", "world") or not is_whole or len(of_callers[0]) < 2:
+                continue
+            rest = {key: value for key, value in fields.items() if key != "group"}
+            changed = rest if name == "world" else {**rest, "group": name}
+            step = make_step(call_name(entry), changed, ranks_of(entry))
+            words = f"{call_name(entry)}: set group to {name}, the group of these ranks"
+            yield words, with_steps_replaced(data, path, [step])
+
+
 def call_on_members(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
@@ -254,6 +299,7 @@ def _paths_of(data: ScenarioData, op: str) -> list[DataPath]:
 
 
 __all__ = [
+    "call_in_group_of_callers",
     "call_on_members",
     "call_where_valid",
     "create_among_members",
@@ -262,6 +308,7 @@ __all__ = [
     "destroy_later",
     "drop_destroy",
     "exit_after_block",
+    "exit_on_all_ranks",
     "initialise_eagerly",
     "list_members_once",
 ]

@@ -190,6 +190,22 @@ def _evens_counts(
     return is_superfluous and lacks_message_with(change.new_peer)
 
 
+def receive_into_awaited(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A receive goes into the tensor that its list of steps reads and never writes."""
+    for path in named:
+        entry = value_at(data, path)
+        if _PEER_FIELD.get(op_of(entry)) != "src" or not isinstance(path[-1], int):
+            continue
+        fields, within = fields_of(entry), path[: path.index("ops") - 2 if "ops" in path else -1]
+        awaited = _unwritten_buffer(data, value_at(data, within), fields.get("tensor"))
+        if awaited:
+            step = make_step(op_of(entry), {**fields, "tensor": awaited}, ranks_of(entry))
+            words = f"{op_of(entry)}: set tensor to {awaited}"
+            yield words, with_steps_replaced(data, path, [step])
+
+
 def invert_peers(
     data: ScenarioData, program: Program, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
@@ -434,6 +450,7 @@ __all__ = [
     "align_with_counterparts",
     "change_peers",
     "invert_peers",
+    "receive_into_awaited",
     "is_message",
     "shift_peers",
 ]

@@ -18,10 +18,13 @@ from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    call_name,
+    condition_for_all_ranks,
     fields_of,
     group_members,
+    is_block,
+    is_collective,
     make_step,
-    names_in,
     op_of,
     owner_ranks,
     ranks_of,
@@ -34,6 +37,8 @@ from distsim.repair.scenario_data import (
 
 #: Fields that say how a call is waited for, not what it does.
 _REQUEST_FIELDS: Final = ("async", "as")
+#: Fields that name tensors of the calling rank.
+_BUFFER_FIELDS: Final = ("input", "output", "tensor")
 
 
 def extend_to_all_ranks(
@@ -45,11 +50,11 @@ def extend_to_all_ranks(
         if ranks_of(entry) is not None and (_needs_all_ranks(entry) or _is_message(entry)):
             found = copy.deepcopy(data)
             del value_at(found, path)["ranks"]
-            yield f"call {op_of(entry)} on all ranks", found
+            yield f"call {call_name(entry)} on all ranks", found
 
 
 def _needs_all_ranks(entry: object) -> bool:
-    return _is_collective(entry) or op_of(entry) == "new_group"
+    return is_collective(entry) or op_of(entry) == "new_group"
 
 
 def extend_blocks(
@@ -63,19 +68,19 @@ def extend_blocks(
     for path in _blocks_around(data, named):
         block = value_at(data, path)
         steps = block["steps"]
-        collectives = [entry for entry in steps if _is_collective(entry)]
+        collectives = [entry for entry in steps if is_collective(entry)]
         if not collectives or any(_is_message(entry) for entry in steps):
             continue
-        names = " and ".join(dict.fromkeys(op_of(entry) for entry in collectives))
+        names = " and ".join(dict.fromkeys(call_name(entry) for entry in collectives))
         if len(collectives) == len(steps) or _is_for_most(program, block["ranks"]):
             changed = copy.deepcopy(data)
             del value_at(changed, path)["ranks"]
-            condition = _condition_for_all_ranks(program, block["ranks"])
+            condition = condition_for_all_ranks(program, block["ranks"])
             if condition:
                 changed_block = value_at(changed, path)
                 changed_block.update({"ranks": condition, "steps": changed_block.pop("steps")})
             yield f"run this block on all ranks, so that all call {names}", changed
-        elif not any(_is_block(entry) for entry in steps):
+        elif not any(is_block(entry) for entry in steps):
             parts = _split_block(block)
             yield (
                 f"call {names} on all ranks, outside of this block",
@@ -94,18 +99,9 @@ def _blocks_around(data: ScenarioData, named: list[DataPath]) -> list[DataPath]:
     return list(found)
 
 
-def _is_collective(entry: object) -> bool:
-    op = op_of(entry)
-    return bool(op) and OPERATIONS[op].kind == "collective"
-
-
 def _is_message(entry: object) -> bool:
     op = op_of(entry)
     return bool(op) and OPERATIONS[op].kind in ("p2p", "batch", "remote")
-
-
-def _is_block(entry: object) -> bool:
-    return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
 
 
 def _is_for_most(program: Program, ranks: Any) -> bool:
@@ -114,29 +110,12 @@ def _is_for_most(program: Program, ranks: Any) -> bool:
     return chosen is None or 2 * len(chosen) > program.world_size
 
 
-def _condition_for_all_ranks(program: Program, ranks: object) -> str:
-    """The parts of a condition that do not depend on the rank, such as one on the iteration."""
-    if not isinstance(ranks, str) or " or " in ranks or "(" in ranks:
-        return ""
-    parts = [part.strip() for part in ranks.split(" and ")]
-    return " and ".join(part for part in parts if not _depends_on_rank(program, part))
-
-
-def _depends_on_rank(program: Program, condition: str) -> bool:
-    """Whether a condition names something whose value differs by rank."""
-    for name in names_in(condition):
-        values = [program.names_of(rank).get(name) for rank in program.present]
-        if any(value != values[0] for value in values):
-            return True
-    return False
-
-
 def _split_block(block: ScenarioData) -> list[ScenarioData]:
     """The collectives of a block, and between them blocks with its other steps."""
     parts: list[ScenarioData] = []
     for entry in block["steps"]:
-        if _is_collective(entry):
-            parts.append({op_of(entry): fields_of(entry)})
+        if is_collective(entry):
+            parts.append({call_name(entry): fields_of(entry)})
         elif parts and "steps" in parts[-1]:
             parts[-1]["steps"].append(copy.deepcopy(entry))
         else:
@@ -170,7 +149,9 @@ def add_skipped_calls(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
             added = [copy.deepcopy(value_at(data, call.path)) for call in calls]
             if not _insert_for_ranks(changed, ranks, own[place:], added):
                 return
-        names = " and ".join(op_of(value_at(data, call.path)) for _, run in skipped for call in run)
+        names = " and ".join(
+            call_name(value_at(data, call.path)) for _, run in skipped for call in run
+        )
         words.append(f"call {names} on {rank_list(ranks)} too, as the other ranks do")
         if len(units) > 1 and step_list_of_ranks(data, ranks) is None:
             return  # the first insertion would move the places of the second
@@ -224,11 +205,11 @@ def _placed_collectives(data: ScenarioData) -> dict[int, list[_PlacedCollective]
     made: dict[int, list[_PlacedCollective]] = {rank: [] for rank in range(world)}
     for path in step_paths(data):
         entry = value_at(data, path)
-        if not _is_collective(entry):
+        if not is_collective(entry):
             continue
         if "repeat" in path or _has_expression(data, path):
             return {}
-        key = json.dumps([op_of(entry), fields_of(entry)], sort_keys=True)
+        key = json.dumps([call_name(entry), fields_of(entry)], sort_keys=True)
         for rank in owner_ranks(data, path) or made:
             if rank in made:
                 made[rank].append(_PlacedCollective(key, path))
@@ -270,15 +251,20 @@ def _skipped_runs(
 
 def make_same_call(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:
     """A rank calls the collective of the other ranks in place of another one."""
-    collectives = [path for path in named if _is_collective(value_at(data, path))]
+    collectives = [path for path in named if is_collective(value_at(data, path))]
     for path in collectives:
         for other in collectives:
             entry, other_entry = value_at(data, path), value_at(data, other)
-            if op_of(entry) == op_of(other_entry):
+            name, other_name = call_name(entry), call_name(other_entry)
+            if name == other_name:
                 continue
-            step = make_step(op_of(other_entry), fields_of(other_entry), ranks_of(entry))
-            words = f"call {op_of(other_entry)}, as the other ranks do, instead of {op_of(entry)}"
-            yield words, with_steps_replaced(data, path, [step])
+            words = f"call {other_name}, as the other ranks do, instead of {name}"
+            fields = fields_of(other_entry)
+            # The rank may be the root, which alone has an output or an input.
+            own = {key: value for key, value in fields_of(entry).items() if key in _BUFFER_FIELDS}
+            for given in (fields, {**fields, **own}):
+                step = make_step(other_name, given, ranks_of(entry))
+                yield words, with_steps_replaced(data, path, [step])
 
 
 def copy_to_other_ranks(
@@ -296,7 +282,7 @@ def copy_to_other_ranks(
             for k in reversed(range(len(value_at(data, list_path)) + 1)):
                 found = copy.deepcopy(data)
                 value_at(found, list_path).insert(k, copy.deepcopy(entry))
-                yield f"call {op_of(entry)} on the other ranks as well", found
+                yield f"call {call_name(entry)} on the other ranks as well", found
 
 
 def complete_early_exits(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
@@ -330,13 +316,13 @@ def _collectives_by_rank(data: ScenarioData) -> dict[int, list[ScenarioData]]:
     )
     for path in step_paths(data):
         entry = value_at(data, path)
-        if op_of(entry) and OPERATIONS[op_of(entry)].kind == "collective" and "repeat" not in path:
+        if is_collective(entry) and "repeat" not in path:
             fields = {
                 key: value for key, value in fields_of(entry).items() if key not in _REQUEST_FIELDS
             }
             for rank in owner_ranks(data, path) or made:
                 if rank in made:
-                    made[rank].append({op_of(entry): fields})
+                    made[rank].append({call_name(entry): fields})
     return made
 
 

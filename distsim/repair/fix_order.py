@@ -13,6 +13,7 @@ from typing import Any, Final
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    call_name,
     fields_of,
     make_step,
     names_in,
@@ -249,6 +250,7 @@ def _moved(
     changed_steps = value_at(changed, path[:-1])
     changed_steps.insert(target, changed_steps.pop(position))
     side = "before" if target < position else "after"
-    neighbour = op_of(steps[target]) or "block"
+    moved = call_name(steps[position]) or "block"
+    neighbour = call_name(steps[target]) or "block"
     place = parenthesised_line(lines, (*path[:-1], target))
-    return f"move this {op_of(steps[position])} {side} the {neighbour}{place}", changed
+    return f"move this {moved} {side} the {neighbour}{place}", changed

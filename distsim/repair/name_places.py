@@ -11,6 +11,7 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     fields_of,
+    is_block,
     op_of,
     ranks_of,
     selected_ranks,
@@ -82,7 +83,7 @@ def _inserted_step(before: ScenarioData, after: ScenarioData) -> tuple[DataPath,
         if not isinstance(new, list) or len(new) != len(old) + 1:
             continue
         place = next((k for k, entry in enumerate(old) if new[k] != entry), len(old))
-        if [*new[:place], *new[place + 1 :]] != old or _is_block(new[place]):
+        if [*new[:place], *new[place + 1 :]] != old or is_block(new[place]):
             return None
         if place == 0:
             return (*list_path, 0), "before"
@@ -114,19 +115,15 @@ def _first_changed_step(before: ScenarioData, after: ScenarioData) -> DataPath |
     """
     for path in step_paths(before):
         entry, changed = value_at(before, path), _value_or_none(after, path)
-        are_blocks = _is_block(entry) and _is_block(changed)
+        are_blocks = is_block(entry) and is_block(changed)
         has_other_ranks = are_blocks and ranks_of(entry) != ranks_of(changed)
         if times_of(entry) != times_of(changed) or has_other_ranks:
             return path
-    own = [path for path in step_paths(before) if not _is_block(value_at(before, path))]
+    own = [path for path in step_paths(before) if not is_block(value_at(before, path))]
     for path in own:
         if _value_or_none(after, path) != value_at(before, path):
             return path
     return own[-1] if own else None
-
-
-def _is_block(entry: object) -> bool:
-    return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
 
 
 def _value_or_none(data: Any, path: DataPath) -> Any:

@@ -23,8 +23,10 @@ from distsim.repair.fix_arguments import (
     unify_shapes,
     use_group_ranks,
 )
-from distsim.repair.fix_counts import fit_whole, pad_rows, transpose_splits, unify_counts
+from distsim.repair.fix_counts import fit_parts, pad_rows, transpose_splits, unify_counts
+from distsim.repair.fix_expressions import change_conditions, change_expressions, change_vars
 from distsim.repair.fix_groups import (
+    call_in_group_of_callers,
     call_on_members,
     call_where_valid,
     create_among_members,
@@ -33,6 +35,7 @@ from distsim.repair.fix_groups import (
     destroy_later,
     drop_destroy,
     exit_after_block,
+    exit_on_all_ranks,
     initialise_eagerly,
     list_members_once,
 )
@@ -41,6 +44,7 @@ from distsim.repair.fix_messages import (
     align_with_counterparts,
     change_peers,
     invert_peers,
+    receive_into_awaited,
     shift_peers,
 )
 from distsim.repair.fix_missing import (
@@ -74,13 +78,17 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     batch_part_paths,
+    call_name,
     fields_of,
+    is_block,
     make_step,
+    object_collective_of,
     op_of,
     owner_ranks,
     parenthesised_line,
     ranks_of,
     step_paths,
+    tensor_names,
     value_at,
     values_as_words,
     with_steps_replaced,
@@ -155,12 +163,15 @@ class _Calls(NamedTuple):
 
     ``steps``: all steps that are calls. ``parts``: the messages in batches. ``named_steps``: the
     steps to change first. ``named``: these, and the messages in batches to change first.
+    ``with_objects``: the named steps, and the object collectives. ``blocks``: all blocks and loops.
     """
 
     steps: list[DataPath]
     parts: list[DataPath]
     named_steps: list[DataPath]
     named: list[DataPath]
+    with_objects: list[DataPath]
+    blocks: list[DataPath]
 
 
 def propose_repairs(data: ScenarioData, hints: FailureHints) -> Iterator[RepairProposal]:
@@ -187,9 +198,9 @@ def _kinds_of_changes(
         yield _order_changes(data, calls)
         yield _alignments(data, hints, calls)
     yield _of_kind(CHANGES_ARGUMENTS, unify_counts(data))
-    movable = [path for path in calls.named_steps if op_of(value_at(data, path)) not in _FIXED_OPS]
+    movable = [path for path in calls.with_objects if op_of(value_at(data, path)) not in _FIXED_OPS]
     named_parts = [path for path in calls.named if path in calls.parts]
-    for moved in (movable, named_parts):
+    for moved in (movable, named_parts, calls.blocks):
         yield _of_kind(CHANGES_ORDER, move_steps(data, moved, hints.user_lines))
     if not hints.mismatch:
         yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
@@ -198,15 +209,22 @@ def _kinds_of_changes(
         yield _of_kind(CHANGES_ARGUMENTS, more_iterations(data, hints.program))
         yield _of_kind(REMOVES_CALLS, fewer_iterations(data, hints.program))
         yield _of_kind(CHANGES_ARGUMENTS, raise_timeout(data, hints.program))
+        yield _of_kind(CHANGES_ARGUMENTS, change_conditions(data, hints.program, calls.named))
+        yield _of_kind(CHANGES_ARGUMENTS, change_expressions(data, hints.program, calls.named))
+        yield _of_kind(CHANGES_ARGUMENTS, change_vars(data, hints.program))
     for additions in (
-        make_same_call(data, calls.named_steps),
+        make_same_call(data, calls.with_objects),
         complete_early_exits(data),
-        extend_to_all_ranks(data, calls.steps + calls.parts),
-        copy_to_other_ranks(data, calls.named_steps),
+        extend_to_all_ranks(
+            data, list(dict.fromkeys((*calls.steps, *calls.parts, *calls.with_objects)))
+        ),
+        copy_to_other_ranks(data, calls.with_objects),
         add_counterparts(data, calls.named),
     ):
         yield _of_kind(ADDS_CALLS, additions)
-    yield _of_kind(REMOVES_CALLS, _removals(data, calls.named))
+    yield _of_kind(
+        REMOVES_CALLS, _removals(data, list(dict.fromkeys((*calls.named, *calls.with_objects))))
+    )
 
 
 def _of_kind(kind: int, changes: Iterable[_Change]) -> Iterator[RepairProposal]:
@@ -218,9 +236,11 @@ def _removals(data: ScenarioData, named: list[DataPath]) -> Iterator[_Change]:
     """One call is removed; never local work, whose absence only hides a failure."""
     for path in named:
         op = op_of(value_at(data, path))
-        is_needed = op == _INIT and not _is_initialised_elsewhere(data, path)
-        if OPERATIONS[op].kind != "local" and not is_needed:
-            yield f"remove {op}", with_steps_replaced(data, path, [])
+        if op and OPERATIONS[op].kind == "local":
+            continue
+        if op == _INIT and not _is_initialised_elsewhere(data, path):
+            continue
+        yield f"remove {call_name(value_at(data, path))}", with_steps_replaced(data, path, [])
 
 
 def _is_initialised_elsewhere(data: ScenarioData, path: DataPath) -> bool:
@@ -236,7 +256,10 @@ def _is_initialised_elsewhere(data: ScenarioData, path: DataPath) -> bool:
 
 def _calls_to_change(data: ScenarioData, hints: FailureHints) -> _Calls:
     """Which calls to change, those that the findings name and those of outlier ranks first."""
-    steps = [path for path in step_paths(data) if op_of(value_at(data, path))]
+    entries = step_paths(data)
+    steps = [path for path in entries if op_of(value_at(data, path))]
+    objects = [path for path in entries if object_collective_of(value_at(data, path))]
+    blocks = [path for path in entries if is_block(value_at(data, path))]
     has_few_steps = len(steps) <= _FEW_STEPS
     named_steps = [path for path in steps if hints.lines[path] in hints.places]
     awaited = _calls_awaited_by(data, steps, named_steps)
@@ -252,7 +275,10 @@ def _calls_to_change(data: ScenarioData, hints: FailureHints) -> _Calls:
         # Sorting is stable: the calls of outlier ranks come first.
         named_steps = sorted(named_steps, key=lambda path: _is_of_others(data, path, hints))
         named.sort(key=lambda path: _is_of_others(data, path, hints))
-    return _Calls(steps, parts, named_steps, named)
+    named_objects = [path for path in objects if hints.lines[path] in hints.places]
+    other_objects = [path for path in objects if path not in named_objects]
+    with_objects = [*named_objects, *named_steps, *other_objects]
+    return _Calls(steps, parts, named_steps, named, with_objects, blocks)
 
 
 def _is_of_others(data: ScenarioData, path: DataPath, hints: FailureHints) -> bool:
@@ -285,6 +311,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         return
     yield _of_kind(CHANGES_ORDER, wait_before_use(data, calls.steps))
     arguments = chain(
+        receive_into_awaited(data, calls.named),
         equal_iterations(data, program, hints.user_lines),
         roots_as_numbers(data, program, calls.named_steps),
         splits_as_numbers(data, program, calls.named_steps, hints.lines),
@@ -296,16 +323,20 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         list_members_once(data, program),
         name_expected_sources(data),
         drop_invalid_tags(data, calls.named),
+        call_in_group_of_callers(data, program, calls.with_objects),
         call_on_members(data, calls.named_steps),
         call_where_valid(data, program, calls.named_steps, hints.lines) if hints.is_first else (),
     )
     yield _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_RARE_CHANGES))
-    yield _of_kind(ADDS_CALLS, extend_blocks(data, program, calls.named_steps))
+    yield _of_kind(ADDS_CALLS, extend_blocks(data, program, calls.with_objects))
     yield _of_kind(ADDS_CALLS, add_skipped_calls(data))
     yield _of_kind(ADDS_CALLS, synchronise_accesses(data, calls.steps))
     yield _of_kind(CHANGES_ORDER, chain(destroy_later(data), destroy_after_block(data)))
     yield _of_kind(CHANGES_ORDER, wait_for_requests(data, calls.named_steps))
-    yield _of_kind(ADDS_CALLS, chain(exit_after_block(data), drop_destroy(data)))
+    yield _of_kind(
+        ADDS_CALLS,
+        chain(exit_after_block(data), exit_on_all_ranks(data, program), drop_destroy(data)),
+    )
     yield _of_kind(ADDS_CALLS, create_on_all_ranks(data))
     yield _of_kind(CHANGES_ARGUMENTS, create_among_members(data))
     if BACKEND_PROFILES[program.backend].device:
@@ -339,7 +370,7 @@ def _argument_changes(
         use_group_ranks(data, calls.named_steps),
         () if hints.program is None else unify_shapes(data, hints.program),
         transpose_splits(data, calls.named_steps),
-        fit_whole(data, calls.named_steps),
+        () if hints.program is None else fit_parts(data, hints.program, calls.named_steps),
         pad_rows(data, calls.named_steps),
     )
     yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
@@ -384,8 +415,8 @@ def _copy_declarations(data: ScenarioData, named: list[DataPath]) -> Iterator[_C
     declared = data.get("tensors") or {}
     used: dict[str, None] = {}
     for path in named:
-        for name in fields_of(value_at(data, path)).values():
-            if isinstance(name, str) and name in declared:
+        for name in sorted(tensor_names(value_at(data, path))):
+            if name in declared:
                 used[name] = None
     for name in used:
         for key in ("shape", "dtype"):

@@ -15,6 +15,13 @@ ScenarioData = dict[str, Any]
 DataPath = tuple[str | int, ...]
 
 _NAME: Final = re.compile(r"[^\W\d]\w*")
+#: Calls that expand into several collectives, and the field that their short form sets.
+_OBJECT_COLLECTIVES: Final = {
+    "all_gather_object": "object",
+    "broadcast_object_list": "objects",
+    "gather_object": "object",
+    "scatter_object_list": "objects",
+}
 #: The fields of calls that name tensors.
 _TENSOR_FIELDS: Final = ("tensor", "tensors", "input", "inputs", "output", "outputs")
 
@@ -60,15 +67,39 @@ def op_of(entry: object) -> str:
     return next((key for key in entry if key in OPERATIONS), "")
 
 
+def is_block(entry: object) -> bool:
+    """Whether an entry is a block or a loop, with steps of its own."""
+    return isinstance(entry, dict) and ("steps" in entry or "repeat" in entry)
+
+
+def object_collective_of(entry: object) -> str:
+    """The object collective, such as `gather_object`, that a step calls; empty for others."""
+    if not isinstance(entry, dict):
+        return ""
+    return next((key for key in entry if key in _OBJECT_COLLECTIVES), "")
+
+
+def call_name(entry: object) -> str:
+    """The operation or the object collective that a step calls; empty for everything else."""
+    return op_of(entry) or object_collective_of(entry)
+
+
+def is_collective(entry: object) -> bool:
+    """Whether a step calls a collective, an object collective included."""
+    op = op_of(entry)
+    return OPERATIONS[op].kind == "collective" if op else bool(object_collective_of(entry))
+
+
 def fields_of(entry: Any) -> ScenarioData:
     """A step's arguments; the short form (`op: value`) sets the operation's first field."""
-    op = op_of(entry)
-    given = entry.get(op) if isinstance(entry, dict) else None
+    name = call_name(entry)
+    given = entry.get(name) if isinstance(entry, dict) else None
     if isinstance(given, dict):
         return dict(given)
-    if given is None or OPERATIONS[op].first_field is None:
+    if given is None:
         return {}
-    return {str(OPERATIONS[op].first_field): given}
+    first = _OBJECT_COLLECTIVES.get(name) or OPERATIONS[name].first_field
+    return {} if first is None else {str(first): given}
 
 
 def tensor_names(entry: Any) -> set[str]:
@@ -268,6 +299,23 @@ def value_by_rank(program: Program, value: object) -> list[int]:
         return [int(number) for number in found]
     except (ExpressionError, TypeError, ValueError):
         return []
+
+
+def condition_for_all_ranks(program: Program, ranks: object) -> str:
+    """The parts of a condition that do not depend on the rank, such as one on the iteration."""
+    if not isinstance(ranks, str) or " or " in ranks or "(" in ranks:
+        return ""
+    parts = [part.strip() for part in ranks.split(" and ")]
+    return " and ".join(part for part in parts if not depends_on_rank(program, part))
+
+
+def depends_on_rank(program: Program, condition: str) -> bool:
+    """Whether a condition names something whose value differs by rank."""
+    for name in names_in(condition):
+        values = [program.names_of(rank).get(name) for rank in program.present]
+        if any(value != values[0] for value in values):
+            return True
+    return False
 
 
 def step_list_of_rank(data: ScenarioData, rank: int) -> DataPath | None:

@@ -42,6 +42,7 @@ from distsim.repair.scenario_data import (
     step_paths,
     with_selected_ranks,
 )
+from distsim.repair.text_hints import TextHints, unusual_orders
 from distsim.repair.text_patch import line_numbers_before, patched_text, unified_diff
 from distsim.repair.update_expectations import updated_expectations
 from distsim.scenario import loads
@@ -73,6 +74,19 @@ _LINE_PATTERN: Final = re.compile(r"\bline (\d+)")
 _VERDICT_ORDER: Final = ("ok", "leak", "race", "deadlock", "mismatch", "invalid")
 
 
+class RepairDoubts(NamedTuple):
+    """Signs that another repair is meant; less is better.
+
+    ``against_words``: changes that contradict names, comments and descriptions. ``conflicting``:
+    calls in another order than on other ranks. ``unusual``: calls in another order than that of the
+    declarations of their tensors.
+    """
+
+    against_words: int = 0
+    conflicting: int = 0
+    unusual: int = 0
+
+
 class ScenarioRepair(NamedTuple):
     """A repaired file.
 
@@ -80,7 +94,7 @@ class ScenarioRepair(NamedTuple):
     changed, one entry per step. ``completes``: backends on which it completes. ``makespan_ns``: the
     simulated makespan under its own backend. ``text``: the file; ``patch``: its unified diff.
     ``loss``: the data that no longer arrive, and the correct ranks whose calls differ. ``flow``:
-    what local work and messages no longer see.
+    what local work and messages no longer see. ``doubts``: signs that another repair is meant.
     """
 
     kind: int
@@ -91,6 +105,7 @@ class ScenarioRepair(NamedTuple):
     patch: str
     loss: DataLoss
     flow: FlowChange
+    doubts: RepairDoubts
 
 
 class _RepairCandidate(NamedTuple):
@@ -108,6 +123,7 @@ class _RepairCandidate(NamedTuple):
     kind: int = 0
     loss: DataLoss = DataLoss(0, 0, 0)
     flow: FlowChange = NO_FLOW_CHANGE
+    doubts: RepairDoubts = RepairDoubts()
 
     @property
     def is_repaired(self) -> bool:
@@ -199,6 +215,9 @@ class _Original:
         self.text = first.text
         self.data = ExchangedData(program)
         self.flow = DataFlow(program)
+        self.hints = TextHints(
+            first.text, plain_data(_parse_document(first.text, "").root), program
+        )
         # A race or a leak is a fault in the order of events: the data of all ranks are right.
         is_misbehaviour = verdict.verdict not in ("race", "leak")
         outliers = set(verdict.culprits) if is_misbehaviour else set()
@@ -207,6 +226,11 @@ class _Original:
             outliers.update(verdict.ranks)
         self.outliers = frozenset(outliers)
         self.completed = completed_contributions(program, _positions_before_failure(first))
+
+    def doubts_about(self, text: str, program: Program) -> RepairDoubts:
+        """Signs that a changed program is not what the author meant."""
+        data = plain_data(_parse_document(text, "").root)
+        return RepairDoubts(self.hints.contradictions(data, program), *unusual_orders(program))
 
     def loss_in(self, program: Program) -> DataLoss | None:
         """What a changed program loses; None if this makes it no repair."""
@@ -307,9 +331,11 @@ class _RepairSearch:
             if loss is None:
                 continue
             flow = self.original.flow.change_in(DataFlow(program))
-            self.repaired.append(changed._replace(program=None, loss=loss, flow=flow))
+            doubts = self.original.doubts_about(text, program)
+            repaired = changed._replace(program=None, loss=loss, flow=flow, doubts=doubts)
+            self.repaired.append(repaired)
             keeps_data = not loss.lost and not flow.overwritten and not flow.lost_reads
-            is_best = keeps_data and not loss.changed_ranks
+            is_best = keeps_data and not loss.changed_ranks and not doubts.against_words
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)
         return unrepaired
@@ -321,10 +347,12 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     removes_local_work = fix.kind >= REMOVES_CALLS and loses_nothing
     return (
         fix.flow.empty_sends,
+        fix.doubts.against_words,
         fix.loss.lost,
         fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
+        fix.flow.undefined_reads,
         removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,
@@ -342,6 +370,8 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.flow.message_arguments,
         fix.flow.edited_ranks,
         fix.flow.edited_before_exit,
+        fix.doubts.conflicting,
+        fix.doubts.unusual,
         *_patch_size(fix.patch),
         fix.kind,
         fix.makespan_ns,
@@ -439,6 +469,7 @@ def _finished_repair(
         unified_diff(before, updated, file),
         state.loss,
         state.flow,
+        state.doubts,
     )
 
 

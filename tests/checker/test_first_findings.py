@@ -202,7 +202,7 @@ def test_a_batch_that_waits_for_single_calls_is_explained_by_their_communicators
     found = errors(program, world=2, backend="nccl")
 
     assert found[0].code == "DS301"
-    assert "has posted the send of it" in found[0].message
+    assert "has posted the send for it" in found[0].message
     assert "later" not in found[0].message
     assert "use batch_isend_irecv on both ranks or on neither" in found[0].help[0]
 

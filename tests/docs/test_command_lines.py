@@ -50,7 +50,7 @@ ASIDE = {
     r"--backend nccl$|--device cuda|nccl\.sh": "needs a GPU",
     r"distsim run scenarios/hybrid.yaml --real --trace": "needs a GPU: the file says nccl",
     r"support\.(archive|mutation)": "records or changes the whole project: minutes to hours",
-    r"support\.(made_docs|notebooks|scenario_outputs|(price|outcome)_table)|viz/make|cli\.generate_docs": "writes into the project; tests compare it all",
+    r"support\.(made_docs|notebooks|(scenario|command)_outputs|(price|outcome)_table)|viz/make|cli\.generate_docs": "writes into the project; tests compare it all",
     r"benchmarks/doctor.py|benchmarks/smpi.py": "needs arguments, or SimGrid",
 }
 #: Lines that start processes, or take longer than a second or two.

@@ -597,9 +597,14 @@ def wider_products():
 
 
 def inference():
+    positions = torch.arange(8, device=d)
     with torch.inference_mode():
         x = torch.ones(3, device=d)
         assert (x * 2).sum().item() == 6
+        view = positions[2:4]
+        assert view.tolist() == [2, 3]
+        assert not view.is_inference()  # a view of a normal tensor is a normal tensor
+        assert x[1:].is_inference()
 
 
 def params():

@@ -150,7 +150,10 @@ RerunOption = Annotated[
 ]
 StrictOption = Annotated[
     bool,
-    typer.Option("--strict", help="Fail also on leaks: requests and messages that never complete."),
+    typer.Option(
+        "--strict",
+        help="Fail also on leaks: requests without a wait, and messages without a receive.",
+    ),
 ]
 
 

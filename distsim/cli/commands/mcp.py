@@ -21,7 +21,7 @@ FolderArgument = Annotated[
 
 
 def command(folder: FolderArgument = Path()) -> None:
-    """Serve check, simulate, doctor, explain and capture as tools for coding agents.
+    """Offer the commands check, simulate, doctor, explain and capture to coding agents.
 
     An agent starts this command and talks to it over standard input and output (Model Context
     Protocol). `capture` runs programs with your permissions.

@@ -72,7 +72,8 @@ WhatIfOption = Annotated[
         "--what-if",
         metavar="CHANGE",
         help="With --as-recorded, change the replay: like-peers=2 (rank 2 computes like its "
-        "peers), or compute@6-7=0.8 (compute times of ranks 6 and 7 x 0.8). Repeatable.",
+        "peers), or compute@6-7=0.8 (compute times of ranks 6 and 7, multiplied by 0.8). "
+        "Repeatable.",
     ),
 ]
 TraceOption = Annotated[

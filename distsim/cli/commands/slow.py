@@ -59,8 +59,8 @@ WhatIfOption = Annotated[
         "--what-if",
         metavar="CHANGE",
         help="Predict a step with a change: like-peers=2 (rank 2 works like its peers), "
-        "compute@6-7=0.8 (compute times of ranks 6 and 7 x 0.8), or cluster=NAME (communication "
-        "on this hardware). Repeatable.",
+        "compute@6-7=0.8 (compute times of ranks 6 and 7, multiplied by 0.8), or cluster=NAME "
+        "(communication on this hardware). Repeatable.",
     ),
 ]
 FailAboveOption = Annotated[

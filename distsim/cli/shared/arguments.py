@@ -112,8 +112,8 @@ StrictOption = Annotated[
     typer.Option(
         "--strict",
         help=(
-            "Fail also on leaks (requests and messages that never complete), and if the search "
-            "over orders of events stopped early."
+            "Fail also on leaks (requests without a wait, messages without a receive), and if the "
+            "search over orders of events stopped early."
         ),
     ),
 ]

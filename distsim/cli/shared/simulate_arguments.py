@@ -68,7 +68,7 @@ StragglersOption = Annotated[
     str | None,
     typer.Option(
         "--stragglers",
-        metavar="SHARExFACTOR",
+        metavar="SHARE x FACTOR",
         help="With --seeds: make random ranks slower. 1%x1.3 makes 1 % of the ranks slower "
         "by a factor of 1.3.",
     ),

@@ -31,6 +31,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/native/transformers/attention.h>
 #include <c10/core/CPUAllocator.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/reducer_timer.hpp>
 #include <torch/library.h>
@@ -162,6 +163,7 @@ struct Shown {
   std::unordered_map<StorageImpl*, Storage> device_of;  // of the host's
   std::unordered_map<c10::TensorImpl*, std::pair<Tensor, Tensor>> original;  // what the CPU saw, and what it is
   std::unordered_set<StorageImpl*> theirs;  // of arguments that are on the CPU and stay there
+  std::unordered_set<StorageImpl*> normal;  // of the host's that stand for arguments which are no inference tensors
   std::vector<std::pair<Storage, Storage>> pairs;
   Device device{kDevice, 0};
   bool known = false;
@@ -186,6 +188,7 @@ struct Shown {
     Tensor made = tensor_on(host(t.storage()), t, kHostKeys);
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
     original.emplace(made.unsafeGetTensorImpl(), std::make_pair(made, t));
+    if (!t.is_inference()) normal.insert(made.storage().unsafeGetStorageImpl());
     return made;
   }
 
@@ -204,7 +207,12 @@ struct Shown {
     if (!t.defined() || t.device().type() != c10::DeviceType::CPU || t.layout() != c10::kStrided) return t;
     if (theirs.count(t.storage().unsafeGetStorageImpl())) return t;
     auto argument = original.find(t.unsafeGetTensorImpl());
-    if (argument == original.end()) return tensor_on(device_storage(t.storage()), t, kDeviceKeys);
+    if (argument == original.end()) {
+      // Also in inference mode, a view of a normal tensor is a normal tensor.
+      std::optional<c10::InferenceMode> normal_mode;
+      if (normal.count(t.storage().unsafeGetStorageImpl()) && c10::InferenceMode::is_enabled()) normal_mode.emplace(false);
+      return tensor_on(device_storage(t.storage()), t, kDeviceKeys);
+    }
     update(argument->second.second, t);
     return argument->second.second;
   }

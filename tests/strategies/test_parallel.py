@@ -226,6 +226,22 @@ def test_every_rank_gets_every_part_of_the_sequence_once_in_ring_order(world, ro
         assert owners == [[(rank - i) % world] for i in range(world)]
 
 
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+@pytest.mark.parametrize("rotate", ["alltoall", "allgather"])
+def test_keys_travel_to_all_others_in_each_pass_and_gradients_all_the_way_round(world, rotate):
+    """A rank alone does not communicate."""
+    program = lower(ring(world, rotate=rotate))
+    ops = Counter(call.op for _, call in program.calls_of(world - 1))
+    gathers = 2 if rotate == "allgather" and world > 1 else 0
+    gradients = world if world > 1 else 0
+    keys = 2 * (world - 1) if rotate == "alltoall" else 0
+
+    assert program.findings == ()
+    assert sum(count for op, count in ops.items() if op.startswith("all_gather")) == gathers
+    exchanges = sum(count for op, count in ops.items() if op.startswith("all_to_all"))
+    assert exchanges == keys + gradients
+
+
 @pytest.mark.parametrize("rotate", ["alltoall", "allgather", "p2p"])
 def test_gradients_of_keys_return_with_the_part_of_every_rank_exactly_once(rotate):
     done = simulated(ring(4, rotate=rotate).to_yaml())

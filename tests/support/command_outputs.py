@@ -9,8 +9,8 @@ look at ``git diff`` afterwards. With names, it regenerates only those.
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import tempfile
 from pathlib import Path
 
@@ -95,4 +95,6 @@ def refresh(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    refresh(sys.argv[1:])
+    parser = argparse.ArgumentParser(description="Regenerate tests/data/command_outputs.")
+    parser.add_argument("names", nargs="*", choices=[*COMMANDS, []], metavar="NAME")
+    refresh(parser.parse_args().names)

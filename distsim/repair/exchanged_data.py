@@ -11,13 +11,14 @@ the data.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import chain
 from typing import NamedTuple
 
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
+from distsim.repair.filled_tensors import Root
 
 _SENDING_OP = {"send": "send", "isend": "send", "recv": "recv", "irecv": "recv"}
 #: Calls after which a rank makes no other.
@@ -97,9 +98,23 @@ class DataLoss(NamedTuple):
 class ExchangedData:
     """The contributions of all ranks of a program, in program order."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(
+        self,
+        program: Program,
+        empty_roots: Collection[Root] = (),
+        substitutes: Mapping[str, str] | None = None,
+    ) -> None:
+        """``empty_roots``: roots that give no data. ``substitutes``: names for other tensors."""
         self.world_size = program.world_size
-        self.by_rank = {rank: list(_contributions(program, rank)) for rank in program.present}
+        self.by_rank = {
+            rank: [
+                _renamed(each, substitutes or {})
+                if (each.op, each.partners, each.root) not in empty_roots
+                else each._replace(carries_data=False)
+                for each in _contributions(program, rank)
+            ]
+            for rank in program.present
+        }
 
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
@@ -133,6 +148,10 @@ class ExchangedData:
         return DataLoss(
             lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added, reductions
         )
+
+    def ranks_naming(self, roots: Collection[Root]) -> set[int]:
+        """The ranks that make a collective with one of these roots."""
+        return {each.rank for each in self._all() if (each.op, each.partners, each.root) in roots}
 
     def _regrouped(
         self, rank: int, missing: Counter[Contribution], additional: Counter[Contribution]
@@ -352,6 +371,14 @@ def _contributions(program: Program, rank: int) -> Iterator[Contribution]:
         if OPERATIONS[call.op].kind not in ("collective", "p2p", "remote"):
             written = (*call.outputs, *call.writes, *call.adds)
             own_writes.update((buffer.name, buffer.index) for buffer in written)
+
+
+def _renamed(contribution: Contribution, names: Mapping[str, str]) -> Contribution:
+    """The contribution with other names for some of its tensors."""
+    tensors = tuple(
+        (names.get(name, name), numel, version) for name, numel, version in contribution.tensors
+    )
+    return contribution._replace(tensors=tensors) if names else contribution
 
 
 def _count(call: ResolvedCall) -> int:

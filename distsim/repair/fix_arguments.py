@@ -15,8 +15,10 @@ from distsim.program.model import Program
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
+    declared_tensor,
     fields_of,
     make_step,
+    names_in,
     op_of,
     paths_by_list,
     ranks_of,
@@ -90,6 +92,30 @@ def unify_shapes(data: ScenarioData, program: Program) -> Iterator[tuple[str, Sc
                 f"give the tensor {name} the same shape on all ranks",
                 {**data, "tensors": {**declared, name: {**tensor, "shape": common}}},
             )
+
+
+def use_unused_tensors(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A call takes a declared tensor that no step uses, such as the padded copy of its tensor."""
+    declared = data.get("tensors") or {}
+    used = names_in(repr(data["program"]))
+    unused = [
+        name
+        for name, tensor in declared.items()
+        if isinstance(tensor, dict) and "value" in tensor and name not in used
+    ]
+    for path in named:
+        entry = value_at(data, path)
+        fields = fields_of(entry)
+        for key in ("input", "tensor"):
+            tensor = declared_tensor(data, fields.get(key)) or {}
+            for other in unused if tensor else ():
+                if tensor.get("dtype") != declared[other].get("dtype"):
+                    continue
+                step = make_step(op_of(entry), {**fields, key: other}, ranks_of(entry))
+                words = f"{op_of(entry)}: set {key} to {other}, which no call uses yet"
+                yield words, with_steps_replaced(data, path, [step])
 
 
 def _common_shape(shape: object, program: Program) -> object:

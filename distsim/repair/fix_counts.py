@@ -55,6 +55,22 @@ def unify_counts(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
             )
 
 
+def exchange_splits(
+    data: ScenarioData, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """The splits of an exchange change their roles, as on the way back of a dispatch."""
+    for path in named:
+        entry = value_at(data, path)
+        fields = fields_of(entry)
+        sent, received = fields.get("input_splits"), fields.get("output_splits")
+        if sent is None or received is None or sent == received:
+            continue
+        changed = {**fields, "input_splits": received, "output_splits": sent}
+        step = make_step(op_of(entry), changed, ranks_of(entry))
+        words = f"{op_of(entry)}: exchange the values of input_splits and output_splits"
+        yield words, with_steps_replaced(data, path, [step])
+
+
 def transpose_splits(
     data: ScenarioData, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:

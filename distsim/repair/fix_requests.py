@@ -17,6 +17,7 @@ from distsim.repair.scenario_data import (
     names_in,
     op_of,
     ranks_of,
+    step_paths,
     tensor_names,
     value_at,
 )
@@ -60,6 +61,49 @@ def wait_for_requests(
             step = make_step(_BLOCKING_OP.get(op, op), blocking, ranks_of(entry))
             value_at(changed, path[:-1])[int(path[-1])] = step
             yield f"let {op} block", changed
+
+
+def wait_for_all_before_use(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A step waits for all requests of its list whose tensors it reads and that are still open."""
+    for list_path in dict.fromkeys(path[:-1] for path in step_paths(data)):
+        steps = value_at(data, list_path)
+        open_requests: dict[str, set[str]] = {}
+        for k, entry in enumerate(steps):
+            fields = fields_of(entry) if op_of(entry) else {}
+            if op_of(entry) == "wait":
+                awaited = _handles_of(fields)
+                open_requests = {} if "all" in awaited else _without(open_requests, awaited)
+                continue
+            read = [name for name, used in open_requests.items() if _names_any(entry, used)]
+            if len(read) > 1 and ranks_of(entry) is None:
+                changed = copy.deepcopy(data)
+                _wait_before(value_at(changed, list_path), k, read)
+                what = op_of(entry) or "the block"
+                yield f"wait for {' and '.join(read)} before {what} uses their tensors", changed
+                open_requests = _without(open_requests, read)
+            handle = fields.get("as")
+            is_numbered = "@" in str(handle)
+            if _starts_request(op_of(entry), fields) and handle is not None and not is_numbered:
+                open_requests[str(handle)] = tensor_names(entry)
+
+
+def _without(requests: dict[str, set[str]], names: list[str]) -> dict[str, set[str]]:
+    return {name: tensors for name, tensors in requests.items() if name not in names}
+
+
+def _handles_of(fields: ScenarioData) -> list[str]:
+    handles = fields.get("handles")
+    return [str(each) for each in (handles if isinstance(handles, list) else [handles])]
+
+
+def _wait_before(steps: list[Any], position: int, handles: list[str]) -> None:
+    """Insert a wait before a step, or extend the wait that stands there."""
+    before = steps[position - 1]
+    if op_of(before) == "wait" and ranks_of(before) is None:
+        handles = [*_handles_of(fields_of(before)), *handles]
+        steps[position - 1] = make_step("wait", {"handles": handles}, None)
+        return
+    steps.insert(position, make_step("wait", {"handles": handles}, None))
 
 
 def _has_wait(steps: list[Any], handle: str) -> bool:
@@ -155,4 +199,4 @@ def _replace_waits(steps: list[Any], handle: str, handles: str | None) -> int:
     return count
 
 
-__all__ = ["wait_for_requests"]
+__all__ = ["wait_for_all_before_use", "wait_for_requests"]

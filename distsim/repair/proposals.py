@@ -22,8 +22,15 @@ from distsim.repair.fix_arguments import (
     name_expected_sources,
     unify_shapes,
     use_group_ranks,
+    use_unused_tensors,
 )
-from distsim.repair.fix_counts import fit_parts, pad_rows, transpose_splits, unify_counts
+from distsim.repair.fix_counts import (
+    exchange_splits,
+    fit_parts,
+    pad_rows,
+    transpose_splits,
+    unify_counts,
+)
 from distsim.repair.fix_expressions import change_conditions, change_expressions, change_vars
 from distsim.repair.fix_groups import (
     call_in_group_of_callers,
@@ -72,7 +79,7 @@ from distsim.repair.fix_order import (
     wait_before_use,
 )
 from distsim.repair.fix_remote import same_channel, synchronise_accesses
-from distsim.repair.fix_requests import wait_for_requests
+from distsim.repair.fix_requests import wait_for_all_before_use, wait_for_requests
 from distsim.repair.fix_timeouts import raise_timeout
 from distsim.repair.scenario_data import (
     DataPath,
@@ -309,7 +316,8 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
     program = hints.program
     if program is None:
         return
-    yield _of_kind(CHANGES_ORDER, wait_before_use(data, calls.steps))
+    waits = chain(wait_for_all_before_use(data), wait_before_use(data, calls.steps))
+    yield _of_kind(CHANGES_ORDER, waits)
     arguments = chain(
         receive_into_awaited(data, calls.named),
         equal_iterations(data, program, hints.user_lines),
@@ -369,6 +377,8 @@ def _argument_changes(
     declarations = chain(
         use_group_ranks(data, calls.named_steps),
         () if hints.program is None else unify_shapes(data, hints.program),
+        use_unused_tensors(data, calls.named_steps),
+        exchange_splits(data, calls.named_steps),
         transpose_splits(data, calls.named_steps),
         () if hints.program is None else fit_parts(data, hints.program, calls.named_steps),
         pad_rows(data, calls.named_steps),

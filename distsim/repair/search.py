@@ -26,6 +26,7 @@ from distsim.repair.exchanged_data import (
     completed_contributions,
     outlier_ranks,
 )
+from distsim.repair.filled_tensors import NO_TENSOR_CHANGE, FilledTensors, TensorChange
 from distsim.repair.name_places import with_place
 from distsim.repair.proposals import (
     CHANGES_ARGUMENTS,
@@ -94,7 +95,8 @@ class ScenarioRepair(NamedTuple):
     changed, one entry per step. ``completes``: backends on which it completes. ``makespan_ns``: the
     simulated makespan under its own backend. ``text``: the file; ``patch``: its unified diff.
     ``loss``: the data that no longer arrive, and the correct ranks whose calls differ. ``flow``:
-    what local work and messages no longer see. ``doubts``: signs that another repair is meant.
+    what local work and messages no longer see. ``tensors``: tensors that are no longer filled.
+    ``doubts``: signs that another repair is meant.
     """
 
     kind: int
@@ -105,6 +107,7 @@ class ScenarioRepair(NamedTuple):
     patch: str
     loss: DataLoss
     flow: FlowChange
+    tensors: TensorChange
     doubts: RepairDoubts
 
 
@@ -123,6 +126,7 @@ class _RepairCandidate(NamedTuple):
     kind: int = 0
     loss: DataLoss = DataLoss(0, 0, 0)
     flow: FlowChange = NO_FLOW_CHANGE
+    tensors: TensorChange = NO_TENSOR_CHANGE
     doubts: RepairDoubts = RepairDoubts()
 
     @property
@@ -213,7 +217,8 @@ class _Original:
     def __init__(self, first: _RepairCandidate) -> None:
         program, verdict = _program_of(first), first.verdict
         self.text = first.text
-        self.data = ExchangedData(program)
+        self.tensors = FilledTensors(program)
+        self.data = ExchangedData(program, self.tensors.empty_roots)
         self.flow = DataFlow(program)
         self.hints = TextHints(
             first.text, plain_data(_parse_document(first.text, "").root), program
@@ -224,7 +229,8 @@ class _Original:
         outliers |= outlier_ranks(program)
         if verdict.verdict == "invalid" and 2 * len(verdict.ranks) < program.world_size:
             outliers.update(verdict.ranks)
-        self.outliers = frozenset(outliers)
+        misled = self.data.ranks_naming(self.tensors.empty_roots)
+        self.outliers = frozenset(misled or outliers)
         self.completed = completed_contributions(program, _positions_before_failure(first))
 
     def doubts_about(self, text: str, program: Program) -> RepairDoubts:
@@ -232,9 +238,9 @@ class _Original:
         data = plain_data(_parse_document(text, "").root)
         return RepairDoubts(self.hints.contradictions(data, program), *unusual_orders(program))
 
-    def loss_in(self, program: Program) -> DataLoss | None:
+    def loss_in(self, program: Program, tensors: FilledTensors) -> DataLoss | None:
         """What a changed program loses; None if this makes it no repair."""
-        changed = ExchangedData(program)
+        changed = ExchangedData(program, substitutes=self.tensors.substitutes_in(tensors))
         if self.data.drops_collective(changed):
             return None
         if self.data.lost_exchanges(changed, self.completed, self.outliers):
@@ -327,14 +333,20 @@ class _RepairSearch:
                 unrepaired.append(changed._replace(program=None))
                 continue
             program = _program_of(changed)
-            loss = self.original.loss_in(program)
-            if loss is None:
+            filled = FilledTensors(program)
+            loss = self.original.loss_in(program, filled)
+            tensors = self.original.tensors.change_in(filled, self.original.outliers)
+            discards_result = changed.kind >= REMOVES_CALLS and tensors.unfilled > 0
+            if loss is None or discards_result:
                 continue
             flow = self.original.flow.change_in(DataFlow(program))
             doubts = self.original.doubts_about(text, program)
-            repaired = changed._replace(program=None, loss=loss, flow=flow, doubts=doubts)
+            repaired = changed._replace(
+                program=None, loss=loss, flow=flow, tensors=tensors, doubts=doubts
+            )
             self.repaired.append(repaired)
             keeps_data = not loss.lost and not flow.overwritten and not flow.lost_reads
+            keeps_data = keeps_data and not any(tensors)
             is_best = keeps_data and not loss.changed_ranks and not doubts.against_words
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)
@@ -347,12 +359,14 @@ def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
     removes_local_work = fix.kind >= REMOVES_CALLS and loses_nothing
     return (
         fix.flow.empty_sends,
+        fix.flow.undefined_reads,
+        fix.tensors.unfilled,
+        fix.tensors.invented,
         fix.doubts.against_words,
         fix.loss.lost,
         fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
-        fix.flow.undefined_reads,
         removes_local_work,
         -len(fix.completes),
         fix.loss.changed_ranks,
@@ -469,6 +483,7 @@ def _finished_repair(
         unified_diff(before, updated, file),
         state.loss,
         state.flow,
+        state.tensors,
         state.doubts,
     )
 

@@ -59,6 +59,38 @@ _PROGRAMS = {
         "    steps: [{new_group: {name: g, ranks: [1, 2]}}, {barrier: g}]\n",
         "use_local_synchronization",
     ),
+    "the way back of a dispatch": (
+        "world: 2\n"
+        "tensors:\n"
+        "  done: {shape: [{0: 1, 1: 3}], value: rank}\n"
+        "  out: {shape: [2]}\n"
+        "program:\n"
+        "  - all_to_all_single:\n"
+        "      input: done\n"
+        "      output: out\n"
+        "      input_splits: {0: [1, 1], 1: [0, 2]}\n"
+        "      output_splits: {0: [1, 0], 1: [1, 2]}\n",
+        "+        0: [1, 0]",
+    ),
+    "a padded tensor that no call uses": (
+        "world: 2\n"
+        "tensors:\n"
+        "  x: {shape: [{0: 3, 1: 2}], value: index}\n"
+        "  padded: {shape: [3], value: {0: [0, 1, 2], 1: [0, 1, -1]}}\n"
+        "  all: {shape: [2, 3]}\n"
+        "program:\n"
+        "  - all_gather: {input: x, output: all}\n",
+        "input: padded",
+    ),
+    "a root whose tensor no call has written": (
+        "world: 3\ntensors: {loss: {shape: [1], value: -1}}\n"
+        "program:\n"
+        "  - ranks: 2\n"
+        "    steps: [{assign: {tensor: loss, value: 7}}, {broadcast: {tensor: loss, src: 2}}]\n"
+        "  - ranks: rank < 2\n"
+        "    steps: [{broadcast: {tensor: loss, src: 0}}]\n",
+        "+    - broadcast: {tensor: loss, src: 2}",
+    ),
     "a dtype that would lose precision": (
         "world: 2\ntensors: {x: {shape: [4], dtype: bfloat16}, y: {shape: [4], dtype: float32}}\n"
         "program:\n"
@@ -111,3 +143,19 @@ def test_a_request_is_awaited_before_the_group_is_destroyed() -> None:
     (repair, *_) = find_repairs(_HEAD + program, "program.yaml")
 
     assert repair.text.index("wait") < repair.text.index("destroy_process_group")
+
+
+def test_all_open_requests_are_awaited_before_a_step_that_reads_their_tensors() -> None:
+    program = (
+        "world: 2\ntensors: {a: {shape: [1]}, b: {shape: [1]}, c: {shape: [1]}, w: {shape: [1]}}\n"
+        "program:\n"
+        "  - all_reduce: {tensor: a, async: true, as: ha}\n"
+        "  - all_reduce: {tensor: b, async: true, as: hb}\n"
+        "  - all_reduce: {tensor: c, async: true, as: hc}\n"
+        "  - wait: hc\n"
+        "  - assign: {tensor: w, value: a + b + c}\n"
+    )
+
+    (repair, *_) = find_repairs(_HEAD + program, "program.yaml")
+
+    assert "handles: [hc, ha, hb]" in repair.patch

@@ -166,6 +166,8 @@ def create_on_all_ranks(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]
     reordered = [*program[:start], *steps, *program[start:]]
     if reordered != data["program"]:
         words = "call new_group on all ranks, in the same order, before all other calls"
+        if data.get("iterations"):
+            words += ", in every iteration"
         yield words, {**changed, "program": reordered}
 
 

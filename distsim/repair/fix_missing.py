@@ -79,7 +79,8 @@ def extend_blocks(
             if condition:
                 changed_block = value_at(changed, path)
                 changed_block.update({"ranks": condition, "steps": changed_block.pop("steps")})
-            yield f"run this block on all ranks, so that all call {names}", changed
+            where = f" where {condition}" if condition else ""
+            yield f"run this block on all ranks{where}, so that all call {names}", changed
         elif not any(is_block(entry) for entry in steps):
             parts = _split_block(block)
             yield (

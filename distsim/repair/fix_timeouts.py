@@ -26,7 +26,7 @@ def raise_timeout(data: ScenarioData, program: Program) -> Iterator[tuple[str, S
     # The argument of a call is changed where it is written.
     is_argument = any("init_process_group" in path for path in _paths_with_timeout(data))
     for timeout in [] if is_argument else _longer_than(given):
-        words = f"set the timeout of init_process_group to {timeout} instead of {given}"
+        words = f"set timeout under options to {timeout} instead of {given}"
         yield words, {**data, "options": {**options, "timeout": timeout}}
     for path in _paths_with_timeout(data):
         given = value_at(data, path)

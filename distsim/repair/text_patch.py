@@ -27,8 +27,44 @@ def patched_text(document: YamlDocument, data: object) -> str:
     lines = list(document.lines)
     splices = [*_key_splices(document, data), *_line_splices(document, document.root, data)]
     for splice in sorted(splices, reverse=True):
-        lines[splice.start : splice.stop] = splice.lines
+        kept = _with_comments(lines[splice.start : splice.stop], splice.lines)
+        lines[splice.start : splice.stop] = kept
     return "\n".join(lines)
+
+
+def _with_comments(old: list[str], new: list[str]) -> list[str]:
+    """The new lines, with the comments of the lines that they replace.
+
+    A comment on the first line stays there; the other ones get lines of their own before it. If
+    lines are only removed, comments on them go as well, and those between them stay.
+    """
+    if not new:
+        return [line for line in old if line.lstrip().startswith("#")]
+    kept: list[str] = []
+    first = new[0]
+    indent = first[: len(first) - len(first.lstrip())]
+    for number, line in enumerate(old):
+        comment = _comment_of(line)
+        if not comment or any(comment in each for each in new):
+            continue
+        if number == 0 and comment != line.strip():
+            first = f"{first}  {comment}"
+        else:
+            kept.append(indent + comment)
+    return [*kept, first, *new[1:]]
+
+
+def _comment_of(line: str) -> str:
+    """The comment of a line, from its `#`; empty if it has none."""
+    quote = ""
+    for k, character in enumerate(line):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character == "#" and (k == 0 or line[k - 1] == " "):
+            return line[k:]
+    return ""
 
 
 def unified_diff(before: str, after: str, file: str) -> str:

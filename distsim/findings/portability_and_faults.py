@@ -118,7 +118,7 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         (
             "Two messages of equal size, dtype and tag between the same two ranks are probably received in the "
             "wrong order. Only the names of the tensors show this: `a` arrives in `b` and `b` in `a`, or "
-            "a message from `a` arrives in a tensor in which no other message from `a` does."
+            "one message from `a` arrives in another tensor than the rest."
         ),
         "Nothing hangs or raises, because the sizes match. The receiver "
         "uses an activation as a gradient, or one micro-batch as another, so the result is wrong.",
@@ -381,7 +381,7 @@ program:
         None,
         "The program allows more orders of events than the search limit. Receives from any source "
         "and sends that may be buffered multiply their number.",
-        "The verdict is the worst result found so far. The orders that were not checked may be worse.",
+        "The verdict is the worst result found so far.",
         (
             "Name the sources where possible, or run `distsim check` with a higher limit "
             "(`--max-states`)."

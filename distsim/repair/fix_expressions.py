@@ -28,7 +28,7 @@ from distsim.repair.scenario_data import (
 
 _PEER_FIELDS: Final = ("src", "dst", "group_src", "group_dst", "tag")
 _NUMBER: Final = re.compile(r"(?<![\w.])\d+(?![\w.])")
-_ADDEND: Final = re.compile(r"\s*[-+]\s*\d+(?![\w.]| *[*/%])")
+_ADDEND: Final = re.compile(r" ?[-+] ?\d+(?![\w.]| ?[*/%])")
 _OTHER_SIGN: Final = str.maketrans("+-", "-+")
 _COMPARISON: Final = re.compile(r"(?<![<>=!])(<=|>=|==|!=|<|>)(?!=)")
 #: By comparison, those that are written in its place by mistake, the likely ones first.

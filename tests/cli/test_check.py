@@ -17,40 +17,9 @@ from distsim.common.errors import ScenarioErrors
 from distsim.output.text.check_results import check_json
 from distsim.scenario import loads
 from distsim.simulation.check_scenario import CheckResult, check_file, check_scenario
+from tests.support.check_programs import HANG, LEAK, OK, ORDER
 from tests.support.harness import Cli
 
-OK = "world: 2\nbackend: gloo\ntensors: {x: {shape: [4], value: rank}}\nprogram:\n  - all_reduce: {tensor: x}\n"
-HANG = """world: 2
-backend: gloo
-tensors: {x: {shape: [4]}, y: {shape: [4]}}
-program:
-  - send: {tensor: x, dst: 1 - rank}
-  - recv: {tensor: y, src: 1 - rank}
-"""
-LEAK = """world: 2
-backend: nccl
-tensors: {x: {shape: [4]}}
-program:
-  - isend: {tensor: x, dst: 1}
-    ranks: 0
-  - recv: {tensor: x, src: 0}
-    ranks: 1
-  - barrier: {}
-"""
-#: Rank 1 must not come first: then the receive that names it finds that rank 1 has ended.
-ORDER = """world: 3
-backend: gloo
-tensors: {x: {shape: [4]}}
-program:
-  - recv: {tensor: x}
-    ranks: 0
-  - recv: {tensor: x, src: 1}
-    ranks: 0
-  - compute: {time: 1 ms}
-    ranks: 1
-  - send: {tensor: x, dst: 0}
-    ranks: rank > 0
-"""
 KEYS = [
     "file",
     "verdict",

@@ -97,7 +97,7 @@ class FlowChange(NamedTuple):
     undefined_reads: int
 
 
-NO_FLOW_CHANGE: Final = FlowChange(*[0] * 14)
+NO_FLOW_CHANGE: Final = FlowChange(*[0] * len(FlowChange._fields))
 
 
 class DataFlow:

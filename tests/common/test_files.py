@@ -272,12 +272,13 @@ def test_a_file_system_without_locks_is_used_without_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     failing_locks(monkeypatch, number)
-    for _ in range(2):
-        FileLock(tmp_path / "results").release()
-    FileLock(tmp_path / "no" / "folder").release()
+    both = [FileLock(tmp_path / "results") for _ in range(2)]  # neither refuses the other
+    for lock in (*both, FileLock(tmp_path / "no" / "folder")):
+        lock.release()
 
     monkeypatch.undo()
     FileLock(tmp_path / "results").release()
+    assert os.listdir(tmp_path) == []
 
 
 def test_other_errors_of_a_lock_are_raised_and_close_the_file(

@@ -94,7 +94,7 @@ def _group_text(call: ResolvedCall) -> str:
 
 
 class WrongGroupFinder:
-    """Finds such calls in one hang."""
+    """Finds the calls on a wrong group in one hang."""
 
     def __init__(self, program: Program, rows: BlockedRows, finder: AwaitedCallFinder) -> None:
         self.program, self.rows, self.finder = program, rows, finder

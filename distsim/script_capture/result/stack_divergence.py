@@ -9,26 +9,20 @@ it, or one line calls different functions. torch's own frames are not compared.
 from __future__ import annotations
 
 import ast
-import linecache
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache
 from itertools import takewhile
-from typing import Final, NamedTuple
+from typing import Final
 
 from distsim.findings.finding_types import Finding
 from distsim.script_capture.rank.call_sites import package_path, source_text
 from distsim.script_capture.rank.line_trace import StackFrame
 from distsim.script_capture.result.divergence_point import compared_ranks, divergent_finding
+from distsim.script_capture.result.trace_difference import statements_of_kinds
 
 #: Findings on calls of two ranks that do not match. Elsewhere, a rank may have made its last call
 #: long before.
 _MISMATCH_PREFIX: Final = "DS2"
-
-
-class _Loop(NamedTuple):
-    first: int
-    last: int
 
 
 def with_stack_divergence(
@@ -75,8 +69,9 @@ def _remedy_for_lines(frames: Mapping[int, StackFrame]) -> str:
     """What to do if the ranks are at different lines of a function."""
     (behind, first), (ahead, second) = sorted(frames.items(), key=lambda item: item[1].line)
     file = package_path(first.file)
-    left = [loop for loop in _loops(first.file) if loop.first <= first.line <= loop.last]
-    left = [loop for loop in left if second.line > loop.last]
+    loops = statements_of_kinds(first.file, (ast.For, ast.While))
+    loops_of_first = [loop for loop in loops if loop.first <= first.line <= loop.last]
+    left = [loop for loop in loops_of_first if loop.last < second.line]
     causes = (
         "Common causes: data loaders of unequal length, or a condition that ends the loop early on "
         "one rank"
@@ -91,17 +86,6 @@ def _remedy_for_lines(frames: Mapping[int, StackFrame]) -> str:
         f"make the same calls on all ranks in `{text}` ({file}:{first.line}): rank {ahead} has "
         f"left it, and rank {behind} has not. {causes}"
     )
-
-
-@cache
-def _loops(file: str) -> tuple[_Loop, ...]:
-    """The loops of a file."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(file)))
-    except (SyntaxError, ValueError):
-        return ()
-    loops = [node for node in ast.walk(tree) if isinstance(node, ast.For | ast.While)]
-    return tuple(_Loop(node.lineno, node.end_lineno or node.lineno) for node in loops)
 
 
 # --- one line, different functions ---

@@ -25,6 +25,13 @@ _FOR: Final = re.compile(r"\bfor\b")
 _IN: Final = re.compile(r"\bin\b")
 
 
+class LineRange(NamedTuple):
+    """The first and the last line of a statement."""
+
+    first: int
+    last: int
+
+
 class TraceDifference(NamedTuple):
     """What one rank executes, and the other does not, before both execute the same lines again.
 
@@ -169,18 +176,19 @@ def _functions_by_line(file: str) -> Mapping[int, int]:
 
 def is_in_branch(line: TracedLine) -> bool:
     """Whether a line is inside an ``if`` statement."""
-    return any(first < line.line <= last for first, last in _branches(line.file))
+    branches = statements_of_kinds(line.file, (ast.If,))
+    return any(branch.first < line.line <= branch.last for branch in branches)
 
 
 @cache
-def _branches(file: str) -> tuple[tuple[int, int], ...]:
-    """The first and the last line of each ``if`` statement."""
+def statements_of_kinds(file: str, kinds: tuple[type[ast.stmt], ...]) -> tuple[LineRange, ...]:
+    """The lines of all statements of these kinds; none if the file cannot be read or parsed."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
         return ()
-    branches = [node for node in ast.walk(tree) if isinstance(node, ast.If)]
-    return tuple((node.lineno, node.end_lineno or node.lineno) for node in branches)
+    found = [node for node in ast.walk(tree) if isinstance(node, kinds)]
+    return tuple(LineRange(node.lineno, node.end_lineno or node.lineno) for node in found)
 
 
 def indentation(line: TracedLine) -> int:
@@ -189,4 +197,12 @@ def indentation(line: TracedLine) -> int:
     return len(code) - len(code.lstrip())
 
 
-__all__ = ["TraceDifference", "indentation", "is_in_branch", "is_loop", "trace_differences"]
+__all__ = [
+    "LineRange",
+    "TraceDifference",
+    "indentation",
+    "is_in_branch",
+    "is_loop",
+    "statements_of_kinds",
+    "trace_differences",
+]

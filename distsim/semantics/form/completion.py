@@ -196,6 +196,7 @@ class CompletionConditions:
         key = cost.route_numbers(rank, peer) * len(sizes) + np.searchsorted(sizes, nbytes)
         keys = sorted_unique(key)
         number = np.searchsorted(keys, key)
+        # For each key, one of its sends: they all cost the same.
         example = np.empty(len(keys), dtype=np.int64)
         example[number] = np.arange(len(sends))
         examples = (column[example].tolist() for column in (rank, peer, nbytes))

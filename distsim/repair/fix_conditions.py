@@ -47,7 +47,7 @@ def decide_on_all_ranks(
         if condition and ranks_of(value_at(data, path)) != condition:
             words = f"{_what(data, path)} on all ranks where {condition}"
             changed = _with_condition(data, path, condition)
-            yield f"{words}, so that all ranks decide alike", changed
+            yield f"{words}, so that no rank decides alone", changed
 
 
 def copy_sibling_conditions(

@@ -1,9 +1,9 @@
 """Whether all ranks of a program are meant to skip a step together.
 
 Key idea: a condition such as `not (rank == 2 and iteration == 1)` lets one rank skip what the
-others do. Either no rank should skip it, or all ranks should. The file shows the second if it says
-so, if another block depends on the same iterations on all ranks, or if the ranks agree on a flag by
-a reduction with `max` or `min`.
+others do. Either no rank should skip it, or all ranks should. Three signs show the second: the file
+says so; another block depends on the same iterations on all ranks; the ranks agree on a flag by a
+reduction with `max` or `min`.
 """
 
 from __future__ import annotations

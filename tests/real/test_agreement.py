@@ -97,9 +97,7 @@ def test_how_far_other_ranks_get_while_a_process_crashes_is_a_race() -> None:
         end if end.rank in crashed else RankEnd(end.rank, "ended", 2, message=end.message)
         for end in simulated
     ]
-    killed = [
-        end if end.rank in crashed else RankEnd(end.rank, "killed", 1) for end in simulated
-    ]
+    killed = [end if end.rank in crashed else RankEnd(end.rank, "killed", 1) for end in simulated]
 
     assert compare_with_simulation(simulation, "crashes", others, ()).differences == ()
     assert compare_with_simulation(simulation, "crashes", killed, ()).differences
@@ -174,9 +172,7 @@ def compared(folder: Path, value: str, dtype: str, real: np.ndarray) -> BufferCh
     simulation = simulate(written(text))
     index = {"overhead_ns": 7, "buffers": {"x": [list(real.shape), dtype]}}
     file = folder / "result"
-    file.write_bytes(
-        pack_record({"index": json.dumps(index).encode(), "buffer x": real.tobytes()})
-    )
+    file.write_bytes(pack_record({"index": json.dumps(index).encode(), "buffer x": real.tobytes()}))
     program = simulation.program
     without = check_values(program, None, 1, file, "gloo")
     assert (without.buffers, without.known_values, without.overhead_ns) == ([], [], 7)

@@ -560,12 +560,12 @@ def invalid(call: ResolvedCall, code: str, options: BackendOptions) -> InvalidCa
     * A second wait (DS105) on the request of a message hangs
       (`p2p.irecv_not_waited_poll_is_completed`). On the request of a collective it returns, but
       ``call`` does not show which request is meant: the compiler turns "hangs" into "goes on" if
-      only collectives are waited for again (`distsim.semantics.form.compiler`).
+      only collectives are waited for again (`distsim.semantics.form.invalid_calls`).
     * A destroyed group (DS108) still executes collectives without a root if it was destroyed alone
       (run: all_reduce, barrier and all_gather complete if both members call them). torch refuses
       messages on it, and collectives with a root (run: broadcast). If a member does not join, its
       process closes the connection and torch raises ValueError
-      (`distsim.semantics.form.compiler`).
+      (`distsim.semantics.form.invalid_calls`).
     * An all_to_all whose input does not divide evenly is executed: wrong data (2.2, "not refused on
       Gloo").
     """

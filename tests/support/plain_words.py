@@ -74,7 +74,7 @@ BANNED_FOR_USERS: tuple[tuple[str, str], ...] = (
 #: (file, first words of the phrase): why it may stay.
 ALLOWED: dict[tuple[str, str], str] = {
     ("distsim/hang_doctor/readers/tool_lines.py", "Culprit"): "a word in torch's own output",
-    ("distsim/planning/ranking.py", "left out"): "a value of the JSON key `status`",
+    ("distsim/planning/result_rows.py", "left out"): "a value of the JSON key `status`",
     ("distsim/real/launch/monitor.py", "standstill"): "a value of the JSON key `reason`",
     ("distsim/real/results/real_run.py", "standstill"): "a value of the JSON key `reason`",
     ("distsim/trace/model.py", "culprits"): "a key of trace headers",

@@ -34,6 +34,7 @@ from distsim.semantics.classes.representatives import FoldingError
 from distsim.semantics.form.compiler import exit_by_fault
 from distsim.semantics.form.instructions import BlockForever, ExitRank, Instruction, PartKind
 from distsim.semantics.form.linked_program import LinkedProgram
+from distsim.semantics.form.mismatches import RowMismatch
 from distsim.semantics.form.order_dependence import (
     exits_change_result,
     exits_with_open_requests,
@@ -59,7 +60,6 @@ class OrderedRun:
     """The result of a run.
 
     - ``matches``: rows that matched, in the order in which the last of them finished.
-    - ``mismatches``: (matched rows that differ, the differing fields, the profile's outcome).
     - ``end_ns``: when the last event happened.
     - ``late``: calls whose timeout expired.
     - ``undefined``: ranks that are blocked where the backend's behaviour is undefined.
@@ -68,7 +68,7 @@ class OrderedRun:
     columns: RunColumns
     final_state: FinalState
     matches: tuple[tuple[int, ...], ...]
-    mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...], str], ...]
+    mismatches: tuple[RowMismatch, ...]
     end_ns: int
     queues: QueueNames
     late: tuple[TimedOutCall, ...] = ()
@@ -541,7 +541,7 @@ class _EventDrivenEngine:
         blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
         matches = _matches_by_end(self.met_rows, finished)
         differ = tuple(
-            (self._all_that_met(event), event.fields, event.outcome)
+            RowMismatch(self._all_that_met(event), event.fields, event.outcome)
             for event in self.differ.values()
         )
         numbers, names = self.rules.linked.queue_names()

@@ -240,15 +240,6 @@ def test_a_replay_as_recorded_takes_its_cluster_as_an_argument_or_as_a_what_if()
     assert by_argument == by_what_if != recorded
 
 
-def test_shrink_and_fix_take_a_failing_scenario() -> None:
-    shrunk = distsim.shrink(RING)
-    repairs = distsim.fix(RING)
-
-    assert distsim.check(shrunk.text).verdict == "deadlock"
-    assert all(distsim.check(text).verdict == "ok" for text in repairs.texts)
-    assert repairs.patches[0].startswith("---")
-
-
 def test_a_picture_and_a_report_are_saved(tmp_path: Path) -> None:
     picture = distsim.render(HYBRID, format="dot")
     page = distsim.report(distsim.simulate(HYBRID))

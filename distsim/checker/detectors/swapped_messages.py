@@ -258,7 +258,9 @@ class _SwapSearch:
             return True
         if any(exchanged) or not _crosses_by_label(crossed):
             return False
-        return self._are_only_two(crossed) and self._receives_can_change_places(crossed)
+        if not (self._are_only_two(crossed) or self._all_copies_cross(crossed)):
+            return False
+        return self._receives_can_change_places(crossed)
 
     def _exchange_makes_regular(self, crossed: CrossedMessages) -> bool:
         """Whether exchanging the two, or all such pairs of the channel, makes the channel regular.
@@ -296,6 +298,17 @@ class _SwapSearch:
         """
         pairs = self.pairs[crossed.channel]
         return len({pair.labels for pair in pairs if pair.names in crossed.names}) == 2
+
+    def _all_copies_cross(self, crossed: CrossedMessages) -> bool:
+        """Whether a@i -> b@i and b@i -> a@i for the same copies i, as in a loop over layers."""
+        if crossed.have_same_names:
+            return False
+        labels = {
+            pair.labels for pair in self.pairs[crossed.channel] if pair.names in crossed.names
+        }
+        return all(
+            source[1] == target[1] and (target, source) in labels for source, target in labels
+        )
 
     def _receives_can_change_places(self, crossed: CrossedMessages) -> bool:
         """Whether nothing on the receiver uses the tensors from the first to the second receive."""
@@ -389,15 +402,23 @@ def _crossed_messages(channel: int, pairs: list[MessagePair]) -> Iterator[Crosse
         return
     ordered = sorted(first_pair.values(), key=_receive_order)
     kinds = Counter(_pair_kind(pair.source, pair.target, True) for pair in ordered)
-    usual, times = kinds.most_common(1)[0]
+    usual = _most_common_kind(kinds)
     unusual: UnusualPairs = defaultdict(list)
     for pair in ordered:
-        if times == 1 or _pair_kind(pair.source, pair.target, True) != usual:
+        if _pair_kind(pair.source, pair.target, True) != usual:
             unusual[pair.names].append(pair)
     for one, two in (*_crossed_copies(unusual), *_crossed_names(unusual)):
         if one.send.signature == two.send.signature:
             earlier, later = sorted((one, two), key=_receive_order)
             yield CrossedMessages(channel, earlier, later)
+
+
+def _most_common_kind(kinds: Counter[PairKind]) -> PairKind | None:
+    """The kind of most pairs; None if two kinds are equally common, or each occurs once."""
+    (kind, times), *others = kinds.most_common(2)
+    if others and others[0][1] == times:
+        return None
+    return kind
 
 
 def _receive_order(pair: MessagePair) -> tuple[int, int]:

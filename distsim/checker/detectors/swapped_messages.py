@@ -36,7 +36,13 @@ from distsim.checker.matching.channel_layout import (
     ChannelLayout,
     build_channel_layout,
 )
-from distsim.checker.wording import aligned_columns, call_words, location_text, plural
+from distsim.checker.wording import (
+    aligned_columns,
+    buffer_label,
+    call_words,
+    location_text,
+    plural,
+)
 from distsim.findings.finding_types import Finding
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
@@ -357,10 +363,12 @@ class _SwapSearch:
             if message.part != WHOLE_CALL:
                 call = call.parts[message.part]
             place = self.program.place(rank, message.position)
-            rows.append((f"rank {rank}", call_words(call), location_text(place)))
+            rows.append((f"rank {rank}", call_words(call, self.program), location_text(place)))
             places.append(place)
-        source = _label_text(crossed.one.source)
-        one, two = _label_text(crossed.one.target), _label_text(crossed.two.target)
+        source, one, two = (
+            buffer_label(TensorBuffer(*label, (), ""), self.program)
+            for label in (crossed.one.source, crossed.one.target, crossed.two.target)
+        )
         head = (
             f"{source} of rank {src} arrives in {one} of rank {dst}: rank {src} sends messages of "
             f"the same size, dtype and tag in one order, and rank {dst} receives them in another"

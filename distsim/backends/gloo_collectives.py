@@ -1,4 +1,5 @@
-"""What gloo supports, and how it runs a collective: with which algorithm, and who waits for whom.
+"""What gloo supports, and how it runs a collective: with which algorithm, and which member waits
+for which.
 
 Tags such as G5 name the rules in docs/explanation/semantics.md; "run" and "read": see
 `distsim.backends.gloo`.

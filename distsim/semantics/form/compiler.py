@@ -576,7 +576,7 @@ class UnitCompiler:
         From then on the group's calls match those of the ranks that it is really connected to.
         """
         created = created_group_ids(self.program, resolved)
-        # A rank that is lost waits for the members that it named, although they never come.
+        # A rank that is lost waits for the members that it named, although they never arrive.
         expected = tuple(sorted(resolved.ranks)) if divergent.lost else divergent.holders
         name = divergent.name if resolved.local_sync else number
         rendezvous = AwaitRendezvous(

@@ -113,11 +113,11 @@ class CheckResult:
             return ""
         may_hang = [name for name, outcome in self.profiles.items() if "hangs" in outcome.possible]
         if may_hang:
-            return f"the search stopped at its bound, and {' and '.join(may_hang)} may hang"
+            return f"the search stopped at its limit, and {' and '.join(may_hang)} may hang"
         if self.profiles[self.backend].possible != ("completes",):
-            return f"the search stopped at its bound, and {self.backend} may do worse than complete"
+            return f"the search stopped at its limit, and the program may fail on {self.backend}"
         if self.strict:
-            return "the search stopped at its bound, and --strict takes no `so far`"
+            return "the search stopped at its limit, and --strict requires a complete search"
         return ""
 
 

@@ -267,7 +267,7 @@ def test_an_incomplete_search_is_no_success_if_a_backend_may_hang_or_all_are_req
 
     assert [done.returncode for done in bounded] == [1, 0, 1]
     assert [
-        "Not a success: the search stopped at its bound" in done.stdout for done in bounded
+        "Not a success: the search stopped at its limit" in done.stdout for done in bounded
     ] == [True, False, True]
     assert cli("check", free, "--strict").returncode == 0
 

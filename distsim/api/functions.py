@@ -183,8 +183,8 @@ def plan(
     """
     from dataclasses import replace
 
+    from distsim.planning.evaluate_layouts import PlanOptions, plan_layouts
     from distsim.planning.plan_request import checked_plan_request, for_framework
-    from distsim.planning.ranking import PlanOptions, plan_layouts
 
     counts = [gpus] if isinstance(gpus, int) else list(gpus)
     names: list[Any] = list(cluster) if isinstance(cluster, list | tuple) else [cluster]
@@ -214,7 +214,7 @@ def plan(
         output=None if output is None else Path(output),
         budget=budget,
         seed=seed,
-        exact=top,
+        simulate_top=top,
     )
     given_names = {
         one.name: name for one, name in zip(clusters, names, strict=True) if isinstance(name, str)

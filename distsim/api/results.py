@@ -254,21 +254,21 @@ class PlanAnswer(Answer):
         if best is None:
             return None
         cluster = self._cluster_names.get(best.cluster, best.cluster)
-        return dump_yaml(self.raw.question(best).scenario(best.layout, cluster))
+        return dump_yaml(self.raw.request_of(best).scenario(best.layout, cluster))
 
     def best_torchtitan_config(self) -> str | None:
         """torchtitan's TOML of its fastest layout; None without one."""
         from distsim.output.text.framework_arguments import torchtitan_config
 
         best = self.raw.best_for("torchtitan")
-        return None if best is None else torchtitan_config(self.raw.question(best), best.layout)
+        return None if best is None else torchtitan_config(self.raw.request_of(best), best.layout)
 
     def best_megatron_arguments(self) -> str | None:
         """Megatron-LM's arguments for its fastest layout; None without one."""
         from distsim.output.text.framework_arguments import megatron_arguments
 
         best = self.raw.best_for("megatron")
-        return None if best is None else megatron_arguments(self.raw.question(best), best.layout)
+        return None if best is None else megatron_arguments(self.raw.request_of(best), best.layout)
 
     def to_svg(self) -> Picture:
         """A plot of step time and memory of the layouts."""

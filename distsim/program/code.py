@@ -112,6 +112,22 @@ class ChannelEndpoint(NamedTuple):
     tag: Vec
 
 
+class InvalidRows(NamedTuple):
+    """The ranks of a code for which a call breaks the rules of torch.distributed, and why.
+
+    ``rows``: a mask over the rows of the code. ``code``: the finding that reports it.
+    """
+
+    rows: BoolVector
+    code: str
+    message: str
+
+    @property
+    def text(self) -> str:
+        """Code and message, as the error of a rank shows them."""
+        return f"{self.code} {self.message}"
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CodeCall:
     """One call of a code. Positions that make the same call hold the same object.
@@ -129,7 +145,7 @@ class CodeCall:
       for it.
     - ``drops``: distances back to requests whose handle this call overwrites (as Python drops the
       old value of a rebound name).
-    - ``invalid``: None, or (mask over rows, reason); those ranks raise at this call.
+    - ``invalid``: the ranks for which the call breaks the rules. The backend decides what they do.
     - ``fields``: further vectors or plain values for `ResolvedCall`, by the name of its field.
     """
 
@@ -145,7 +161,7 @@ class CodeCall:
     handled: bool = False
     drops: tuple[int, ...] = ()
     parts: tuple[CodeCall, ...] = ()
-    invalid: tuple[BoolVector, str] | None = None
+    invalid: InvalidRows | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -294,7 +294,7 @@ def _simulate_folded(
     if options.get("bounded"):
         check_program_size(section, options.get("max_calls"))
     report_progress(
-        f"{section.present_calls:,} calls on {len(section.present):,} ranks, which stand for "
+        f"{section.present_calls:,} calls on {len(section.present):,} ranks, which represent "
         f"{program.world_size:,}, in simulated time"
     )
     try:

@@ -142,7 +142,7 @@ def _distinguishing_vectors(code: SharedCode) -> list[NDArray[np.generic]]:
             indices = [buffer.index for buffer in _buffers(part)]
             vectors += [index for index in indices if isinstance(index, np.ndarray)]
             if part.invalid is not None:
-                vectors.append(part.invalid[0])
+                vectors.append(part.invalid.rows)
             if "root" in part.fields:
                 vectors.append(np.asarray(part.fields["root"]) == np.asarray(code.ranks))
     return list({id(vector): vector for vector in vectors}.values())
@@ -169,7 +169,7 @@ class BufferUseWalk:
         """The calls that the row makes, up to the first invalid one."""
         for position in self.code.positions(self.row):
             call = self.code.calls[position]
-            if call.invalid is not None and call.invalid[0][self.row]:
+            if call.invalid is not None and call.invalid.rows[self.row]:
                 return
             yield position, call
 

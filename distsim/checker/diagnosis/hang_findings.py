@@ -384,7 +384,7 @@ class _HangDiagnosis:
             return False
         call, row = code.calls[end.position], self.program.row_of[rank]
         parts = (call, *call.parts)
-        return any(part.invalid is not None and bool(part.invalid[0][row]) for part in parts)
+        return any(part.invalid is not None and bool(part.invalid.rows[row]) for part in parts)
 
     def _exit_group(self, rank: int) -> _ExitGroup:
         need = self._need_for_exited(rank)

@@ -221,8 +221,8 @@ class TransformerFields(Strategy):
     expert_dispatch: Literal["all_to_all", "deepep"] = Field(
         default="all_to_all",
         description=(
-            "How tokens get to experts. all_to_all: one copy for each expert. deepep: between "
-            "nodes one copy for each node, in FP8 if `matmul_dtype` is."
+            "How tokens get to experts. all_to_all: one copy for each expert. deepep: only one "
+            "copy for each other node, in FP8 if `matmul_dtype` is FP8."
         ),
         examples=["deepep"],
     )

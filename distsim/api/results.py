@@ -56,15 +56,15 @@ class Answer:
 
     def to_text(self) -> str:
         """The report that the command prints."""
-        raise NotImplementedError
+        raise AttributeError("to_text")
 
     def to_json(self) -> Json:
         """The report as JSON-compatible data."""
-        raise NotImplementedError
+        raise AttributeError("to_json")
 
     def _summary(self) -> str:
         """One line for the ``repr``."""
-        raise NotImplementedError
+        raise AttributeError("_summary")
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self._summary()}>"

@@ -9,9 +9,9 @@ import argparse
 import time
 
 from distsim.hardware.cluster import preset
+from distsim.planning.evaluate_layouts import evaluate_chunk, layout_chunks
 from distsim.planning.layout_result import LayoutResult
 from distsim.planning.layouts import ParallelLayout, PlanRequest, candidate_layouts
-from distsim.planning.ranking import LayoutChunk, _layout_chunks, evaluate_chunk
 
 
 def main(wanted: int) -> None:
@@ -25,11 +25,7 @@ def main(wanted: int) -> None:
     step = max(len(good) // wanted, 1)
     chosen = good[::step][:wanted]
     start = time.process_time()
-    found = [
-        one
-        for _, chunk in _layout_chunks([asked], [(0, layout) for layout in chosen])
-        for one in evaluate_chunk(LayoutChunk(*chunk))
-    ]
+    found = [one for chunk in layout_chunks(asked, chosen) for one in evaluate_chunk(chunk)]
     took = time.process_time() - start
     fit = [one for one in found if isinstance(one, LayoutResult)]
     print(

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from distsim.hardware.cluster import cluster_from
+from distsim.planning.evaluate_layouts import PlanOptions, plan_layouts
 from distsim.planning.layout_result import LayoutEvaluator, LayoutResult
 from distsim.planning.layouts import ParallelLayout, PlanRequest, RejectedLayout
 from distsim.planning.plan_request import checked_plan_request, for_framework
-from distsim.planning.ranking import PlanOptions, plan_layouts
 
 _GPT = {"mlp": "gelu", "vocabulary": 51200}
 

@@ -32,6 +32,8 @@ _MAX_STEPS = 1 << 19
 _MAX_STEPS_AFTER_ABORT = 1 << 17
 #: The steps of each member while other members are missing: the first two segments each way.
 _STEPS_WITH_RANKS_MISSING = 4
+#: The root of a ring without a root.
+NO_ROOT = -1
 
 
 class RingContribution(NamedTuple):
@@ -40,8 +42,8 @@ class RingContribution(NamedTuple):
     nbytes: int
     #: The bytes of one element.
     item: int
-    #: The group rank of the root; -1 without a root.
-    root: int = -1
+    #: The group rank of the root, or `NO_ROOT`.
+    root: int = NO_ROOT
 
 
 class RingOutcome(NamedTuple):

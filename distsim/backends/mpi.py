@@ -38,7 +38,9 @@ SUPPORT = BackendSupport(
     gpu="built",
     messages=_MPI_DTYPES | COMPLEX_DTYPES,
     moved=_MPI_DTYPES | COMPLEX_DTYPES,
-    reduced=dtypes_by_reduce_op(_MPI_DTYPES, frozenset(), frozenset(), COMPLEX_DTYPES),
+    reduced=dtypes_by_reduce_op(
+        numbers=_MPI_DTYPES, means=frozenset(), bits=frozenset(), complex_=COMPLEX_DTYPES
+    ),
     dtype_text="map::at",
     reduce_text={"": "map::at"},
 )

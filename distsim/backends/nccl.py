@@ -60,10 +60,10 @@ SUPPORT = BackendSupport(
     messages=frozenset(DTYPE_BYTES) - {"int16"},
     moved=frozenset(DTYPE_BYTES) - {"int16"},
     reduced=dtypes_by_reduce_op(
-        FLOAT_DTYPES | FLOAT8_DTYPES | INTEGER_DTYPES | {"bool"},
-        FLOAT_DTYPES | FLOAT8_DTYPES | INTEGER_DTYPES,
-        frozenset(),
-        COMPLEX_DTYPES,
+        numbers=FLOAT_DTYPES | FLOAT8_DTYPES | INTEGER_DTYPES | {"bool"},
+        means=FLOAT_DTYPES | FLOAT8_DTYPES | INTEGER_DTYPES,
+        bits=frozenset(),
+        complex_=COMPLEX_DTYPES,
     ),
     dtype_text="Input tensor data type is not supported for NCCL process group: {type}",
     reduce_text={

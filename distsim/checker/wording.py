@@ -136,13 +136,14 @@ def _buffer_words(call: ResolvedCall, program: Program | None) -> list[str]:
     is_coalesced = OPERATIONS[call.op].coalesces is not None
     shown = 3 if is_coalesced else 1
     buffers = [buffer for buffer in (call.inputs or call.outputs)[:shown] if buffer.name]
-    words = [_buffer_label(buffer, program) for buffer in buffers]
+    words = [buffer_label(buffer, program) for buffer in buffers]
     if is_coalesced and len(call.inputs) > shown:
         words.append(f"{len(call.inputs) - shown} more")
     return words
 
 
-def _buffer_label(buffer: TensorBuffer, program: Program | None) -> str:
+def buffer_label(buffer: TensorBuffer, program: Program | None) -> str:
+    """The name of a tensor; with ``program``, copy 0 is `x@0` if the tensor has several copies."""
     spec = None if program is None else program.tensors.get(buffer.name)
     if spec is not None and buffer.index == 0 and np.max(spec.copies) > 1:
         return f"{buffer.name}@0"

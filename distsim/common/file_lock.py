@@ -5,7 +5,7 @@ replaced file would protect nothing. The kernel releases the lock if the process
 file that is left over therefore blocks no later command.
 
 Some file systems of clusters support no locks (ENOSYS, ENOLCK, EOPNOTSUPP). There the command goes
-on without one: a sweep that cannot run at all would be worse.
+on without one: a sweep that cannot run at all would be worse. The lock file is removed at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import errno
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from distsim.common.errors import UsageError
 from distsim.common.file_io import escape_control_characters
@@ -48,23 +48,29 @@ class FileLock:
         except ImportError:  # not a POSIX system
             return None
         try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
+            opened = _open_or_create(self._path)
         except OSError:
             # The folder is not writable, which writing the file itself reports better.
             return None
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(descriptor)
+            os.close(opened.descriptor)
+            if error.errno in _BUSY:
+                shown = escape_control_characters(os.fspath(path), one_line=True)
+                raise UsageError(
+                    f"another command is writing {shown}",
+                    "wait until it ends, or name another file",
+                ) from None
+            if opened.is_new:
+                # Only a file of our own: one that exists may be the lock of another process, if the
+                # kernel has run out of locks (ENOLCK).
+                with suppress(OSError):
+                    os.unlink(self._path)
             if error.errno in _UNSUPPORTED:
                 return None
-            if error.errno not in _BUSY:
-                raise
-            shown = escape_control_characters(os.fspath(path), one_line=True)
-            raise UsageError(
-                f"another command is writing {shown}", "wait until it ends, or name another file"
-            ) from None
-        return descriptor
+            raise
+        return opened.descriptor
 
     def release(self) -> None:
         """Remove the lock file and give up the lock. Later calls do nothing."""
@@ -75,6 +81,20 @@ class FileLock:
             os.unlink(self._path)
         os.close(self._descriptor)
         self._descriptor = None
+
+
+class _OpenedFile(NamedTuple):
+    """``is_new``: this process has created the file."""
+
+    descriptor: int
+    is_new: bool
+
+
+def _open_or_create(path: str) -> _OpenedFile:
+    with suppress(FileExistsError):
+        return _OpenedFile(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), True)
+    # O_CREAT again, because the file's owner may have removed it since the call above.
+    return _OpenedFile(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), False)
 
 
 def _is_same_file(descriptor: int, path: str) -> bool:

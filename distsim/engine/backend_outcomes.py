@@ -7,7 +7,7 @@ much the backend buffers (none, the limit in force, everything) and on how commu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from distsim.semantics.form.completion import CompletionConditions
 from distsim.semantics.form.group_creation import divergent_new_groups
 from distsim.semantics.form.instructions import DropRequest
 from distsim.semantics.form.linked_program import LinkedProgram
-from distsim.semantics.form.mismatches import ProgramMismatches
+from distsim.semantics.form.mismatches import ProgramMismatches, RowMismatch
 from distsim.semantics.form.nccl_connect import connection_mismatches
 from distsim.semantics.form.order_dependence import (
     exits_change_result,
@@ -276,14 +276,13 @@ def _ordered_end(linked: LinkedProgram, cost: CostModel) -> ProgramEnd:
 
 
 def _mismatch_notes(
-    linked: LinkedProgram, mismatches: Iterable[tuple[Sequence[int], tuple[str, ...], str]]
+    linked: LinkedProgram, mismatches: Iterable[RowMismatch]
 ) -> frozenset[MismatchNote]:
-    """Notes of mismatches that are given as (rows, differing fields, outcome)."""
-    rank = linked.rank
-    return frozenset(
-        MismatchNote(outcome, fields, tuple(sorted(int(rank[row]) for row in rows)))
-        for rows, fields, outcome in mismatches
-    )
+    notes: set[MismatchNote] = set()
+    for mismatch in mismatches:
+        ranks = sorted(int(linked.rank[row]) for row in mismatch.rows)
+        notes.add(MismatchNote(mismatch.outcome, mismatch.fields, tuple(ranks)))
+    return frozenset(notes)
 
 
 def _outcome_of_end(

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import field
 from itertools import accumulate
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from distsim.operations.core.resolved_call import DTYPE_BYTES, RankGroup, Resolv
 from distsim.operations.registry import OPERATIONS
 from distsim.program.code import CallSite, CodeCall, SharedCode, Vec
 from distsim.program.model import Program
+from distsim.semantics.form.mismatches import RowMismatch
 from distsim.trace.model import NEVER, TRACE_SCHEMA_VERSION, Trace, TraceColumn
 
 #: (by trace row, the number of its queue's name, -1 where the call determines it; the names).
@@ -53,13 +54,17 @@ class RunColumns:
         return self.base[rank] + program.code(rank).offsets[position] + 1 + part
 
 
+#: The driver that computed the times of a run (docs/explanation/architecture.md, "One form of the
+#: blocking rules"). Ranks that run as columns of an equivalence class have local clocks, too.
+DriverName = Literal["local clocks", "event-driven"]
+
+
 @dataclass(frozen=True)
 class SimulatedRun:
     """A finished simulation.
 
-    ``mismatches``: (trace rows that matched, names of the fields that differ). ``alone``: transfers
-    shared links, but each has the cost of one that runs alone. ``path``: the engine that ran,
-    "fast" or "ordered". ``section``: for a folded run, the run of the representatives.
+    ``alone``: transfers shared links, but each has the cost of one that runs alone. ``section``:
+    for a folded run, the run of the representatives.
     """
 
     program: Program
@@ -69,10 +74,15 @@ class SimulatedRun:
     final_state: FinalState
     makespan_ns: int
     findings: tuple[Finding, ...] = ()
-    mismatches: tuple[tuple[tuple[int, ...], tuple[str, ...]], ...] = ()
-    path: str = "fast"
+    mismatches: tuple[RowMismatch, ...] = ()
+    driver: DriverName = "local clocks"
     alone: bool = False
     section: SimulatedRun | None = None
+
+    @property
+    def simulated_ranks(self) -> int:
+        """How many ranks the driver ran: all, or the representatives that stand for all."""
+        return len((self.section or self).program.present)
 
 
 @dataclass

@@ -184,7 +184,7 @@ def _local_clock_result(
         trace,
         final_state,
         makespan,
-        mismatches=tuple((mismatch.rows, mismatch.fields) for mismatch in mismatches),
+        mismatches=tuple(mismatches),
     )
 
 
@@ -214,15 +214,15 @@ def _run_event_driven(
         trace,
         run.final_state,
         run.end_ns,
-        mismatches=tuple((rows, fields) for rows, fields, _ in run.mismatches),
-        path="ordered",
+        mismatches=run.mismatches,
+        driver="event-driven",
         findings=timeout_findings(program, profile, run.late, run.final_state),
     )
 
 
 def outcome_of_ordered_run(run: OrderedRun) -> str:
     """The worst outcome of an event-driven run."""
-    outcomes = {outcome for _, _, outcome in run.mismatches}
+    outcomes = {mismatch.outcome for mismatch in run.mismatches}
     if run.undefined:
         outcomes.add("undefined")
     return worst_outcome(run.final_state, outcomes)

@@ -56,8 +56,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "deadlock",
         "A rank waits to receive a message that no rank sends, or to send a message that no rank "
         "receives.",
-        "The call waits forever. If only the tags differ, NCCL does not hang: it has no tags, so the "
-        "calls match, and the program continues with data that another receive should get.",
+        "The call waits forever. If only the tags differ, NCCL does not hang: it ignores tags, so "
+        "the receive takes the wrong message.",
         (
             "Compare peer, tag and group on both ends. The finding lists calls that differ in only "
             "one of the three."
@@ -170,8 +170,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "unordered access to another rank's memory",
         "error",
         "race",
-        "A `put` writes, or a `get` reads, memory of another rank while that rank or a third "
-        "rank uses it. No signal, message or collective orders the two accesses.",
+        "A rank writes (`put`) or reads (`get`) memory of another rank. That rank or a third rank "
+        "also uses this memory, and no signal, message or collective orders the two accesses.",
         (
             "The owner of the memory makes no call for a put or get, so it does not wait for the "
             "access. A rank reads old data, new data or a mixture, without a warning."

@@ -88,13 +88,10 @@ MISMATCH_CODES: tuple[CodeInfo, ...] = (
         "collectives in different orders",
         "error",
         "mismatch",
+        ("The members of a group call the same collectives in different orders."),
         (
-            "The members of a group call the same collectives in different orders, so the backend "
-            "matches different calls with each other."
-        ),
-        (
-            "Backends match the k-th call of each member, whatever it is. Mismatched calls hang or "
-            "produce wrong data."
+            "Backends match the k-th call of each member, whatever its operation. Mismatched calls "
+            "hang or produce wrong data."
         ),
         (
             "Make the calls in the same order on all members. Sort parameters or buckets by name or "

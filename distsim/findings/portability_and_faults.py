@@ -95,8 +95,8 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "warning",
         None,
         (
-            "The program fails in some orders of events and completes in others, depending on which "
-            "message a receive from any source takes, or on which sends are buffered."
+            "The program fails in some orders of events and completes in others. The outcome "
+            "depends on which message a receive from any source takes, or on which sends are buffered."
         ),
         ("The program may work a hundred times, and then hang when one rank is slower than usual."),
         "Name the source of the receive, or use different tags for different kinds of messages. "
@@ -117,8 +117,8 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         None,
         (
             "Two messages of equal size, dtype and tag between the same two ranks are probably received in the "
-            "wrong order. Only the names of the tensors show this: `a` arrives in `b` and `b` in `a`, or "
-            "one message from `a` arrives in another tensor than the rest."
+            "wrong order. Only the names of the tensors show this. For example, `a` arrives in `b`, "
+            "and `b` in `a`."
         ),
         "Nothing hangs or raises, because the sizes match. The receiver "
         "uses an activation as a gradient, or one micro-batch as another, so the result is wrong.",

@@ -354,7 +354,8 @@ def _first_difference(
             if len(extra) == len(many) - len(few)
             else ""
         )
-        return f"rank {long.rank} coalesces {len(many)} parts, rank {short.rank} {len(few)}{which}"
+        fewer = f"rank {short.rank} only {len(few)}"
+        return f"rank {long.rank} coalesces {len(many)} parts, {fewer}{which}"
     k = next(k for k, (a, b) in enumerate(zip(*sizes, strict=True)) if a != b)
     (a, m), (b, n) = here[k], there[k]
     return (

@@ -27,6 +27,7 @@ from distsim.program.code import (
     ChannelEndpoint,
     CodeCall,
     IntVector,
+    InvalidRows,
     SharedCode,
     Vec,
     at_row,
@@ -40,6 +41,8 @@ from distsim.program.program_tables import ProgramTables
 _MAX_CALL_BYTES = 2**62
 #: Signature of a call without one; it agrees with any other.
 _NO_SIGNATURE = -1
+#: Operations after which a rank makes no further call.
+_OPS_THAT_END_A_RANK = ("exit", "fail")
 
 
 class CheckedCallFacts(NamedTuple):
@@ -48,7 +51,7 @@ class CheckedCallFacts(NamedTuple):
     endpoint: int
     nbytes: Vec
     signature: Vec
-    invalid: tuple[BoolVector, str] | None
+    invalid: InvalidRows | None
 
 
 class _RowFacts(NamedTuple):
@@ -75,6 +78,8 @@ class CodeBuilder:
         self._facts_of_valid_calls: dict[Hashable, CheckedCallFacts] = {}
         self._key = VectorKeys()
         self._checker = CallChecker(tables, self.vector)
+        #: The rows that an `exit` or `fail` so far has ended.
+        self._ended = np.zeros(len(self.ranks), dtype=np.bool_)
 
     # --- indices of groups and endpoints ---
     def group_index(self, group: Vec) -> int:
@@ -98,6 +103,8 @@ class CodeBuilder:
         """Add a call; ``guard`` selects the rows that make it."""
         self.calls.append(call)
         self.guards.append(guard)
+        if call.op in _OPS_THAT_END_A_RANK:
+            self._ended |= True if guard is None else guard
 
     def finish(self, iterations: Sequence[int] = ()) -> SharedCode:
         """The finished code of all ranks of the class."""
@@ -172,21 +179,29 @@ class CodeBuilder:
         nbytes, signature = self._bytes_and_signature(draft, call, unresolvable)
         return CheckedCallFacts(endpoint, nbytes, signature, self._reported_invalid(draft))
 
-    def _reported_invalid(self, draft: CallDraft) -> tuple[BoolVector, str] | None:
-        """The rows that raise, with the first reason; each row is reported for its first reason."""
+    def _reported_invalid(self, draft: CallDraft) -> InvalidRows | None:
+        """All invalid rows, with the first reason; each row is reported for its first reason.
+
+        A rank that has ended before the call never reaches it, so it is not reported.
+        """
         if not draft.invalid:
             return None
         raising = np.zeros(len(self.ranks), dtype=np.bool_)
-        first_reason = ""
-        for mask, code, reason in draft.invalid:
-            everywhere = np.broadcast_to(np.asarray(mask), len(self.ranks))
+        first: InvalidCall | None = None
+        for invalid in draft.invalid:
+            everywhere = np.broadcast_to(np.asarray(invalid.rows), len(self.ranks))
             rows = everywhere & self._checker.guarded_rows(draft) & ~raising
             if rows.any():
-                self.tables.report(code, draft.site, reason, self.vector[rows].tolist())
+                reached = rows & ~self._ended
+                if reached.any():
+                    ranks = self.vector[reached].tolist()
+                    self.tables.report(invalid.code, draft.site, invalid.reason, ranks)
                 raising |= rows
-                message, _, _ = reason.partition("\n")
-                first_reason = first_reason or f"{code} {message}"
-        return (raising, first_reason) if raising.any() else None
+                first = first or invalid
+        if first is None:
+            return None
+        message, _, _ = first.reason.partition("\n")
+        return InvalidRows(raising, first.code, message)
 
     # --- what the operation's rules say of the resolved call ---
     def _bytes_and_signature(

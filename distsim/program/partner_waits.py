@@ -46,7 +46,7 @@ def _waits_for_missing_partners(
     for code in program.codes:
         rank = code.ranks[0]
         for call in code.distinct_calls(parts=True):
-            if call.invalid is None or not call.invalid[1].startswith(_NO_SUCH_PARTNER):
+            if call.invalid is None or call.invalid.code != _NO_SUCH_PARTNER:
                 continue
             resolved = program.resolve(rank, call)
             if profile.invalid(resolved, _NO_SUCH_PARTNER, program.options) == "hangs":

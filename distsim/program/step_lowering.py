@@ -178,9 +178,7 @@ class StepLowering(GroupLowering):
         draft.is_async = op.handle is not None
         for part in parts:
             if part.invalid is not None:
-                rows, reason = part.invalid
-                code, _, message = reason.partition(" ")
-                draft.invalid.append(InvalidCall(rows, code, message))
+                draft.invalid.append(InvalidCall(*part.invalid))
         if not parts:
             draft.invalid.append(InvalidCall(True, "DS112", _EMPTY_BATCH))
         if any(_receives_from_any_source(part) for part in op.ops):

@@ -113,11 +113,11 @@ class CheckResult:
             return ""
         may_hang = [name for name, outcome in self.profiles.items() if "hangs" in outcome.possible]
         if may_hang:
-            return f"the search stopped at its bound, and {' and '.join(may_hang)} may hang"
+            return f"the search stopped at its limit, and {' and '.join(may_hang)} may hang"
         if self.profiles[self.backend].possible != ("completes",):
-            return f"the search stopped at its bound, and {self.backend} may do worse than complete"
+            return f"the search stopped at its limit, and the program may fail on {self.backend}"
         if self.strict:
-            return "the search stopped at its bound, and --strict takes no `so far`"
+            return "the search stopped at its limit, and --strict requires a complete search"
         return ""
 
 
@@ -511,8 +511,12 @@ def _outcome_reason(
     """The first line of the first finding that explains an outcome."""
     profile = BACKEND_PROFILES[name]
     program = _started_under(program, name)
-    found = backend_findings(program, profile, layout)
-    if not found and outcome.outcome in ("hangs", "raises", "crashes"):
+    found: Sequence[Finding] = ()
+    # A call that the backend rejects explains a hang only if a rank reaches it.
+    if outcome.outcome == "hangs":
+        found = _run_findings(program, layout, profile, explain=True)
+    found = found or backend_findings(program, profile, layout)
+    if not found and outcome.outcome in ("raises", "crashes"):
         found = _run_findings(program, layout, profile, explain=True)
     if not found and _is_undefined(outcome):
         found = undefined_findings(program, layout, profile)

@@ -294,7 +294,7 @@ def _simulate_folded(
     if options.get("bounded"):
         check_program_size(section, options.get("max_calls"))
     report_progress(
-        f"{section.present_calls:,} calls on {len(section.present):,} ranks, which stand for "
+        f"{section.present_calls:,} calls on {len(section.present):,} ranks, which represent "
         f"{program.world_size:,}, in simulated time"
     )
     try:
@@ -452,7 +452,7 @@ def _strict_final_state(program: Program, result: SimulatedRun) -> FinalState | 
     profile = BACKEND_PROFILES[program.backend]
     if profile.device or not profile.rendezvous or "new groups" in program.features:
         return None
-    if result.path != "fast" or result.outcome != "completes" or result.mismatches:
+    if result.driver != "local clocks" or result.outcome != "completes" or result.mismatches:
         return None
     if "requests" in program.features:
         from distsim.checker.detectors.request_leaks import request_leaks

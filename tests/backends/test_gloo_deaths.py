@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distsim.backends.gloo import contact
+from distsim.backends.gloo_contacts import contact
 
 RUNS = json.loads(
     (Path(__file__).parents[1] / "data" / "gloo_deaths.json").read_text(encoding="utf-8")

@@ -150,7 +150,7 @@ def test_an_unmatched_message_lists_near_matches(
     found = first([[ours], [theirs], []], groups={"g": [0, 1]})
 
     assert found.code == "DS304"
-    assert f", but it {difference}" in found.message
+    assert f" {difference}" in found.message
 
 
 def test_a_surplus_message_is_counted() -> None:

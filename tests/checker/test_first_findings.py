@@ -261,7 +261,7 @@ def test_messages_that_differ_only_in_tags_are_folded() -> None:
     )
 
     assert [f.code for f in found] == ["DS304"]
-    assert "but it has another tag" in found[0].message
+    assert "has another tag" in found[0].message
 
 
 def test_waits_for_a_rank_that_never_starts_are_one_finding_for_any_first_call() -> None:

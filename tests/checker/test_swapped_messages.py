@@ -85,6 +85,26 @@ def test_two_swapped_messages_are_found_by_their_own_labels(sent, got):
     assert [f.code for f in found(named, sends(*sent), recvs(*got))] == ["DS610"]
 
 
+def test_names_that_are_swapped_in_each_round_of_a_loop_are_found() -> None:
+    """Keys and values of three layers."""
+    tensors = {"keys": {"copies": 3}, "values": {"copies": 3}}
+    sent = [label for k in range(3) for label in (f"keys@{k}", f"values@{k}")]
+    got = [label for k in range(3) for label in (f"values@{k}", f"keys@{k}")]
+
+    (one,) = found(tensors, sends(*sent), recvs(*got))
+
+    assert one.message.startswith("keys")
+    assert "arrives in values" in one.message
+
+
+def test_names_that_are_swapped_in_some_rounds_of_a_loop_only_are_no_swap_by_name() -> None:
+    tensors = {"keys": {"copies": 3}, "values": {"copies": 3}, "rest": {"copies": 3}}
+    sent = [*copies("keys", 0, 1, 2), *copies("values", 0, 1, 2)]
+    got = [*copies("values", 0, 1, 2), *copies("rest", 0, 1, 2)]
+
+    assert found(tensors, sends(*sent), recvs(*got)) == ()
+
+
 def test_a_swap_is_reported_as_wrong_data_without_changing_the_verdict():
     made = scenario_of("act@0 act@1 act@2 act@3", "input@0 input@2 input@1 input@3")
     done, result = simulate(made), check_scenario(made)

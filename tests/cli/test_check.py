@@ -136,7 +136,9 @@ def test_exit_status_follows_the_worst_finding(
 
 
 def test_text_fits_80_columns_and_states_what_is_not_covered(cli: Cli, root: Path) -> None:
-    done = cli("check", "scenarios/findings", "scenarios/hybrid.yaml")
+    findings = sorted((root / "scenarios" / "findings").glob("*.yaml"))
+    some = {*findings[::6], root / "scenarios" / "findings" / "ds301_repaired.yaml"}
+    done = cli("check", *(file.relative_to(root) for file in sorted(some)), "scenarios/hybrid.yaml")
 
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert "Not covered:\n  - kernels of several communicators" in done.stdout
@@ -265,7 +267,7 @@ def test_an_incomplete_search_is_no_success_if_a_backend_may_hang_or_all_are_req
 
     assert [done.returncode for done in bounded] == [1, 0, 1]
     assert [
-        "Not a success: the search stopped at its bound" in done.stdout for done in bounded
+        "Not a success: the search stopped at its limit" in done.stdout for done in bounded
     ] == [True, False, True]
     assert cli("check", free, "--strict").returncode == 0
 
@@ -285,13 +287,13 @@ def test_a_group_may_be_named_all_alongside_a_wait_for_all(where: str) -> None:
 
 
 def test_bad_files_do_not_stop_the_check_of_many_files(tmp_path: Path, cli: Cli) -> None:
-    for i in range(100):
+    for i in range(30):
         (tmp_path / f"{i:04}.yaml").write_text(OK if i % 10 else "world: [", encoding="utf-8")
     files = as_json(cli, tmp_path)["files"]
 
-    assert len(files) == 100
-    assert sum("errors" in one for one in files) == 10
-    assert sum(one.get("verdict") == "ok" for one in files) == 90
+    assert len(files) == 30
+    assert sum("errors" in one for one in files) == 3
+    assert sum(one.get("verdict") == "ok" for one in files) == 27
 
 
 def test_an_invalid_call_is_not_also_reported_as_refused(tmp_path: Path, cli: Cli) -> None:

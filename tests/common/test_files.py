@@ -273,12 +273,23 @@ def test_a_file_system_without_locks_is_used_without_one(
 ) -> None:
     failing_locks(monkeypatch, number)
     both = [FileLock(tmp_path / "results") for _ in range(2)]  # neither refuses the other
+    assert os.listdir(tmp_path) == []
     for lock in (*both, FileLock(tmp_path / "no" / "folder")):
         lock.release()
 
     monkeypatch.undo()
     FileLock(tmp_path / "results").release()
     assert os.listdir(tmp_path) == []
+
+
+def test_without_locks_the_lock_file_of_another_command_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may run out of locks while another command holds one."""
+    (tmp_path / "results.lock").touch()
+    failing_locks(monkeypatch, errno.ENOLCK)
+    FileLock(tmp_path / "results").release()
+    assert os.listdir(tmp_path) == ["results.lock"]
 
 
 def test_other_errors_of_a_lock_are_raised_and_close_the_file(
@@ -290,6 +301,7 @@ def test_other_errors_of_a_lock_are_raised_and_close_the_file(
         FileLock(tmp_path / "results")
 
     assert len(os.listdir("/proc/self/fd")) == open_files
+    assert os.listdir(tmp_path) == []
 
 
 def failing_locks(monkeypatch: pytest.MonkeyPatch, number: int) -> None:

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,8 @@ def copy(tmp_path: Path) -> Path:
     """The package with every block of the page in its place: a new file, or the end of one that
     there is.
     """
-    shutil.copytree(
-        ROOT / "distsim", tmp_path / "distsim", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    # With the compiled modules, which fit because a copy keeps the times of the files.
+    shutil.copytree(ROOT / "distsim", tmp_path / "distsim")
     for name, text in BLOCKS.items():
         place = tmp_path / name
         before = place.read_text(encoding="utf-8") + "\n\n" if place.exists() else ""
@@ -56,12 +55,42 @@ def done(copy: Path, *arguments: str, code: str = "") -> subprocess.CompletedPro
     )
 
 
+#: Answers many commands in one process, because a start takes longer than most answers.
+_SEVERAL = """
+import json, sys
+from typer.testing import CliRunner
+from distsim.cli.application import application
+for words in json.loads(sys.argv[1]):
+    answer = CliRunner().invoke(application(), words)
+    print(json.dumps([answer.stdout, answer.exit_code]))
+"""
+
+
+def answers(copy: Path, *commands: Sequence[str]) -> list[tuple[str, int]]:
+    """Output and exit status of each command."""
+    found = subprocess.run(
+        [sys.executable, "-c", _SEVERAL, json.dumps(commands)],
+        cwd=copy,
+        env={**os.environ, "PYTHONPATH": str(copy), "NO_COLOR": "1", "COLUMNS": "80"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert found.returncode == 0, found.stderr
+    return [tuple(json.loads(line)) for line in found.stdout.splitlines()]
+
+
 def simulated(copy: Path, text: str, *more: str) -> dict[str, Any]:
-    (copy / "s.yaml").write_text(HEAD + text, encoding="utf-8")
-    run = done(copy, "simulate", "s.yaml", "--format", "json", *more)
-    assert run.stdout, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
-    return found
+    return all_simulated(copy, (text, *more))[0]
+
+
+def all_simulated(copy: Path, *questions: Sequence[str]) -> list[dict[str, Any]]:
+    """The JSON of the simulation of each text, with options."""
+    commands = []
+    for number, (text, *more) in enumerate(questions):
+        (copy / f"s{number}.yaml").write_text(HEAD + text, encoding="utf-8")
+        commands.append(["simulate", f"s{number}.yaml", "--format", "json", *more])
+    return [json.loads(output) for output, _ in answers(copy, *commands)]
 
 
 def test_extending_page_has_a_file_for_each_example_that_the_package_does_not_mention() -> None:
@@ -88,22 +117,24 @@ def test_an_operation_is_one_file_that_no_backend_supports_without_a_row(copy: P
         "import GroupRanks", "import BackendBinding, GroupRanks"
     )
     place.write_text(row.replace("    first_field", BOUND[1] + "    first_field"), encoding="utf-8")
-    taken = simulated(copy, text)
+    sleeping = text.replace("  - ", "  - {sleep: 1 s, ranks: rank == 2}\n  - ")
+    taken, late = all_simulated(copy, (text,), (sleeping,))
     assert (taken["verdict"], taken["outcome"]) == ("ok", "completes")
     assert taken["values"]["x"] == {"0": 1.0, "1": 3.0, "2": 6.0, "3": 10.0}
-    late = simulated(copy, text.replace("  - ", "  - {sleep: 1 s, ranks: rank == 2}\n  - "))
     assert [r["waiting_ns"] >= 10**9 for r in late["ranks"]] == [False, False, False, True]
 
 
 def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_missing(
     copy: Path,
 ) -> None:
-    assert "A rank waits for all ranks before it." in done(copy, "explain", "scan").stdout
-    assert '"scan"' in done(copy, "schema").stdout
-    assert (
-        done(copy, "render", "--view", "operation", "--op", "scan", "-o", "scan.svg").returncode
-        == 0
+    drawing = ("render", "--view", "operation", "--op", "scan", "-o", "scan.svg")
+    (page, _), (schema, _), (_, status) = answers(
+        copy, ["explain", "scan"], ["schema"], list(drawing)
     )
+
+    assert "A rank waits for all ranks before it." in page
+    assert '"scan"' in schema
+    assert status == 0
     assert "<svg" in (copy / "scan.svg").read_text(encoding="utf-8")
     late = simulated(copy, "backend: gloo\nprogram:\n  - {scan: {tensor: x}, ranks: rank < 3}\n")
     assert late["verdict"] == "deadlock"
@@ -112,28 +143,38 @@ def test_a_new_operation_is_explained_drawn_in_the_schema_and_found_when_missing
 def test_a_backend_is_one_file(copy: Path) -> None:
     other = "rank + 1 - 2 * (rank % 2)"
     sends = f"backend: ucc\nprogram:\n  - send: {{tensor: x, dst: {other}}}\n  - recv: {{tensor: x, src: {other}}}\n"
-    assert simulated(copy, sends)["outcome"] == "completes"
-    assert simulated(copy, sends, "--set", "options.rndv_threshold=4 B")["outcome"] == "hangs"
-    reduced = simulated(copy, "backend: ucc\nprogram:\n  - all_reduce: {tensor: x}\n")
-    assert (reduced["verdict"], reduced["outcome"]) == ("ok", "completes")
-    refused = simulated(
-        copy, "backend: ucc\nprogram:\n  - all_to_all: {input: parts, output: parts}\n"
+    eager, rendezvous, reduced, refused = all_simulated(
+        copy,
+        (sends,),
+        (sends, "--set", "options.rndv_threshold=4 B"),
+        ("backend: ucc\nprogram:\n  - all_reduce: {tensor: x}\n",),
+        ("backend: ucc\nprogram:\n  - all_to_all: {input: parts, output: parts}\n",),
     )
+    assert (eager["outcome"], rendezvous["outcome"]) == ("completes", "hangs")
+    assert (reduced["verdict"], reduced["outcome"]) == ("ok", "completes")
     assert "Backend ucc does not support all_to_all" in json.dumps(refused["findings"])
+
     (copy / "s.yaml").write_text(HEAD + "backend: gloo\nprogram:\n  - barrier\n", encoding="utf-8")
-    assert "completes on gloo, nccl, ucc, mpi, xgloo" in done(copy, "check", "s.yaml").stdout
-    assert done(copy, "simulate", "s.yaml", "--backend", "ucc").returncode == 0
-    assert done(copy, "check", "s.yaml", "--backend", "ucc").returncode == 0
-    assert '"ucc"' in done(copy, "schema").stdout
-    assert "ucc CPU" in done(copy, "explain", "backends").stdout
+    checked, run, checked_on_ucc, schema, page = answers(
+        copy,
+        ["check", "s.yaml"],
+        ["simulate", "s.yaml", "--backend", "ucc"],
+        ["check", "s.yaml", "--backend", "ucc"],
+        ["schema"],
+        ["explain", "backends"],
+    )
+    assert "completes on gloo, nccl, ucc, mpi, xgloo" in checked[0]
+    assert (run[1], checked_on_ucc[1]) == (0, 0)
+    assert '"ucc"' in schema[0]
+    assert "ucc CPU" in page[0]
 
 
 def test_a_copied_backend_keeps_its_operations_but_not_its_excluded_dtypes(
     copy: Path,
 ) -> None:
     text = "backend: xgloo\nprogram:\n  - all_reduce: {tensor: x}\n"
-    assert simulated(copy, text)["outcome"] == "completes"
-    refused = simulated(copy, text, "--set", "tensors.x.dtype=bfloat16")
+    taken, refused = all_simulated(copy, (text,), (text, "--set", "tensors.x.dtype=bfloat16"))
+    assert taken["outcome"] == "completes"
     assert refused["outcome"] == "raises"
     assert "xgloo: all_reduce does not support bfloat16" in json.dumps(refused["findings"])
     page = done(copy, "explain", "backends").stdout
@@ -199,9 +240,8 @@ def test_a_view_is_one_file(copy: Path) -> None:
 def test_an_algorithm_is_one_function_whose_schedule_determines_the_cost(copy: Path) -> None:
     """One round instead of three: on four ranks of one machine two latencies less."""
     text = "backend: gloo\ncluster: {preset: cpu-10gbe%s}\nprogram:\n  - all_gather: {input: x, output: parts}\n"
-    ring = simulated(copy, text % "")["makespan_ns"]
-    direct = simulated(copy, text % ", algorithms: {all_gather: direct}")["makespan_ns"]
-    assert ring - direct == 2 * 15_000
+    ring, direct = all_simulated(copy, (text % "",), (text % ", algorithms: {all_gather: direct}",))
+    assert ring["makespan_ns"] - direct["makespan_ns"] == 2 * 15_000
 
 
 def test_the_table_tests_hold_for_the_additions(copy: Path) -> None:

@@ -65,7 +65,7 @@ def test_both_engines_agree_on_times_and_blocked_ranks(plain: Plain) -> None:
     for backend, options in ((b, o) for b in BACKENDS for o in OPTIONS if b == "nccl" or not o):
         program, cost = built(plain, backend, **options)
         fast = run_program(program, BACKEND_PROFILES[backend], cost)
-        if fast.path != "fast":
+        if fast.driver != "local clocks":
             continue
         ordered = run_program(program, BACKEND_PROFILES[backend], cost, ordered=True)
 
@@ -100,7 +100,7 @@ def test_the_fast_engine_is_not_chosen_if_arrival_order_decides() -> None:
         why_order_matters(LinkedProgram(program, BACKEND_PROFILES["gloo"]))
         == "a receive is open to any source"
     )
-    assert run_program(program, BACKEND_PROFILES["gloo"], cost).path == "ordered"
+    assert run_program(program, BACKEND_PROFILES["gloo"], cost).driver == "event-driven"
 
 
 @settings(max_examples=draws(150), deadline=None)
@@ -210,11 +210,11 @@ def test_both_engines_report_the_same_mismatches(kind: str, backend: str) -> Non
         other.final_state,
         other.makespan_ns,
     )
-    assert sorted((sorted(rows), sorted(f)) for rows, f in one.mismatches) == sorted(
-        (sorted(r), sorted(f)) for r, f in other.mismatches
+    assert sorted((sorted(rows), sorted(f)) for rows, f, _ in one.mismatches) == sorted(
+        (sorted(r), sorted(f)) for r, f, _ in other.mismatches
     )
     assert one.trace["finished_ns"].tolist() == other.trace["finished_ns"].tolist()
-    assert one.path == "fast" or kind in (
+    assert one.driver == "local clocks" or kind in (
         "roots differ",
         "sizes differ",
         "a barrier meets all_reduces",

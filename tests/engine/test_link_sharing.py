@@ -178,7 +178,7 @@ def test_without_shared_links_the_fast_engine_gives_the_same_nanoseconds() -> No
                 with_values=False,
                 ordered=True,
             )
-            assert (fast.run.path, ordered.run.path) == ("fast", "ordered")
+            assert (fast.run.driver, ordered.run.driver) == ("local clocks", "event-driven")
             for name in ("started_ns", "finished_ns", "returned_ns"):
                 assert fast.run.trace[name].tolist() == ordered.run.trace[name].tolist()
 
@@ -210,11 +210,11 @@ def test_the_short_and_the_long_check_for_shared_links_agree(
             tensors = "".join(f", x{k}: {{like: x}}" for k in range(len(pairs)))
             text = f"tensors: {{x: {{shape: [NUMEL]}}{tensors}}}\nprogram:\n{steps}  - wait: all\n"
             run = taken(1 + seed % 2, 4 >> seed % 2, one, text, "gloo", draw.choice([4, BIG])).run
-            found.append(f"{run.path} {run.trace['finished_ns'].tolist()}")
+            found.append(f"{run.driver} {run.trace['finished_ns'].tolist()}")
         paths.append(found)
 
     assert paths[0] == paths[1]
-    assert {path.split()[0] for path in paths[0]} == {"fast", "ordered"}
+    assert {path.split(" [")[0] for path in paths[0]} == {"local clocks", "event-driven"}
 
 
 @given(
@@ -247,7 +247,7 @@ def test_shared_links_can_be_switched_off() -> None:
     one, three = (
         taken(1, 8, {"preset": "dgx-h100", "shared_links": False}, at_once(n)) for n in (1, 3)
     )
-    assert three.run.path == "fast"
+    assert three.run.driver == "local clocks"
     assert three.makespan_ns == one.makespan_ns
 
 
@@ -425,7 +425,7 @@ def test_shares_are_the_same_whether_or_not_the_search_for_connected_transfers_i
     for enough in (0, link_sharing._ENOUGH_CONNECTED, 10**9):
         monkeypatch.setattr(link_sharing, "_ENOUGH_CONNECTED", enough)
         found = taken(3, 4, cluster, program, "mpi", numel=1)
-        assert found.run.path == "ordered"
+        assert found.run.driver == "event-driven"
         traces.append(found.run.trace)
     for column in ("started_ns", "finished_ns", "match"):
         first, *others = (trace[column].tolist() for trace in traces)

@@ -125,7 +125,11 @@ def test_large_buffers_reach_the_ring_bandwidth(op: str, name: str, nodes: int) 
     cluster = cost.cluster
     busbw = row.busbw_factor(nodes * 8) * nbytes / cost.collective_ns(row, ranks(cost), nbytes, 0)
     inter = cluster.rank_inter_bytes_per_ns * cluster.nics.count
-    ring = cluster.intra.attained if nodes == 1 else min(cluster.intra.attained, inter)
+    ring = (
+        cluster.intra.attained_bytes_per_ns
+        if nodes == 1
+        else min(cluster.intra.attained_bytes_per_ns, inter)
+    )
     if nodes > 1 and op == "all_to_all_single":
         ring = cluster.rank_inter_bytes_per_ns * (nodes * 8 - 1) / (nodes * 8 - 8)
 
@@ -154,7 +158,7 @@ def test_a_flat_cluster_uses_the_default_schedule_of_the_operation() -> None:
 def test_a_ring_costs_what_the_textbook_states() -> None:
     """2(n - 1)(a + S/n b) beside the call's overhead, Thakur et al. (2005)."""
     cost = model("cpu-10gbe", 1, 4)
-    hop = cost.cluster.intra.latency_ns + (1 << 20) / cost.cluster.intra.attained
+    hop = cost.cluster.intra.latency_ns + (1 << 20) / cost.cluster.intra.attained_bytes_per_ns
 
     assert cost.collective_ns(OPERATIONS["all_reduce"], ranks(cost), 1 << 22) == pytest.approx(
         cost.call_overhead_ns + 6 * hop, abs=1
@@ -178,7 +182,7 @@ def test_messages_use_cards_between_nodes_and_the_links_of_both_ranks_inside() -
     assert [ports.name(port) for port in inside.ports] == ["rank 0 link out", "rank 1 link in"]
     assert [ports.name(port) for port in across.ports] == ["node 0 nic 1 out", "node 1 nic 0 in"]
     assert (inside.rate, across.rate) == (
-        cost.cluster.intra.attained,
+        cost.cluster.intra.attained_bytes_per_ns,
         cost.cluster.rank_inter_bytes_per_ns,
     )
     assert ports.of_message(3, 3).ports == ()
@@ -290,7 +294,7 @@ def test_an_algorithm_named_by_the_cluster_is_costed_by_its_own_schedule(
     expected = (
         cost.call_overhead_ns
         + hops * cost.cluster.intra.latency_ns
-        + buffers * nbytes / cost.cluster.intra.attained
+        + buffers * nbytes / cost.cluster.intra.attained_bytes_per_ns
     )
 
     assert cost.collective_ns(OPERATIONS[op], ranks(cost), nbytes, 0) == pytest.approx(

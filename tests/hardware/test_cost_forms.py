@@ -110,7 +110,7 @@ def test_large_clusters_use_the_cheapest_of_two_levels_card_ring_and_flat_schedu
     cost = model("dgx-h100", nodes)
     a, x, n = cost.cluster.intra.latency_ns, cost.cluster.inter_latency_ns, nodes * g
     group = tuple(8 * node + k for node in range(nodes) for k in range(g))
-    inner, rail = cost.cluster.intra.attained, cost.cluster.rank_inter_bytes_per_ns
+    inner, rail = cost.cluster.intra.attained_bytes_per_ns, cost.cluster.rank_inter_bytes_per_ns
     inside, shard, steps = (
         (g - 1) * a + (g - 1) / g * nbytes / inner,
         nbytes / g / rail,
@@ -154,7 +154,7 @@ def test_a_broadcast_is_a_chain_with_the_best_number_of_pieces() -> None:
         last = x if nodes > 1 else a
         latency = (n - nodes) * a + (nodes - 1) * x - last
         inside, across = (
-            cost.cluster.intra.attained,
+            cost.cluster.intra.attained_bytes_per_ns,
             cost.cluster.rank_inter_bytes_per_ns * cost.cluster.nics.count,
         )
         speed = inside if nodes == 1 else min(inside, across)
@@ -171,7 +171,9 @@ def test_an_all_to_all_on_one_node_is_bound_by_the_bytes_each_rank_sends() -> No
 
     found = cost.collective_ns(OPERATIONS["all_to_all_single"], tuple(range(8)), nbytes)
 
-    assert found == pytest.approx(7 / 8 * nbytes / cost.cluster.intra.attained, rel=0.01)
+    assert found == pytest.approx(
+        7 / 8 * nbytes / cost.cluster.intra.attained_bytes_per_ns, rel=0.01
+    )
 
 
 def test_a_small_all_to_all_takes_one_hop_for_all_pairs() -> None:
@@ -180,7 +182,7 @@ def test_a_small_all_to_all_takes_one_hop_for_all_pairs() -> None:
     found = cost.collective_ns(OPERATIONS["all_to_all_single"], tuple(range(8)), 8 * 1000)
 
     assert found == cost.call_overhead_ns + ceil(
-        cost.cluster.intra.latency_ns + 7 * 1000 / cost.cluster.intra.attained
+        cost.cluster.intra.latency_ns + 7 * 1000 / cost.cluster.intra.attained_bytes_per_ns
     )
 
 
@@ -192,10 +194,10 @@ def test_the_bound_of_a_link_is_busbw_over_the_fastest_link_and_zero_for_one_ran
 
     assert cost.link_bound_ns(OPERATIONS["all_reduce"], (3,), MIB) == 0
     assert cost.link_bound_ns(OPERATIONS["all_reduce"], (0, 1), MIB) == int(
-        MIB / cost.cluster.intra.attained
+        MIB / cost.cluster.intra.attained_bytes_per_ns
     )
     assert cost.link_bound_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), MIB) == int(
-        1.5 * MIB / cost.cluster.intra.attained
+        1.5 * MIB / cost.cluster.intra.attained_bytes_per_ns
     )
 
 
@@ -204,7 +206,7 @@ def test_a_rank_reaches_itself_by_memory_its_node_by_the_link_and_others_by_the_
     device = cost.cluster.device
 
     assert cost.bytes_per_ns(3, 3) == device.memory_bytes_per_ns * device.memory_efficiency / 2
-    assert cost.bytes_per_ns(0, 7) == cost.cluster.intra.attained
+    assert cost.bytes_per_ns(0, 7) == cost.cluster.intra.attained_bytes_per_ns
     assert cost.bytes_per_ns(0, 8) == cost.cluster.rank_inter_bytes_per_ns
     assert [cost.latency_ns(link) for link in ("self", "intra", "inter")] == [
         0,

@@ -119,7 +119,9 @@ def test_two_levels_cross_a_slow_inner_link_proportionally_slower() -> None:
         for faults in ((), [Slow("nvlink", (2,), 4.0)])
     )
 
-    assert slow - sound == pytest.approx(3 * 2 * 7 / 8 * MIB / cluster.intra.attained, abs=1)
+    assert slow - sound == pytest.approx(
+        3 * 2 * 7 / 8 * MIB / cluster.intra.attained_bytes_per_ns, abs=1
+    )
 
 
 @pytest.mark.parametrize(
@@ -153,7 +155,7 @@ def test_a_put_takes_the_latency_of_its_link_plus_its_bytes() -> None:
     cost = CostModel(preset("dgx-h100"), 16, 8)
 
     assert cost.one_sided_ns(0, 1, 64 * MIB) == cost.cluster.intra.latency_ns + ceil(
-        64 * MIB / cost.cluster.intra.attained
+        64 * MIB / cost.cluster.intra.attained_bytes_per_ns
     )
     assert cost.one_sided_ns(0, 8, 64 * MIB) == cost.cluster.inter_latency_ns + ceil(
         64 * MIB / cost.cluster.rank_inter_bytes_per_ns
@@ -178,7 +180,7 @@ def test_a_message_takes_its_latency_plus_its_bytes_over_the_narrowest_link() ->
     cost = CostModel(
         cluster_from({"preset": "dgx-h100", "collectives": "rails", "network": network}), 16, 8
     )
-    up = cost.cluster.nics.attained / 100
+    up = cost.cluster.nics.attained_bytes_per_ns / 100
 
     assert cost.p2p_ns(0, 8, MIB) == cost.call_overhead_ns + cost.cluster.inter_latency_ns + ceil(
         MIB / up
@@ -228,7 +230,9 @@ def test_ranks_behind_switches_are_counted_from_the_first_of_each_machine() -> N
         ["pcie switch 3 out", "pcie switch 2 in"],
     ]
     assert len(slots.capacity) == slots.first_pool + 2 * 4
-    assert set(slots.capacity[slots.first_pool :]) == {slots.cost.cluster.intra.attained}
+    assert set(slots.capacity[slots.first_pool :]) == {
+        slots.cost.cluster.intra.attained_bytes_per_ns
+    }
 
 
 def test_a_leaf_switch_with_all_ranks_is_ignored() -> None:
@@ -357,5 +361,5 @@ def test_a_block_sends_its_share_to_other_blocks_and_its_part_of_outgoing_data(
         OPERATIONS[op], (2, 3), 1 << 30, 2
     )
     assert cost.pools.ns_per_byte(OPERATIONS[op], tuple(range(8))) == leaf / (
-        cost.cluster.nics.attained / 2
+        cost.cluster.nics.attained_bytes_per_ns / 2
     )

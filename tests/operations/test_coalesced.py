@@ -154,10 +154,15 @@ def test_a_part_that_does_not_match_is_named() -> None:
     [
         ((3, 5), (3, 5), ("ab", "ab"), None),
         ((3, 5), (5, 3), ("ab", "ba"), "rank 1 has the parts of rank 0 in a different order: b, a"),
-        ((3, 5, 2), (3, 2), ("abc", "ac"), "rank 0 coalesces 3 parts, rank 1 2: b is missing"),
-        ((3,), (3, 5, 2), ("a", "abc"), "rank 1 coalesces 3 parts, rank 0 1: b, c are missing"),
+        ((3, 5, 2), (3, 2), ("abc", "ac"), "rank 0 coalesces 3 parts, rank 1 only 2: b is missing"),
+        (
+            (3,),
+            (3, 5, 2),
+            ("a", "abc"),
+            "rank 1 coalesces 3 parts, rank 0 only 1: b, c are missing",
+        ),
         ((3, 5), (3, 6), ("ab", "ac"), "part 2 is b of 5 elements on rank 0, c of 6 on rank 1"),
-        ((4,), (2, 2), ("a", "bc"), "rank 1 coalesces 2 parts, rank 0 1"),
+        ((4,), (2, 2), ("a", "bc"), "rank 1 coalesces 2 parts, rank 0 only 1"),
     ],
 )
 def test_the_part_that_differs_between_two_ranks_is_named(
@@ -311,7 +316,7 @@ def test_lists_of_different_lengths_are_a_mismatch_that_names_the_parts() -> Non
 
     assert (verdict.verdict.verdict, finding.code) == ("mismatch", "DS202")
     assert "all_reduce_coalesced(a, b, c, 36 B)" in finding.message
-    assert "rank 0 coalesces 3 parts, rank 1 2: b is missing" in finding.message
+    assert "rank 0 coalesces 3 parts, rank 1 only 2: b is missing" in finding.message
     assert "coalesce the same tensors in the same order" in finding.help[0]
 
 

@@ -22,6 +22,7 @@ from distsim.common.errors import UsageError
 from distsim.hardware.cluster import cluster_from, preset
 from distsim.hardware.cost.memory_fit import MemoryFit, memory_fit, memory_outside_torch
 from distsim.planning.estimate import StepEstimator
+from distsim.planning.evaluate_layouts import PlanOptions, plan_layouts
 from distsim.planning.layout_result import (
     LayoutEvaluator,
     LayoutResult,
@@ -37,7 +38,7 @@ from distsim.planning.pipeline_timer import (
     calls_by_rank,
 )
 from distsim.planning.plan_request import checked_plan_request, for_framework
-from distsim.planning.ranking import PlanOptions, pareto_front, plan_layouts
+from distsim.planning.ranking import pareto_front
 from distsim.planning.simulate_layout import LayoutToSimulate, simulate_layout
 from distsim.scenario import Scenario
 from distsim.scenario.strategies.pipeline.strategy import Pipeline
@@ -349,7 +350,7 @@ def test_a_plan_is_the_same_on_one_core_on_two_and_after_resuming(tmp_path: Path
     )
     assert set(counts) == {0}
     rows = list(csv.DictReader(table.open(encoding="utf-8")))
-    assert len(rows) == len(alone.ranked) + len(alone.left)
+    assert len(rows) == len(alone.ranked) + len(alone.rejected)
 
 
 @pytest.mark.parametrize(
@@ -449,7 +450,7 @@ def test_a_guided_plan_tries_at_most_its_budget() -> None:
     few = plan_layouts(asked, PlanOptions(budget=12))
     again = plan_layouts(asked, PlanOptions(budget=12))
 
-    assert 0 < len(few.ranked) + sum("fit" in one.reason for one in few.left) <= 12
+    assert 0 < len(few.ranked) + sum("fit" in one.reason for one in few.rejected) <= 12
     assert few.ranked == again.ranked
 
 

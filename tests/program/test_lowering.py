@@ -247,6 +247,42 @@ program:
     assert p.code_call(0, position).invalid is not None
 
 
+@pytest.mark.parametrize("leaves", ["exit: 0", "fail: {}"])
+def test_a_call_that_a_rank_would_make_after_its_end_is_no_finding(leaves: str) -> None:
+    p = program(
+        f"""
+name: leaver
+world: 4
+iterations: 4
+groups: {{rest: [0, 1, 2]}}
+tensors: {{a: {{shape: [2]}}}}
+program:
+  - {{{leaves}, ranks: rank == 3 and iteration == 2}}
+  - {{all_reduce: {{tensor: a, group: rest}}, ranks: rank == 2 or iteration >= 2}}
+"""
+    )
+
+    assert codes_of(p) == []
+
+
+def test_a_call_that_a_rank_makes_in_the_round_before_its_end_is_a_finding() -> None:
+    p = program(
+        """
+name: leaver
+world: 4
+iterations: 2
+groups: {rest: [0, 1, 2]}
+tensors: {a: {shape: [2]}}
+program:
+  - {all_reduce: {tensor: a, group: rest}, ranks: rank == iteration + 2}
+  - {exit: 0, ranks: rank == 3 and iteration == 1}
+"""
+    )
+
+    assert codes_of(p) == ["DS104"]
+    assert p.findings[0].ranks == (3,)
+
+
 def test_a_handle_is_consumed_by_its_first_wait() -> None:
     p = program("""
 name: spent

@@ -86,7 +86,7 @@ def test_parameters_of_a_cluster_are_recovered_from_its_own_costs() -> None:
 
     assert found.call_overhead_ns == pytest.approx(40_000, rel=0.1)
     assert found.intra.latency_ns == pytest.approx(70_000, rel=0.1)
-    assert found.intra.attained == pytest.approx(2.0, rel=0.05)
+    assert found.intra.attained_bytes_per_ns == pytest.approx(2.0, rel=0.05)
     assert found.reduce_bytes_per_ns == pytest.approx(3.0, rel=0.2)
 
 
@@ -95,7 +95,7 @@ def test_outliers_hardly_change_the_parameters() -> None:
 
     found = calibrate_cluster(noisy, preset("cpu-10gbe"), "here", "a test").cluster
 
-    assert found.intra.attained == pytest.approx(2.0, rel=0.2)
+    assert found.intra.attained_bytes_per_ns == pytest.approx(2.0, rel=0.2)
 
 
 def test_measured_sizes_cost_the_measured_time_and_sizes_between_lie_between() -> None:

@@ -5,46 +5,60 @@ The programs and their repairs are those of benchmarks/repair_programs.yaml.
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
+import yaml
 
 from benchmarks.repairs import PROGRAMS, RepairTrial, trials
 from distsim.repair.proposals import REMOVES_CALLS
 
-#: Searches are made once for both tests.
-_TRIALS: dict[str, RepairTrial] = {}
+ENTRIES = yaml.safe_load(PROGRAMS.read_text(encoding="utf-8"))
+#: A search takes a third of a second, so the fast tests look at every fourth program.
+CHOSEN = [
+    pytest.param(ENTRIES[::4], id="some"),
+    pytest.param(ENTRIES, id="all", marks=pytest.mark.slow),
+]
+Entries = list[dict[str, str]]
 
 
-def _all_trials() -> dict[str, RepairTrial]:
-    if not _TRIALS:
-        _TRIALS.update({f"{trial.kind}: {trial.name}": trial for trial in trials()})
-    return _TRIALS
+@cache
+def trial_of(kind: str, name: str) -> RepairTrial:
+    return next(trial for trial in trials(name) if trial.kind == kind)
+
+
+def trials_of(entries: Entries) -> list[RepairTrial]:
+    return [trial_of(entry["kind"], entry["name"]) for entry in entries]
+
+
+def of_kind(kind: str) -> list[RepairTrial]:
+    return trials_of([entry for entry in ENTRIES if entry["kind"] == kind])
 
 
 def test_the_benchmark_has_many_programs_of_many_kinds() -> None:
-    found = _all_trials().values()
-
-    assert len(found) >= 80
-    assert len({trial.kind for trial in found}) >= 20
-    assert PROGRAMS.exists()
+    assert len({(entry["kind"], entry["name"]) for entry in ENTRIES}) == len(ENTRIES) >= 80
+    assert len({entry["kind"] for entry in ENTRIES}) >= 20
 
 
-def test_nine_of_ten_first_repairs_are_right() -> None:
-    wrong = [title for title, trial in _all_trials().items() if not trial.is_right]
+@pytest.mark.parametrize("entries", CHOSEN)
+def test_nine_of_ten_first_repairs_are_right(entries: Entries) -> None:
+    found = trials_of(entries)
+    wrong = [trial.name for trial in found if not trial.is_right]
 
-    assert len(wrong) <= len(_all_trials()) // 10, wrong
+    assert len(wrong) <= len(found) // 10, wrong
 
 
-def test_no_first_repair_removes_data_that_the_right_repair_keeps() -> None:
-    assert [title for title, trial in _all_trials().items() if trial.loses_data] == []
+@pytest.mark.parametrize("entries", CHOSEN)
+def test_no_first_repair_removes_data_that_the_right_repair_keeps(entries: Entries) -> None:
+    assert [trial.name for trial in trials_of(entries) if trial.loses_data] == []
 
 
 @pytest.mark.parametrize("kind", ["uneven batches", "wrong group", "request"])
 def test_a_repair_names_line_rank_and_group(kind: str) -> None:
-    for title, trial in _all_trials().items():
-        if trial.kind == kind:
-            words = trial.fixes[0].words[0]
-            assert "line " in words, title
-            assert "rank" in words, title
+    for trial in of_kind(kind):
+        words = trial.fixes[0].words[0]
+        assert "line " in words, trial.name
+        assert "rank" in words, trial.name
 
 
 #: What the first repair says: the place, then the call, its arguments and where calls move.
@@ -79,14 +93,13 @@ _WORDS = {
 
 @pytest.mark.parametrize("name", _WORDS)
 def test_a_repair_names_its_place_the_values_and_the_lines_of_moved_calls(name: str) -> None:
-    trial = next(trial for trial in _all_trials().values() if trial.name == name)
+    (trial,) = trials_of([entry for entry in ENTRIES if entry["name"] == name])
 
     assert trial.words == _WORDS[name]
 
 
 @pytest.mark.parametrize("kind", ["missing wait", "skipped block", "loop of messages"])
 def test_no_repair_offered_for_skipped_work_removes_data_or_calls(kind: str) -> None:
-    for title, trial in _all_trials().items():
-        if trial.kind == kind:
-            assert [fix.loss.lost for fix in trial.fixes] == [0] * len(trial.fixes), title
-            assert all(fix.kind < REMOVES_CALLS for fix in trial.fixes), title
+    for trial in of_kind(kind):
+        assert [fix.loss.lost for fix in trial.fixes] == [0] * len(trial.fixes), trial.name
+        assert all(fix.kind < REMOVES_CALLS for fix in trial.fixes), trial.name

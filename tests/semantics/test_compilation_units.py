@@ -46,7 +46,7 @@ def plain(unit: CompilationUnit) -> list[Any]:
         elif isinstance(
             one, AwaitRendezvous
         ):  # the time-out of a group's own id is asked of groups that are gathered, by no unit of several ranks
-            found.append(one if one.gathering else one._replace(of_group=0))
+            found.append(one if one.keyed else one._replace(of_group=0))
         else:
             found.append(one)
     return found

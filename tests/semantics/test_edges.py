@@ -640,7 +640,7 @@ def test_every_instruction_of_a_host_runs_exactly_once() -> None:
         run_engine(program, BACKEND_PROFILES["nccl"], cost, ordered=flag) for flag in (False, True)
     )
 
-    assert (fast.path, ordered.path) == ("fast", "ordered")
+    assert (fast.driver, ordered.driver) == ("local clocks", "event-driven")
     assert all(
         fast.trace[name].tolist() == ordered.trace[name].tolist()
         for name in ("posted_ns", "returned_ns", "finished_ns")
@@ -754,7 +754,7 @@ def test_blocked_ranks_wait_for_ranks_that_have_not_reached_the_call(
         for ordered in (False, True)
     ]
 
-    assert [one.path for one in runs] == ["fast", "ordered"]
+    assert [one.driver for one in runs] == ["local clocks", "event-driven"]
     for one in runs:
         assert [
             (b.rank, need.position, need.ranks) for b in one.final_state.blocked for need in b.needs

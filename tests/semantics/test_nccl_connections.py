@@ -153,8 +153,8 @@ def test_launches_that_connect_different_directions_are_reported_with_both_calls
     (told,) = (one for one in check_scenario(loads(ASYMMETRIC)).findings if one.code == "DS705")
 
     assert [place.line for place in told.places] == [6, 7]
-    assert "opens send and receive connections" in told.message
-    assert "which opens only a receive connection\n" in told.message
+    assert "creates send and receive connections" in told.message
+    assert "which creates only a receive connection\n" in told.message
     assert check_scenario(loads(ASYMMETRIC)).profiles["nccl"].possible == (
         "raises",
         "undefined",

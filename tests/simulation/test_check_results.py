@@ -120,14 +120,14 @@ def result_of(
         (result_of(True, ("completes",), severity="error"), 1, 1, ""),
         (result_of(True, ("completes",), ("hangs",)), 0, 0, ""),
         (result_of(True, ("hangs",)), 1, 1, ""),
-        (result_of(False, ("completes",)), 0, 1, "--strict takes no `so far`"),
+        (result_of(False, ("completes",)), 0, 1, "--strict requires a complete search"),
         (result_of(False, ("completes",), ("hangs", "completes")), 1, 1, "mpi may hang"),
         (result_of(False, ("completes", "hangs"), ("hangs",)), 1, 1, "gloo and mpi may hang"),
         (
             result_of(False, ("completes", "raises")),
             1,
             1,
-            "gloo may do worse than complete",
+            "the program may fail on gloo",
         ),
     ],
 )

@@ -95,7 +95,7 @@ class Case:
     def ordered(self) -> SimulatedRun:
         return (
             self.run
-            if self.run.path == "ordered"
+            if self.run.driver == "event-driven"
             else run_program(self.program, self.profile, self.cost, ordered=True)
         )
 
@@ -139,7 +139,7 @@ def _of_run(result: SimulatedRun) -> Answers:
 
 
 def fast(case: Case) -> Answers | None:
-    return _of_run(case.run) if case.run.path == "fast" else None
+    return _of_run(case.run) if case.run.driver == "local clocks" else None
 
 
 def ordered(case: Case) -> Answers | None:
@@ -168,7 +168,7 @@ def surely(case: Case) -> Answers | None:
 
 def one_by_one(case: Case) -> Answers | None:
     """The fast driver without classes."""
-    if case.run.path != "fast":
+    if case.run.driver != "local clocks":
         return None
     return _of_progress(
         LocalClocks(
@@ -179,7 +179,7 @@ def one_by_one(case: Case) -> Answers | None:
 
 def in_classes(case: Case) -> Answers | None:
     """The fast driver with classes, however small they are."""
-    if case.run.path != "fast":
+    if case.run.driver != "local clocks":
         return None
     conditions = CompletionConditions(case.linked, case.cost)
     folded = coarsest_quotient(case.linked, conditions, worth=1, rounds=100)

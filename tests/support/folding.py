@@ -68,7 +68,12 @@ def compared(scenario: Scenario) -> Compared:
         except FoldingError:
             continue
         return Compared(
-            True, program.world_size, len(part.present), found[0], found[2:], found[1] == "ordered"
+            True,
+            program.world_size,
+            len(part.present),
+            found[0],
+            found[2:],
+            found[1] == "event-driven",
         )
     return Compared(False, program.world_size, program.world_size, "", ())
 
@@ -79,7 +84,7 @@ def _differences(program: Program, part: Program, cost: CostModel) -> list[str]:
         run_program(part, profile, cost, shared=may_fold_shared_links(program, cost)),
         run_program(program, profile, cost),
     )
-    found: list[str] = [theirs.outcome, mine.path]
+    found: list[str] = [theirs.outcome, mine.driver]
 
     def same(what: str, one: Any, other: Any) -> None:
         if one != other:

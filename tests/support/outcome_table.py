@@ -147,7 +147,7 @@ def _unshared(case: Case) -> Iterator[dict[str, Any]]:
     """What comes of a program that only shared links make one to be run in the order of time, with
     links that nobody shares.
     """
-    if case.run.path == "fast" or why_order_matters(case.linked) is not None:
+    if case.run.driver == "local clocks" or why_order_matters(case.linked) is not None:
         return
     alone = case.cost.cluster.model_copy(update={"shared_links": False})
     other = Case(case.scenario)

@@ -108,7 +108,7 @@ def _refused_subject(code: str, call: ResolvedCall, refusing: BackendProfile) ->
 def _ranks_with_valid_call(code: SharedCode, call: CodeCall) -> Sequence[int]:
     if call.invalid is None:
         return code.ranks
-    rows = zip(code.ranks, call.invalid[0], strict=True)
+    rows = zip(code.ranks, call.invalid.rows, strict=True)
     return [rank for rank, is_invalid in rows if not is_invalid]
 
 

@@ -107,7 +107,7 @@ class _HappensBefore:
         code, row = self.program.code(rank), self.program.row_of[rank]
         for position in code.positions(row):
             call = code.calls[position]
-            if call.invalid is not None and call.invalid[0][row]:
+            if call.invalid is not None and call.invalid.rows[row]:
                 return
             yield position, call
 

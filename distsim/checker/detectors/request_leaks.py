@@ -101,7 +101,7 @@ def _unawaited_requests(
         guard = code.guards[position] if code.guards else None
         made = np.ones(rows, dtype=np.bool_) if guard is None else np.array(guard)
         if call.invalid is not None:
-            made &= ~call.invalid[0]
+            made &= ~call.invalid.rows
         for distance in call.waits:
             if position - distance in open_rows:
                 open_rows[position - distance] &= ~made

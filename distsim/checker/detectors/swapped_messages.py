@@ -36,7 +36,13 @@ from distsim.checker.matching.channel_layout import (
     ChannelLayout,
     build_channel_layout,
 )
-from distsim.checker.wording import aligned_columns, call_words, location_text, plural
+from distsim.checker.wording import (
+    aligned_columns,
+    buffer_label,
+    call_words,
+    location_text,
+    plural,
+)
 from distsim.findings.finding_types import Finding
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
@@ -252,7 +258,9 @@ class _SwapSearch:
             return True
         if any(exchanged) or not _crosses_by_label(crossed):
             return False
-        return self._are_only_two(crossed) and self._receives_can_change_places(crossed)
+        if not (self._are_only_two(crossed) or self._all_copies_cross(crossed)):
+            return False
+        return self._receives_can_change_places(crossed)
 
     def _exchange_makes_regular(self, crossed: CrossedMessages) -> bool:
         """Whether exchanging the two, or all such pairs of the channel, makes the channel regular.
@@ -290,6 +298,17 @@ class _SwapSearch:
         """
         pairs = self.pairs[crossed.channel]
         return len({pair.labels for pair in pairs if pair.names in crossed.names}) == 2
+
+    def _all_copies_cross(self, crossed: CrossedMessages) -> bool:
+        """Whether a@i -> b@i and b@i -> a@i for the same copies i, as in a loop over layers."""
+        if crossed.have_same_names:
+            return False
+        labels = {
+            pair.labels for pair in self.pairs[crossed.channel] if pair.names in crossed.names
+        }
+        return all(
+            source[1] == target[1] and (target, source) in labels for source, target in labels
+        )
 
     def _receives_can_change_places(self, crossed: CrossedMessages) -> bool:
         """Whether nothing on the receiver uses the tensors from the first to the second receive."""
@@ -344,10 +363,12 @@ class _SwapSearch:
             if message.part != WHOLE_CALL:
                 call = call.parts[message.part]
             place = self.program.place(rank, message.position)
-            rows.append((f"rank {rank}", call_words(call), location_text(place)))
+            rows.append((f"rank {rank}", call_words(call, self.program), location_text(place)))
             places.append(place)
-        source = _label_text(crossed.one.source)
-        one, two = _label_text(crossed.one.target), _label_text(crossed.two.target)
+        source, one, two = (
+            buffer_label(TensorBuffer(*label, (), ""), self.program)
+            for label in (crossed.one.source, crossed.one.target, crossed.two.target)
+        )
         head = (
             f"{source} of rank {src} arrives in {one} of rank {dst}: rank {src} sends messages of "
             f"the same size, dtype and tag in one order, and rank {dst} receives them in another"
@@ -381,15 +402,23 @@ def _crossed_messages(channel: int, pairs: list[MessagePair]) -> Iterator[Crosse
         return
     ordered = sorted(first_pair.values(), key=_receive_order)
     kinds = Counter(_pair_kind(pair.source, pair.target, True) for pair in ordered)
-    usual, times = kinds.most_common(1)[0]
+    usual = _most_common_kind(kinds)
     unusual: UnusualPairs = defaultdict(list)
     for pair in ordered:
-        if times == 1 or _pair_kind(pair.source, pair.target, True) != usual:
+        if _pair_kind(pair.source, pair.target, True) != usual:
             unusual[pair.names].append(pair)
     for one, two in (*_crossed_copies(unusual), *_crossed_names(unusual)):
         if one.send.signature == two.send.signature:
             earlier, later = sorted((one, two), key=_receive_order)
             yield CrossedMessages(channel, earlier, later)
+
+
+def _most_common_kind(kinds: Counter[PairKind]) -> PairKind | None:
+    """The kind of most pairs; None if two kinds are equally common, or each occurs once."""
+    (kind, times), *others = kinds.most_common(2)
+    if others and others[0][1] == times:
+        return None
+    return kind
 
 
 def _receive_order(pair: MessagePair) -> tuple[int, int]:

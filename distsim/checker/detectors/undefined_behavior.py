@@ -59,8 +59,8 @@ def _connection_findings(program: Program, profile: BackendProfile) -> list[Find
         for rank, k in calls
     ]
     head = (
-        f"undefined behaviour on {profile.name}: rank {p} opens {_direction_words(launches[0])} "
-        f"to rank {q}, which opens {_direction_words(launches[1])}{more}"
+        f"undefined behaviour on {profile.name}: rank {p} creates {_direction_words(launches[0])} "
+        f"to rank {q}, which creates {_direction_words(launches[1])}{more}"
     )
     places = tuple(dict.fromkeys(program.place(rank, k) for rank, k in calls))
     ranks = tuple(sorted({rank for one in contacts for rank in one.pair}))

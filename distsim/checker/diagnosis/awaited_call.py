@@ -31,10 +31,10 @@ TakenMessages = Mapping[Any, tuple[int, int, int]]
 
 #: `NearMiss.what` -> how the call differs.
 _DIFFERENCE_WORDS = {
-    "tag": "it has another tag",
-    "group": "it uses another group",
-    "peer": "it names another rank",
-    "channel": "it uses another channel",
+    "tag": "has another tag",
+    "group": "uses another group",
+    "peer": "names another rank",
+    "channel": "uses another channel",
 }
 
 
@@ -319,8 +319,8 @@ def near_miss_lines(near: list[NearMiss], shown: str) -> list[str]:
     lines = []
     for miss in near:
         place = parenthesised(location_text(miss.place))
-        call = f"rank {miss.rank} calls {miss.words}{place}"
+        start = f"rank {miss.rank} calls {miss.words}{place}, which"
         if miss.words in shown:
-            call = f"the call of rank {miss.rank}{place}"
-        lines.append(f"near match: {call}, but {_DIFFERENCE_WORDS[miss.what]}")
+            start = f"the call of rank {miss.rank}{place}"
+        lines.append(f"near match: {start} {_DIFFERENCE_WORDS[miss.what]}")
     return lines

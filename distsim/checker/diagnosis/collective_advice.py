@@ -164,12 +164,12 @@ def _missing_calls_advice(program: Program, divergence: CallDivergence) -> Colle
         )
     elif len({program.code_call(*call).site for call in missing}) > 1:
         line = (
-            f"{who} {'skips' if is_single else 'skip'} {len(missing)} calls that the other ranks "
-            f"make (first: {words}{_with_comma(place)}), for example a pass, an iteration or a "
-            f"branch: call them on {who} too, with empty input if there is no data"
+            f"make these {len(missing)} calls on {who} too (first: {words}{_with_comma(place)}), "
+            "with empty input if there is no data. Common causes: a pass, an iteration or a branch "
+            f"that only {who} {'skips' if is_single else 'skip'}"
         )
     else:
-        line = f"call {words}{at_line} on {who} too: {skips} it {len(missing)} times"
+        line = f"call {words}{at_line} on {who} too: {skips} this call {len(missing)} times"
     return CollectiveAdvice((line,), (place,))
 
 

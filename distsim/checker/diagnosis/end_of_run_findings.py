@@ -77,8 +77,8 @@ def _unreceived_finding(program: Program, site: int, sends: list[tuple[int, int,
         signals = number.replace("message", "signal")
         head = f"{rank_list(ranks)} send{verb_ending} {signals}{at_line} that no rank waits for"
         advice = (
-            f"wait for it on rank {call.peer}; otherwise the next wait on this channel takes it "
-            "too early"
+            f"wait for the signal on rank {call.peer}; otherwise the next wait on this channel "
+            "takes it too early"
         )
     else:
         head = f"{rank_list(ranks)} send{verb_ending} {number}{at_line} that no rank receives"

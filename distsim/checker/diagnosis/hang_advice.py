@@ -431,7 +431,7 @@ _ADVICE_BY_ERROR: dict[str, tuple[str, ...]] = {
     ),
     "Communication call has not been issued for this bucket": (
         "let every parameter contribute to the loss, or train without overlap_grad_reduce: "
-        "a parameter of that bucket got no gradient, so nothing was sent for it",
+        "a parameter got no gradient, so the bucket that contains it was never reduced",
     ),
     "Torch not compiled with CUDA enabled": _NO_GPU_ADVICE,
     "Found no NVIDIA driver": _NO_GPU_ADVICE,

@@ -76,9 +76,7 @@ def buffering_findings(
             "the program completes if all sends are buffered or none is; it may hang if small "
             "messages are buffered and large ones are not"
         )
-        advice = (
-            "name the sources of the receives, so that no message can take the place of another"
-        )
+        advice = "set `src` in the receives, so that each one takes the intended message"
     elif sends:
         message = "\n".join(
             ["the program completes only if sends are buffered", *_buffering_backends()]
@@ -163,7 +161,7 @@ def _call_location(program: Program, call: CallId) -> str:
 def search_bound_finding(stored: int, bound: int) -> Finding:
     """DS902: the search stopped at its bound."""
     message = (
-        f"the search reached its bound of {bound} states ({stored} stored), so it did not check "
+        f"the search reached its limit of {bound} states ({stored} stored), so it did not check "
         "every order of events; unchecked orders may fail"
     )
     advice = "raise the bound (--max-states), or name the sources of the receives"

@@ -208,7 +208,7 @@ class CallIndex:
         guard = guards[position] if guards else None
         if guard is not None and not guard[row]:
             return False
-        return call.invalid is None or not call.invalid[0][row]
+        return call.invalid is None or not call.invalid.rows[row]
 
     def _makes_call_at(self, rank: int, position: int) -> bool:
         return self.makes(rank, position, self.layout.program.code_call(rank, position))

@@ -83,7 +83,8 @@ NprocOption = Annotated[
     typer.Option(
         "--nproc",
         metavar="N",
-        help="Number of ranks per node. [default: the number that the script starts]",
+        help="Number of ranks per node. "
+        "[default: that of torchrun, srun or mp.spawn in the command]",
     ),
 ]
 NnodesOption = Annotated[

@@ -81,7 +81,7 @@ PatchOption = Annotated[
         "--output",
         "-o",
         metavar="F.patch",
-        help="With --diff: write the patch of each file, all into F.patch.",
+        help="With --diff: write the patches of all files into F.patch.",
     ),
 ]
 

@@ -21,7 +21,8 @@ ModelArgument = Annotated[
     typer.Argument(metavar="MODEL", help="Model preset (llama3-8b), or sizes: '{layers: 32, …}'."),
 ]
 GpusOption = Annotated[
-    str, typer.Option("--gpus", metavar="N,M", help="Number of GPUs; several numbers are compared.")
+    str,
+    typer.Option("--gpus", metavar="N,M", help="Number of GPUs, or several numbers to compare."),
 ]
 ClusterNamesOption = Annotated[
     str, typer.Option("--cluster", metavar="A,B", help="Hardware models (presets or files).")

@@ -96,8 +96,10 @@ def _index_page(by_family: dict[str, list[str]]) -> str:
     return page(
         "Operations",
         wrapped(
-            "Names and arguments are those of torch.distributed. `distsim explain all_gather` "
-            "prints the same text. [Backends](../backends.md) lists what each backend supports."
+            "Names and arguments are those of torch.distributed. [Backends](../backends.md) lists "
+            "what each backend supports. Object collectives (such as all_gather_object), batches "
+            "of collectives and checkpoints are "
+            "[strategies](../scenario/strategies/composite_calls.md)."
         ),
         markdown_table(("operation", "result"), rows),
         "## Common fields",

@@ -32,7 +32,7 @@ def what_to_collect(
             return suggestions
     if _has_only_profiles(job.evidence):
         return [
-            "a profile is written by a job that goes on: if the job is slow rather than hung, run "
+            "a job that wrote a profile was still running: if it is slow rather than hung, run "
             "`distsim slow` on these files"
         ]
     if absent:

@@ -294,8 +294,8 @@ def _explanations(job: JobWaitState, lag: _Lag, has_culprits: bool) -> Iterator[
         yield _explanation(job, state)
     if not has_culprits and not lag.is_minority:
         yield (
-            "as many ranks are behind as wait, so it is open which side is wrong: those behind may "
-            "skip a call, or the others make one too many"
+            "as many ranks are behind as are waiting, so either side may be wrong: those behind "
+            "may skip a call, or the others make one too many"
         )
 
 

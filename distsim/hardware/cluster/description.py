@@ -38,15 +38,19 @@ def _unit_annotations(
     return BeforeValidator(parse), PlainSerializer(text, return_type=str)
 
 
-_parse_duration, _duration_text = _unit_annotations(units.parse_duration_ns, units.duration_text)
-_parse_size, _size_text = _unit_annotations(units.parse_size_bytes, units.size_text)
-_parse_bandwidth, _bandwidth_text = _unit_annotations(units.parse_bandwidth, units.bandwidth_text)
-_parse_flop_rate, _flop_rate_text = _unit_annotations(units.parse_flop_rate, units.flop_rate_text)
+_duration_reader, _duration_writer = _unit_annotations(units.parse_duration_ns, units.duration_text)
+_size_reader, _size_writer = _unit_annotations(units.parse_size_bytes, units.size_text)
+_bandwidth_reader, _bandwidth_writer = _unit_annotations(
+    units.parse_bandwidth, units.bandwidth_text
+)
+_flop_rate_reader, _flop_rate_writer = _unit_annotations(
+    units.parse_flop_rate, units.flop_rate_text
+)
 
-Duration = Annotated[int, _parse_duration, _duration_text]
-Size = Annotated[int, _parse_size, _size_text]
-Bandwidth = Annotated[float, _parse_bandwidth, _bandwidth_text, Field(gt=0)]
-FlopRate = Annotated[float, _parse_flop_rate, _flop_rate_text, Field(gt=0)]
+Duration = Annotated[int, _duration_reader, _duration_writer]
+Size = Annotated[int, _size_reader, _size_writer]
+Bandwidth = Annotated[float, _bandwidth_reader, _bandwidth_writer, Field(gt=0)]
+FlopRate = Annotated[float, _flop_rate_reader, _flop_rate_writer, Field(gt=0)]
 #: May exceed 1: in-network reduction beats the link's own bandwidth (NVLS: 1.07).
 Efficiency = Annotated[float, Field(gt=0, le=2)]
 
@@ -54,6 +58,7 @@ Efficiency = Annotated[float, Field(gt=0, le=2)]
 class _ClusterPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
+    # Pydantic would take `true` for the number 1.
     @field_validator("*", mode="before")
     @classmethod
     def _no_bool_for_a_number(cls, value: object, info: ValidationInfo) -> object:
@@ -103,18 +108,17 @@ class ComputeDevice(_ClusterPart):
         alias="launch",
         description="Time from the host's call to the start of a kernel.",
         examples=["5 us"],
-    )  # one kernel
+    )
     compute_efficiency: Efficiency = Field(
         default=1.0,
         description=("Share of the peak rate that large matrix products reach in a training step."),
         examples=[0.7],
-    )  # share of peak that a large matrix product reaches
+    )
     memory_efficiency: Efficiency = Field(
         default=1.0,
         description="Share of the memory bandwidth that memory-bound kernels reach.",
         examples=[0.8],
     )
-    #: Factor by which a kernel is slower while its rank communicates.
     overlap_compute: float = Field(
         default=1.0,
         ge=1,
@@ -122,7 +126,6 @@ class ComputeDevice(_ClusterPart):
         description="Slowdown factor of a kernel while its rank communicates.",
         examples=[1.19],
     )
-    #: Factor by which a transfer's bytes move slower while one of its ranks computes.
     overlap_transfers: float = Field(
         default=1.0,
         ge=1,
@@ -150,9 +153,7 @@ class ComputeDevice(_ClusterPart):
 
 
 class IntraNodeLink(_ClusterPart):
-    """The way between two ranks of a node: per rank and direction. ``latency`` is one hop, one
-    message.
-    """
+    """The links between two ranks of a node; all numbers are per rank and direction."""
 
     kind: Literal["nvlink", "xgmi", "pcie", "shm"] = Field(
         description="Kind of link.", examples=["nvlink"]
@@ -169,8 +170,6 @@ class IntraNodeLink(_ClusterPart):
         ),
         examples=["300 GB/s"],
     )
-    #: Share of the data sheet's bandwidth that a ring reaches. With ``collectives: nccl``: the
-    #: share that NCCL assumes.
     efficiency: Efficiency = Field(
         default=1.0,
         description=(
@@ -179,8 +178,6 @@ class IntraNodeLink(_ClusterPart):
         ),
         examples=[0.8],
     )
-    #: True if the links meet in a switch (which can reduce from H100 on); False if they connect
-    #: pairs of GPUs directly.
     switch: bool = Field(
         default=True,
         description=(
@@ -189,7 +186,6 @@ class IntraNodeLink(_ClusterPart):
         ),
         examples=[True],
     )
-    #: Number of ranks in a full mesh of equal links, or DGX-1's cube mesh.
     mesh: int | Literal["cube"] | None = Field(
         default=None,
         description=(
@@ -198,7 +194,6 @@ class IntraNodeLink(_ClusterPart):
         ),
         examples=[8],
     )
-    #: False if GPUs cannot reach each other over PCIe and stage data through host memory.
     peer_access: bool = Field(
         default=True,
         description=(
@@ -206,7 +201,6 @@ class IntraNodeLink(_ClusterPart):
         ),
         examples=[True],
     )
-    #: Ranks that these links connect across machines (NVL72: 72).
     domain: int | None = Field(
         default=None,
         ge=1,
@@ -214,7 +208,6 @@ class IntraNodeLink(_ClusterPart):
         description="Number of ranks that these links join across nodes (NVL72: 72).",
         examples=[72],
     )
-    #: Ranks behind one PCIe switch; they share its uplink.
     per_switch: int | None = Field(
         default=None,
         ge=1,
@@ -235,7 +228,7 @@ class IntraNodeLink(_ClusterPart):
         return value
 
     @property
-    def attained(self) -> float:
+    def attained_bytes_per_ns(self) -> float:
         """Bandwidth that messages reach, in bytes per ns."""
         return self.bytes_per_ns * self.efficiency
 
@@ -247,12 +240,14 @@ class IntraNodeLink(_ClusterPart):
         if self.mesh is None or ranks < 2:
             return 1.0
         if self.mesh == "cube":
-            return _CUBE_MESH_RINGS[min(ranks, 8)] / 6
+            return _CUBE_MESH_RINGS[min(ranks, 8)] / _CUBE_MESH_LINKS
         return min((ranks - 1) / (self.mesh - 1), 1.0)
 
 
+#: The links of a rank in DGX-1's cube mesh (``nvidia-smi topo -m``: 4 inside its half of the
+#: machine, 2 to the other).
+_CUBE_MESH_LINKS = 6
 #: DGX-1's cube mesh: how many one-way rings, of one link each, NCCL finds among the first N ranks.
-#: A rank has 6 links (``nvidia-smi topo -m``: 4 inside its half of the machine, 2 to the other).
 #: For 5 and 7 ranks the number is an assumption: that of the next smaller group with rings.
 _CUBE_MESH_RINGS = {2: 1, 3: 2, 4: 4, 5: 2, 6: 2, 7: 2, 8: 6}
 
@@ -289,7 +284,7 @@ class NetworkCards(_ClusterPart):
     source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @property
-    def attained(self) -> float:
+    def attained_bytes_per_ns(self) -> float:
         """Bandwidth that messages reach over one card, in bytes per ns."""
         return self.bytes_per_ns * self.efficiency
 
@@ -337,17 +332,16 @@ class Network(_ClusterPart):
     source: str = Field(default="", description="Source of the numbers.", examples=["data sheet"])
 
     @property
-    def narrowed(self) -> float:
+    def single_card_divisor(self) -> float:
         """The factor that divides the bandwidth of a single card."""
         return self.oversubscription if self.leaf is None else 1.0
 
 
 class MeasuredCurve(_ClusterPart):
-    """Measured: how long an operation takes, by its bytes as nccl-tests counts them, from the last
-    rank's arrival to the last one's end.
+    """Measured times of an operation by size, in place of computed ones.
 
-    ``group`` ranks in each group, ``ranks`` on each node, all of them busy at once; ``nodes`` that
-    a group spans. ``send`` stands for every message.
+    A time is measured from the arrival of the last rank to the end of the last rank, while all
+    groups of the nodes call the operation at once.
     """
 
     op: str = Field(
@@ -494,7 +488,7 @@ class Cluster(_ClusterPart):
 
         It is one card's, divided by an oversubscription that applies even without other traffic.
         """
-        return self.nics.attained / self.network.narrowed
+        return self.nics.attained_bytes_per_ns / self.network.single_card_divisor
 
     @property
     def key(self) -> str:
@@ -556,11 +550,9 @@ def _merged(base: Mapping[str, object], changes: Mapping[str, object]) -> dict[s
     merged = dict(base)
     for key, value in changes.items():
         old = merged.get(key)
-        merged[key] = (
-            _merged(old, value)
-            if isinstance(old, Mapping) and isinstance(value, Mapping)
-            else value
-        )
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = _merged(old, value)
+        merged[key] = value
     return merged
 
 
@@ -596,6 +588,5 @@ def _known_keys(path: tuple[int | str, ...]) -> list[str]:
         "network": Network,
     }
     model = parts.get(str(path[0]), Cluster) if path else Cluster
-    return [info.alias or name for name, info in model.model_fields.items()] + ["preset"] * (
-        not path
-    )
+    keys = [info.alias or name for name, info in model.model_fields.items()]
+    return keys if path else [*keys, "preset"]

@@ -55,7 +55,9 @@ class GroupPlacement:
         self.setting: object = None
         self.worst_intra = max(slow_intra[node] for node in counts)
         self._node = np.array(nodes, dtype=np.int64)
-        self._intra_cost = np.array([slow_intra[node] for node in nodes]) / cluster.intra.attained
+        self._intra_cost = (
+            np.array([slow_intra[node] for node in nodes]) / cluster.intra.attained_bytes_per_ns
+        )
         self._inter_cost = (
             np.array([slow_inter[node] for node in nodes]) / cluster.rank_inter_bytes_per_ns
         )
@@ -64,7 +66,7 @@ class GroupPlacement:
         self.worst_inter = slowest
         rails = min(cluster.nics.count, min(counts.values()))
         intra, rank_inter = (
-            cluster.intra.attained / self.worst_intra,
+            cluster.intra.attained_bytes_per_ns / self.worst_intra,
             cluster.rank_inter_bytes_per_ns / slowest,
         )
         #: Bandwidth of one rail if every rank of a node sends at the same time.
@@ -75,7 +77,7 @@ class GroupPlacement:
         self.ring_bytes_per_ns = min(
             [intra] * (self.n > self.nodes) + [rank_inter * rails] * (self.nodes > 1), default=intra
         )
-        inside = [cluster.intra.attained] * (self.n > self.nodes)
+        inside = [cluster.intra.attained_bytes_per_ns] * (self.n > self.nodes)
         across = [cluster.rank_inter_bytes_per_ns] * (self.nodes > 1)
         #: Bandwidth of the fastest link that any rank has, without faults.
         self.fastest = max(inside + across, default=intra)

@@ -70,7 +70,9 @@ class LinkPorts:
         self.crossing = cluster.crossing if cluster.collectives == "flat" else 0.0
         self.threads, self.first_card = 2 * size, 3 * size
         node = np.arange(size) // cost.local_size
-        inside = cluster.intra.attained / np.array([cost.slow_intra(n) for n in range(nodes)])
+        inside = cluster.intra.attained_bytes_per_ns / np.array(
+            [cost.slow_intra(n) for n in range(nodes)]
+        )
         card = cluster.rank_inter_bytes_per_ns / np.array(
             [cost.slow_inter(n) for n in range(nodes)]
         )

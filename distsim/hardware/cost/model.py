@@ -190,7 +190,7 @@ class CostModel:
             return device.memory_bytes_per_ns * device.memory_efficiency / 2
         src_node, dst_node = self.node(src), self.node(dst)
         if link == "intra":
-            return self.cluster.intra.attained / self._slow_intra[src_node]
+            return self.cluster.intra.attained_bytes_per_ns / self._slow_intra[src_node]
         slowest = max(self._slow_inter[src_node], self._slow_inter[dst_node])
         return self.cluster.rank_inter_bytes_per_ns / slowest
 
@@ -518,7 +518,7 @@ class CostModel:
             return None
         inside = (g - 1) * self.latency_ns("intra") + (
             g - 1
-        ) / g * nbytes * place.worst_intra / self.cluster.intra.attained
+        ) / g * nbytes * place.worst_intra / self.cluster.intra.attained_bytes_per_ns
         hop, shard = self.latency_ns("inter"), nbytes / g / place.rail_bytes_per_ns
         ring = (nodes - 1) * (hop + shard / nodes)
         steps = ceil(log2(nodes))

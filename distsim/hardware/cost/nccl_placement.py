@@ -59,13 +59,13 @@ def _new_context(cluster: Cluster, place: GroupPlacement) -> NcclContext:
         attained = cluster.rank_inter_bytes_per_ns / place.worst_inter
         inter_gbs = attained * cards
         nic_gbs = attained * min(1.0, nics.count / place.most)
-        sheet_inter = nics.bytes_per_ns / network.narrowed / place.worst_inter * cards
+        sheet_inter = nics.bytes_per_ns / network.single_card_divisor / place.worst_inter * cards
     return NcclContext(
         architecture=architecture,
         n=place.n,
         nodes=place.nodes,
         per_node=place.most,
-        intra_gbs=reach * intra.attained / place.worst_intra,
+        intra_gbs=reach * intra.attained_bytes_per_ns / place.worst_intra,
         inter_gbs=inter_gbs,
         nic_gbs=nic_gbs,
         sheet_intra=reach * intra.bytes_per_ns / place.worst_intra,

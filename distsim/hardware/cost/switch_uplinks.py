@@ -51,10 +51,14 @@ class SwitchUplinks:
         )
         self.machine_size, found = machine_size, list[SwitchLevel]()
         if network.leaf is not None and network.leaf * machine_size < world:
-            up = network.leaf * nics.count * nics.attained / network.oversubscription
+            up = network.leaf * nics.count * nics.attained_bytes_per_ns / network.oversubscription
             found.append(SwitchLevel("leaf", network.leaf * machine_size, world, up))
         if intra.per_switch is not None and intra.per_switch < min(machine_size, world):
-            found.append(SwitchLevel("pcie switch", intra.per_switch, machine_size, intra.attained))
+            found.append(
+                SwitchLevel(
+                    "pcie switch", intra.per_switch, machine_size, intra.attained_bytes_per_ns
+                )
+            )
         self.levels, self.capacity = tuple(found), list[float]()
         self._first: list[int] = []
         for level in self.levels:

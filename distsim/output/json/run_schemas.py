@@ -35,6 +35,8 @@ SIMULATE: dict[str, object] = {
     "core?": ["int"],
     "profile": "text",
     "world_size": "int",
+    "driver": ("=local clocks", "=event-driven"),
+    "simulated_ranks": "int",
     "makespan_ns": "int",
     "makespan_band_ns?": ["int"],
     "iteration_ns": "int?",

@@ -37,6 +37,8 @@ def simulation_json(simulation: Simulation) -> dict[str, object]:
         **_verdict_json(simulation),
         "profile": simulation.run.profile,
         "world_size": simulation.program.world_size,
+        "driver": simulation.run.driver,
+        "simulated_ranks": simulation.run.simulated_ranks,
         "makespan_ns": simulation.makespan_ns,
         "iteration_ns": timeline.iteration_ns,
         "ranks": [rank_times_json(r) for r in timeline.ranks],

@@ -88,7 +88,7 @@ def calibration_report(found: CalibrationResult) -> Report:
     c = found.cluster
     in_node = (
         f"within a node: {show_ns(c.call_overhead_ns)} per call, "
-        f"{show_ns(c.intra.latency_ns)} per hop, {_rate_text(c.intra.attained)}"
+        f"{show_ns(c.intra.latency_ns)} per hop, {_rate_text(c.intra.attained_bytes_per_ns)}"
     )
     if c.reduce_bytes_per_ns is not None:
         in_node += f", reduction {_rate_text(c.reduce_bytes_per_ns)}"

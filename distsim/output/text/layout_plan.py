@@ -20,10 +20,11 @@ from distsim.output.report_record import (
     text_column,
 )
 from distsim.output.report_text import write_text
+from distsim.planning.evaluate_layouts import MAX_RISKY_LAYOUTS
 from distsim.planning.frameworks import ANY_FRAMEWORK, FRAMEWORKS, SCHEDULE_NAMES
 from distsim.planning.layout_result import SLOW_REASON
 from distsim.planning.layouts import ParallelLayout
-from distsim.planning.ranking import MAX_RISKY_LAYOUTS, LayoutPlan, RankedLayout
+from distsim.planning.ranking import LayoutPlan, RankedLayout
 
 SCHEMA_VERSION = 1
 #: From wide to narrow.
@@ -103,23 +104,23 @@ def layout_plan_report(plan: LayoutPlan, shown: int) -> Report:
 
 
 def _header_text(plan: LayoutPlan) -> str:
-    first = plan.questions[0]
+    first = plan.requests[0]
     model = first.model if isinstance(first.model, str) else "the model"
-    gpus = ", ".join(dict.fromkeys(str(request.gpus) for request in plan.questions))
-    clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.questions))
+    gpus = ", ".join(dict.fromkeys(str(request.gpus) for request in plan.requests))
+    clusters = ", ".join(dict.fromkeys(request.cluster.name for request in plan.requests))
     sequences = "sequence" if first.global_batch == 1 else "sequences"
     return (
         f"{model} on {gpus} GPUs of {clusters}, "
         f"{first.global_batch} {sequences} of {first.tokens} tokens per step: "
         f"{len(plan.certain)} layouts fit, {len(plan.risky)} may run out of memory, "
-        f"{len(plan.left)} were rejected"
+        f"{len(plan.rejected)} were rejected"
     )
 
 
 def _search_text(plan: LayoutPlan) -> str:
     """The axes, schedules and precisions that were tried, and for which framework."""
     tried = [ranked.outcome.layout for ranked in plan.ranked]
-    tried += [rejected.layout for rejected in plan.left]
+    tried += [rejected.layout for rejected in plan.rejected]
     parts = []
     for axis in ("tp", "pp", "cp", "ep"):
         sizes = {int(getattr(layout, axis)) for layout in tried}
@@ -130,10 +131,10 @@ def _search_text(plan: LayoutPlan) -> str:
         names = {layout.schedule for layout in tried if layout.pp > 1}
         parts += [name for key, name in SCHEDULE_NAMES.items() if key in names]
     precisions = {layout.precision for layout in tried}
-    dtype = plan.questions[0].base.dtype
+    dtype = plan.requests[0].base.dtype
     parts += [dtype] if "bf16" in precisions else []
     parts += ["FP8 matrix products"] if "fp8" in precisions else []
-    framework = plan.questions[0].framework
+    framework = plan.requests[0].framework
     scope = (ANY_FRAMEWORK if framework is None else FRAMEWORKS[framework]).title
     return f"search space for {scope}: {', '.join(parts)}"
 
@@ -187,9 +188,9 @@ def _layout_name(plan: LayoutPlan, ranked: RankedLayout) -> str:
     """The name of a layout, with GPUs and cluster if the plan compares several of them."""
     outcome = ranked.outcome
     parts = [outcome.layout.label()]
-    if len({request.gpus for request in plan.questions}) > 1:
+    if len({request.gpus for request in plan.requests}) > 1:
         parts.insert(0, f"{outcome.layout.gpus}:")
-    if len({request.cluster.name for request in plan.questions}) > 1:
+    if len({request.cluster.name for request in plan.requests}) > 1:
         parts.append(f"({outcome.cluster})")
     return " ".join(part for part in parts if part)
 
@@ -242,7 +243,7 @@ def _legend_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str]:
         texts.append(f"=: may be faster than layout 1, because costs are uncertain ({count})")
     if any(ranked.front for ranked in rows):
         front = "no layout is both faster and smaller in memory"
-        if len({request.gpus for request in plan.questions}) > 1:
+        if len({request.gpus for request in plan.requests}) > 1:
             front += " on as few GPUs"
         texts.append(f"*: Pareto-optimal ({front})")
     texts += [
@@ -261,7 +262,7 @@ def _precision_texts(plan: LayoutPlan, rows: Sequence[RankedLayout]) -> list[str
     """What FP8 means, and the best layout without it if the table has none."""
     if all(ranked.outcome.layout.precision != "fp8" for ranked in rows):
         return []
-    dtype = plan.questions[0].base.dtype
+    dtype = plan.requests[0].base.dtype
     text = f"FP8: matrix products in 8 bits; --restrict precision=bf16 keeps all in {dtype}"
     places = [k for k, r in enumerate(plan.certain, 1) if r.outcome.layout.precision != "fp8"]
     if places:
@@ -287,8 +288,8 @@ def _abbreviations_text(layouts: Sequence[ParallelLayout]) -> str:
 
 def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
     """A note for each device without a rate for the dtype of the step."""
-    dtype = plan.questions[0].base.dtype
-    devices = {request.cluster.name: request.cluster.device for request in plan.questions}
+    dtype = plan.requests[0].base.dtype
+    devices = {request.cluster.name: request.cluster.device for request in plan.requests}
     for name, device in devices.items():
         if device.peak and dtype not in device.peak:
             yield (
@@ -302,7 +303,7 @@ def _unknown_dtype_notes(plan: LayoutPlan) -> Iterator[str]:
 
 def _rejected_section(plan: LayoutPlan) -> Section:
     """Why layouts were rejected: reasons without their numbers, the most frequent first."""
-    counts = Counter(rejection_kind(rejected.reason) for rejected in plan.left)
+    counts = Counter(rejection_kind(rejected.reason) for rejected in plan.rejected)
     by_frequency = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     reasons = [f"{count:>5}  {kind}" for kind, count in by_frequency]
     return Section(
@@ -315,9 +316,9 @@ def _nearest_text(plan: LayoutPlan) -> str:
     """What would help, if no layout fits; else empty."""
     if plan.ranked:
         return ""
-    reasons = [rejected.reason for rejected in plan.left]
+    reasons = [rejected.reason for rejected in plan.rejected]
     if all(reason.startswith(_INDIVISIBLE_BATCH) for reason in reasons):
-        gpus = plan.questions[0].gpus
+        gpus = plan.requests[0].gpus
         return f"help: set --global-batch to a multiple of {gpus}, the number of GPUs"
     percentages = [_first_number(r) for r in reasons if r.startswith(_OUT_OF_MEMORY)]
     if not percentages:
@@ -361,18 +362,18 @@ def layout_plan_json(plan: LayoutPlan) -> dict[str, object]:
 
     Times are ns, sizes are bytes, shares are between 0 and 1.
     """
-    first = plan.questions[0]
+    first = plan.requests[0]
     return {
         "schema_version": SCHEMA_VERSION,
         "model": first.model if isinstance(first.model, str) else dict(first.model),
         "global_batch": first.global_batch,
         "sequence": first.tokens,
-        "gpus": list(dict.fromkeys(q.gpus for q in plan.questions)),
-        "clusters": list(dict.fromkeys(q.cluster.name for q in plan.questions)),
+        "gpus": list(dict.fromkeys(request.gpus for request in plan.requests)),
+        "clusters": list(dict.fromkeys(request.cluster.name for request in plan.requests)),
         "layouts": [_layout_json(ranked) for ranked in plan.ranked],
         "excluded": [
             {"layout": rejected.layout._asdict(), "reason": rejected.reason}
-            for rejected in plan.left
+            for rejected in plan.rejected
         ],
     }
 
@@ -444,7 +445,7 @@ def layout_plan_svg(plan: LayoutPlan) -> str:
         f'<text class="best" x="{x - 8}" y="{y + 16}" text-anchor="end">'
         f"{escape(best.layout.label())}</text>"
     )
-    axes = _axis_elements(plan.questions[0].cluster.device.memory_nbytes, least_ns, most_ns)
+    axes = _axis_elements(plan.requests[0].cluster.device.memory_nbytes, least_ns, most_ns)
     return _svg_document([*axes, line, *dots, label])
 
 

@@ -264,7 +264,19 @@ def _collective_section(collectives: Sequence[CollectiveTimes]) -> Section:
         columns = [column for column in columns if column.key != "calls"]
     cells = [_collective_cells(row) for row in rows]
     table = Table(columns, cells, _COLLECTIVE_LAYOUTS, _MOST_COLLECTIVES)
-    return Section([table] if rows else [], "Collectives")
+    notes = _joined_rows_note(rows)
+    return Section([table, *notes] if rows else [], "Collectives")
+
+
+def _joined_rows_note(rows: Sequence[CollectiveTimes]) -> list[Paragraph]:
+    """What a group such as `4 × dp` means."""
+    for row in rows:
+        count, sign, axis = row.group.partition(" × ")
+        if sign:
+            return [
+                Paragraph(f"{row.group}: mean over the {count} groups called {axis}", "  ", "    ")
+            ]
+    return []
 
 
 def _collective_cells(c: CollectiveTimes) -> dict[str, str]:

@@ -97,7 +97,7 @@ _LATENCY = _FitParameter(
     1e9,
 )
 _BANDWIDTH = _FitParameter(
-    lambda cluster: cluster.intra.attained,
+    lambda cluster: cluster.intra.attained_bytes_per_ns,
     lambda cluster, value: _with_part(cluster, "intra", bytes_per_ns=value, efficiency=1.0),
     1e-3,
     1e4,
@@ -115,7 +115,7 @@ _NET_LATENCY = _FitParameter(
     1e9,
 )
 _NET_BANDWIDTH = _FitParameter(
-    lambda cluster: cluster.nics.attained,
+    lambda cluster: cluster.nics.attained_bytes_per_ns,
     lambda cluster, value: _with_part(cluster, "nics", bytes_per_ns=value, efficiency=1.0),
     1e-3,
     1e4,

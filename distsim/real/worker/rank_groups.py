@@ -147,7 +147,7 @@ class RankProcessGroups:
 
     def step(self, call: ResolvedCall) -> None:
         """A new_group step: creates the group that later calls of this rank mean by its name."""
-        candidates = self._candidates(call)
+        candidates = self._candidates(call, self._number_of_new_group(call))
         group = next((g for g in candidates if g.id not in self._used_ids), None)
         if group is None and candidates:
             group = candidates[0]
@@ -159,12 +159,19 @@ class RankProcessGroups:
         self._used_ids.add(group.id)
         self._create_group(group, call)
 
-    def _candidates(self, call: ResolvedCall) -> list[RankGroup]:
-        """The program's groups that a new_group step may create; counts the step."""
+    def _number_of_new_group(self, call: ResolvedCall) -> int | None:
+        """The number of this new_group call, as torch counts them; None if torch does not."""
+        if call.local_sync:
+            return None
+        number = self._new_group_count
+        self._new_group_count += 1
+        return number
+
+    def _candidates(self, call: ResolvedCall, number: int | None) -> list[RankGroup]:
+        """The program's groups that the new_group call with this number may create."""
         ranks = tuple(sorted(call.ranks))
-        if not call.local_sync:
-            numbered = self._numbered_groups.get((self._new_group_count, ranks))
-            self._new_group_count += 1
+        if number is not None:
+            numbered = self._numbered_groups.get((number, ranks))
             if numbered is not None:
                 return [numbered]
         return [g for g in self._groups_from_steps(ranks) if g.name == call.name]

@@ -237,9 +237,9 @@ class RankRunner:
     def _wait(self, planned: PlannedCall) -> None:
         invalid = planned.code_call.invalid
         if invalid is not None and not planned.code_call.waits:
-            is_second_wait = invalid[1].startswith("DS105")
+            is_second_wait = invalid.code == "DS105"
             if not is_second_wait or self.last_waited is None:
-                raise RuntimeError(invalid[1].partition(" ")[2].splitlines()[0])
+                raise RuntimeError(invalid.message)
             # Wait again for the same request, to see how the backend reacts.
             self._finish(planned.position, self.last_waited)
         for distance in planned.code_call.waits:

@@ -128,7 +128,7 @@ def _check_arguments(process: StartupProcess) -> None:
             "compilation. Please use a different compiled version that supports your accelerator.",
             "DS129",
             f"device_id is given, but {process.backend} runs on the CPU here",
-            "remove device_id on a CPU; it makes nccl create its communicators at once",
+            "remove device_id: only nccl uses it, to create its communicators at once",
         )
 
 

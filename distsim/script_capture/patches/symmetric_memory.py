@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from distsim.operations.one_sided import FIRST_SIGNAL_TAG
 from distsim.script_capture.cuda.emulation import from_cpu
 from distsim.script_capture.errors import UnsupportedError
-from distsim.script_capture.rank.process_group import TensorTransfer
+from distsim.script_capture.rank.hub_calls import TensorTransfer
 
 if TYPE_CHECKING:
     from torch import Tensor

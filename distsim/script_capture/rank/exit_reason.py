@@ -88,10 +88,12 @@ def _is_internal_frame(file: str) -> bool:
 
 
 # --- calls that torch rejects ---
-#: Files whose own checks of arguments raise: torch's, and the hub's group in place of a backend's.
+#: Files whose own checks of arguments raise: torch's, and those of the hub's group, in place of a
+#: backend's.
 _ARGUMENT_CHECK_FILES: Final = (
     "torch/distributed/distributed_c10d.py",
     "distsim/script_capture/rank/process_group.py",
+    "distsim/script_capture/rank/hub_calls.py",
 )
 #: Texts of torch (torch/distributed/distributed_c10d.py) and the finding's code.
 _ARGUMENT_ERRORS: Final = (

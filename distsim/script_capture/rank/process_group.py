@@ -2,7 +2,7 @@
 
 `distsim.script_capture.patches.install` combines `ProcessGroupMethods` with torch's own class, so
 names and signatures of its methods are torch's (ProcessGroup.hpp, and its Python bindings in
-torch/csrc/distributed/c10d/init.cpp).
+torch/csrc/distributed/c10d/init.cpp). `distsim.script_capture.rank.hub_calls` makes the calls.
 
 Whether a backend accepts a call is not decided here: every call is made, so that the calls that
 follow are known too, and the evaluation says which backend refuses it.
@@ -10,107 +10,33 @@ follow are known too, and the evaluation says which backend refuses it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-from distsim.script_capture.cuda.emulation import cuda_is_emulated
-from distsim.script_capture.cuda.graphs import RecordedGraph, graph_being_recorded
-from distsim.script_capture.errors import UnsupportedError
 from distsim.script_capture.protocol.message_types import timeout_in_ns
-from distsim.script_capture.protocol.wire import PayloadLocation, encoded_call_number
-from distsim.script_capture.rank.client import HubClient
-from distsim.script_capture.rank.graph_calls import RecordedRequest
-from distsim.script_capture.rank.profiler_events import is_profiling, record_profiler_event
-from distsim.script_capture.rank.reduce_ops import (
-    PREMUL_SUM,
-    premultiplied_inputs,
-    reduce_op_name,
+from distsim.script_capture.rank.hub_calls import (
+    HubCalls,
+    TensorTransfer,
+    TorchOptions,
+    is_synchronous,
 )
-from distsim.script_capture.rank.tensor_payloads import dtype_of, pack_tensors
-from distsim.script_capture.rank.work import CombinedWork, HubRequest
+from distsim.script_capture.rank.profiler_events import is_profiling, record_profiler_event
+from distsim.script_capture.rank.reduce_ops import reduce_op_name
+from distsim.script_capture.rank.work import CombinedWork
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-TorchOptions = Any
-_P2P_OPS: Final = frozenset({"isend", "irecv"})
-#: Names of events in a profile, where they differ from the operation's.
-_PROFILER_NAMES: Final = {"isend": "send", "irecv": "recv"}
-#: Requested backends under which a group can't communicate with CPU tensors.
-_BACKENDS_WITHOUT_CPU: Final = ("nccl", "cuda:nccl")
-#: Positions in a ``call`` message.
-_NUMBER_FIELD: Final = 1
-_OP_FIELD: Final = 4
+#: Of torch's groups but NCCL's (torch/distributed/constants.py).
+_DEFAULT_TIMEOUT: Final = timedelta(minutes=30)
 
 
-class CallFacts(NamedTuple):
-    """What a call says, apart from its number, its site and its payloads."""
+class ProcessGroupMethods(HubCalls):
+    """Methods of the hub's `ProcessGroup`."""
 
-    op: str
-    peer: int
-    tag: int
-    is_async: bool
-    input_shapes: list[Any]
-    output_shapes: list[Any]
-    dtype: str
-    extra: dict[str, Any]
-
-    @property
-    def contribution(self) -> tuple[object, ...]:
-        """The facts of a `distsim.script_capture.hub.collective_results.CallContribution`."""
-        return (self.input_shapes, self.output_shapes, self.dtype, self.extra)
-
-
-class TensorTransfer(NamedTuple):
-    """Which data of a call travel: ``sent`` and ``received``, None for all inputs and outputs.
-
-    ``completes_locally``: the call depends on no other rank, so its rank continues at once.
-    ``profiled``: the call is an event of torch's profiler.
-    """
-
-    sent: Sequence[Tensor] | None = None
-    received: Sequence[Tensor] | None = None
-    completes_locally: bool = False
-    profiled: bool = True
-
-
-DEFAULT_TRANSFER = TensorTransfer()
-
-
-class _BatchEntry(NamedTuple):
-    """A call of an open batch, not yet sent."""
-
-    message: list[Any]
-    blobs: list[bytes]
-    work: Any
-
-    @property
-    def is_message(self) -> bool:
-        return self.message[_OP_FIELD] in _P2P_OPS
-
-
-def _is_synchronous(opts: TorchOptions) -> bool:
-    """Whether the call waits itself (``asyncOp=False``), without a `Work` for the script."""
-    return opts is not None and getattr(opts, "asyncOp", True) is False
-
-
-class ProcessGroupMethods:
-    """Methods of the hub's `ProcessGroup`.
-
-    ``number`` is the group's number in messages to the hub, ``members`` its global ranks, ``me``
-    the group rank of this process, and ``requested_backend`` what the script asked for.
-    ``__dict__["batch"]`` exists only while a batch is open.
-    """
-
-    client: HubClient
-    number: int
-    members: list[int]
-    me: int
-    title: str
-    requested_backend: str
-    make_work: Callable[[HubRequest, Sequence[Tensor]], Any]
+    _description = ""
+    _held_options: object = None
 
     # --- what torch asks of every group ---
     def rank(self) -> int:
@@ -142,7 +68,7 @@ class ProcessGroupMethods:
     @property
     def group_desc(self) -> str:
         """The group's description in torch."""
-        return str(self.__dict__.get("desc", ""))
+        return self._description
 
     def getGroupName(self) -> str:  # noqa: N802
         """The name, as C++ asks for it."""
@@ -156,7 +82,7 @@ class ProcessGroupMethods:
         self.title = name
 
     def _set_group_desc(self, desc: str) -> None:
-        self.__dict__["desc"] = desc
+        self._description = desc
 
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc  # noqa: N815
 
@@ -173,8 +99,9 @@ class ProcessGroupMethods:
     @property
     def options(self) -> object:
         """An object with the default timeout, which torch reads."""
-        default = type("Options", (), {"_timeout": timedelta(minutes=30)})()
-        return self.__dict__.setdefault("held_options", default)
+        if self._held_options is None:
+            self._held_options = type("Options", (), {"_timeout": _DEFAULT_TIMEOUT})()
+        return self._held_options
 
     def _get_backend(self, device: object) -> object:
         """The group is its own backend, so calls through either arrive here."""
@@ -204,183 +131,6 @@ class ProcessGroupMethods:
     def _get_sequence_number_for_group(self) -> int:
         return 0
 
-    # --- making a call ---
-    def call(
-        self,
-        op: str,
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
-        opts: TorchOptions = None,
-        *,
-        peer: int = -1,
-        tag: int = 0,
-        transfer: TensorTransfer = DEFAULT_TRANSFER,
-        **extra: object,
-    ) -> Any:
-        """Make a call with these buffers. Returns torch's Work.
-
-        ``peer`` is a global rank: that of the other side, or of the root. ``extra`` has further
-        arguments, such as ``reduce_op``.
-        """
-        graph = graph_being_recorded()
-        if graph is not None:
-            arguments: dict[str, Any] = {"peer": peer, "tag": tag, "transfer": transfer, **extra}
-            make = partial(self.call, op, inputs, outputs, opts, **arguments)
-            return self._recorded_call(graph, None if graph.inside_operator else make, outputs)
-        client = self.client
-        is_sync = _is_synchronous(opts)
-        buffers = [*inputs, *outputs]
-        if "reduce_op" in extra:
-            _refuse_sparse(op, buffers)
-        if cuda_is_emulated() and buffers:
-            self._check_device(buffers[0])
-        if self._has_backend_per_device() and buffers:
-            extra["on"] = buffers[0].device.type
-        sent = inputs if transfer.sent is None else transfer.sent
-        received = outputs if transfer.received is None else transfer.received
-        if extra.get("reduce_op") == PREMUL_SUM:
-            sent = premultiplied_inputs(sent, opts, self.requested_backend)
-            extra["reduce_op"] = "sum"
-
-        pieces, blobs = pack_tensors(client, sent, op)
-        request = HubRequest(client, client.next_number(), received, transfer.completes_locally)
-        site = client.site(4)
-        dtype = dtype_of(buffers[0]) if buffers else "uint8"
-        shapes = _shapes(inputs), _shapes(outputs)
-        facts = CallFacts(op, peer, tag, not is_sync, *shapes, dtype, extra)
-        if transfer.profiled and is_profiling():
-            record_profiler_event(self._profiler_name(op, peer), inputs or outputs)
-        work = self.make_work(request, outputs)
-        if not is_sync:
-            request.guard(site, inputs, outputs)
-
-        batch = self.__dict__.get("batch")
-        if batch is not None:
-            request.in_open_batch = True
-            # In a batch, even a call with asyncOp=False does not wait.
-            facts = facts._replace(is_async=True)
-            message = self._message(request.number, site, facts, pieces)
-            batch.append(_BatchEntry(message, blobs, work))
-            return work
-        encoded, blobs = self._encoded_call(request.number, site, facts, pieces, blobs)
-        if is_sync and not transfer.completes_locally:
-            request.waited = True
-            request.complete(*client.request(encoded, blobs))
-        else:
-            client.post(encoded, blobs)
-            request.waited = request.done = is_sync
-        return work
-
-    def _recorded_call(
-        self, graph: RecordedGraph, make: Callable[[], object] | None, outputs: Sequence[Tensor]
-    ) -> Any:
-        """The work of a call in a CUDA graph; each replay makes the call."""
-        request: Any = RecordedRequest(self.client, graph, make)
-        request.results = outputs
-        work = self.make_work(request, outputs)
-        batch = self.__dict__.get("batch")
-        if batch is not None:
-            batch.append(work)
-        return work
-
-    def _check_device(self, tensor: Tensor) -> None:
-        """Raises torch's error for a CPU tensor on a group that has only NCCL.
-
-        (`ProcessGroup::getBackend` in ProcessGroup.hpp.) Only with emulated GPUs: without them,
-        NCCL's rules apply to the tensors of the CPU.
-        """
-        if tensor.is_cpu and self.requested_backend in _BACKENDS_WITHOUT_CPU:
-            raise RuntimeError("No backend type associated with device type cpu")
-
-    def _has_backend_per_device(self) -> bool:
-        """Whether it was created with a backend for each device, as ``cpu:gloo,cuda:nccl``."""
-        return ":" in self.requested_backend
-
-    def _profiler_name(self, op: str, peer: int) -> str:
-        """The name that the backend gives to the event of a call."""
-        name = _PROFILER_NAMES.get(op, op)
-        if op == "irecv" and peer < 0:
-            name = "recvAnySource"
-        return f"{self.requested_backend}:{name}"
-
-    def _message(
-        self, number: int, site: int, facts: CallFacts, pieces: Sequence[PayloadLocation]
-    ) -> list[object]:
-        """The ``call`` message, in full."""
-        return [
-            "call",
-            number,
-            site,
-            self.number,
-            facts.op,
-            facts.peer,
-            facts.tag,
-            facts.is_async,
-            facts.contribution,
-            pieces,
-        ]
-
-    def _encoded_call(
-        self,
-        number: int,
-        site: int,
-        facts: CallFacts,
-        pieces: Sequence[PayloadLocation],
-        blobs: list[bytes],
-    ) -> tuple[Sequence[object], list[bytes]]:
-        """A call as it is sent: by the number of its template if possible, else in full.
-
-        Payloads in shared memory have another location each time, so such calls have no template.
-        """
-        if len(blobs) < len(pieces):
-            return self._message(number, site, facts, pieces), blobs
-        client = self.client
-        counts = tuple(map(len, blobs))
-        key = (
-            site,
-            self.number,
-            facts.op,
-            facts.peer,
-            facts.tag,
-            facts.is_async,
-            tuple(facts.input_shapes),
-            tuple(facts.output_shapes),
-            facts.dtype,
-            counts,
-            *facts.extra.items(),
-        )
-        try:
-            template = client.templates.get(key)
-        except TypeError:  # a list among the arguments, such as the splits of an all_to_all
-            return self._message(number, site, facts, pieces), blobs
-        if template is None:
-            waited = False
-            template = client.register_template(
-                key,
-                (
-                    site,
-                    self.number,
-                    facts.op,
-                    facts.peer,
-                    facts.tag,
-                    facts.is_async,
-                    waited,
-                    facts.contribution,
-                    counts,
-                ),
-            )
-        return ("repeat", template), [encoded_call_number(number), *blobs]
-
-    def needs_full_call(self) -> bool:
-        """Whether a call must go through `call`, which checks the tensor's device.
-
-        So do calls in a batch, and groups with a backend for each device.
-        """
-        # Runs for each message of the fast path, so `_has_backend_per_device` is written out.
-        if cuda_is_emulated() and self.requested_backend in _BACKENDS_WITHOUT_CPU:
-            return True
-        return ":" in self.requested_backend or self.__dict__.get("batch") is not None
-
     # --- messages ---
     def send(self, tensors: Sequence[Tensor], dstRank: int, tag: int = 0) -> object:  # noqa: N803
         """Send to a group rank; the message is buffered."""
@@ -405,40 +155,6 @@ class ProcessGroupMethods:
         return self.members[group_rank]
 
     # --- batches ---
-    def start_batch(self) -> None:
-        """Collect the calls that follow, until `end_batch`."""
-        self.__dict__["batch"] = []
-        graph = graph_being_recorded()
-        if graph is not None:
-            graph.add_step(self.start_batch)
-
-    def end_batch(self) -> list[Any]:
-        """Send all calls of the batch at once. Returns their works.
-
-        Messages are one call. Collectives among them (NCCL's coalesced ones) follow as calls of
-        their own: in one launch of NCCL there is no order between them and messages
-        (ncclGroupEnd).
-        """
-        graph = graph_being_recorded()
-        if graph is not None:
-            graph.add_step(self.end_batch)
-            return self.__dict__.pop("batch", None) or []
-        entries: list[_BatchEntry] = self.__dict__.pop("batch", None) or []
-        numbers = [entry.message[_NUMBER_FIELD] for entry in entries]
-        # A stable sort: messages first, each kind in its own order.
-        messages_first = sorted(entries, key=lambda entry: not entry.is_message)
-        for number, entry in zip(numbers, messages_first, strict=True):
-            request = entry.work.request
-            request.number = entry.message[_NUMBER_FIELD] = number
-            request.in_open_batch = False
-            if entry.is_message:
-                batch_number = numbers[0]
-                self.client.queue([*entry.message, batch_number], entry.blobs)
-            else:
-                self.client.queue(entry.message, entry.blobs)
-        self.client.flush()
-        return [entry.work for entry in entries]
-
     def _start_coalescing(self, device: Any) -> None:
         """Raises RuntimeError as torch does for all backends but NCCL (Backend.hpp)."""
         backend = self.requested_backend
@@ -502,7 +218,7 @@ class ProcessGroupMethods:
         works = []
         for tensor, gathered in zip(inputs, zip(*outputs, strict=True), strict=True):
             works.append(self.call("all_gather", [tensor], gathered, None, transfer=transfer))
-        if _is_synchronous(opts):
+        if is_synchronous(opts):
             CombinedWork(works).wait()
         return works[0] if len(works) == 1 else CombinedWork(works)
 
@@ -654,15 +370,6 @@ class ProcessGroupMethods:
         is_root = opts.rootRank == self.me
         peer = self._global_rank(opts.rootRank)
         return self.call("scatter", parts if is_root else (), outputs[:1], opts, peer=peer)
-
-
-def _shapes(tensors: Sequence[Tensor]) -> list[Any]:
-    return [tensor.shape for tensor in tensors]
-
-
-def _refuse_sparse(op: str, tensors: Sequence[Tensor]) -> None:
-    if any(tensor.is_sparse for tensor in tensors):
-        raise UnsupportedError(f"distsim capture does not support sparse tensors in {op}")
 
 
 def _as_list(tensors: Any) -> list[Any]:

@@ -63,7 +63,7 @@ def _alone(code: SharedCode, struck: set[int]) -> BoolVector:
     alone = np.array([rank in struck for rank in code.ranks], dtype=np.bool_)
     for call in code.distinct_calls():
         if call.invalid is not None:
-            alone |= call.invalid[0]
+            alone |= call.invalid.rows
         exit_values = (call.fields.get(name) for name in ("code", "message"))
         if call.op == "new_group" or any(isinstance(v, np.ndarray) for v in exit_values):
             alone[:] = True

@@ -11,11 +11,9 @@ Backends with a device are in `distsim.semantics.form.device_compiler`.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import NamedTuple
 
 from distsim.backends import call_refusal
-from distsim.backends.message_matching import ANY_SENDER
-from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile, InvalidCallReaction
+from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile
 from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
 from distsim.operations.registry import OPERATIONS
@@ -45,22 +43,17 @@ from distsim.semantics.form.instructions import (
     PostLaunch,
     WaitForRows,
 )
+from distsim.semantics.form.invalid_calls import (
+    CallPlace,
+    CallProblem,
+    partners_of_repeated_wait,
+    problem_of_invalid_call,
+)
 
 #: Operations that only take time and have no partners.
 LOCAL_WORK_OPS = ("compute", "assign", "sleep")
 #: Kinds of calls that involve other ranks.
 _COMMUNICATING_KINDS = ("p2p", "collective", "remote", "batch", "group")
-#: The name of the method that compiles calls of a kind, and of an operation.
-_METHOD_OF_KIND = {
-    "p2p": "message",
-    **{kind: kind for kind in ("collective", "remote", "batch", "wait", "group")},
-}
-_METHOD_OF_OP = {
-    op: _METHOD_OF_KIND[row.kind] for op, row in OPERATIONS.items() if row.kind in _METHOD_OF_KIND
-}
-_METHOD_OF_OP |= {**dict.fromkeys(LOCAL_WORK_OPS, "work"), "wait_stream": "wait_stream"}
-#: Findings about calls that break the contract without producing wrong data.
-_HARMLESS_FINDINGS = ("DS102", "DS105", "DS108")
 #: Faults that end a rank, with the status and the message of its end.
 _EXIT_BY_FAULT: dict[str, tuple[RankEndStatus, str]] = {
     "kill": ("killed", "killed by a fault"),
@@ -111,23 +104,21 @@ def _shape_at(buffer: BufferVector, row: int) -> tuple[int, ...]:
     return tuple(int(at_row(size, row)) for size in buffer.shape)
 
 
-class _CallProblem(NamedTuple):
-    """Why a call may not be made (``text`` starts with a finding's code), and what follows."""
-
-    reaction: InvalidCallReaction
-    text: str
-
-
 class UnitCompiler:
     """Compiles one unit under one profile. `run` fills in the unit's instructions.
 
-    - ``alias``: by group id, the group that it is really connected to, if the ranks disagree.
+    - ``real_groups``: by group id, the group that it is really connected to, if the ranks disagree.
     - ``ignored``: positions of calls that torch only warns about.
-    - ``odd``: the current call breaks the contract, and the backend accepts it.
+    - ``breaks_contract``: the backend executes the current call, although it breaks the rules and
+      produces wrong data.
     - ``open_handles``: positions of messages whose handle the program still holds.
-    - ``made``: positions of the calls that this unit makes.
-    - ``meets``: the number of rendezvous so far; ``numbers``: of calls, by group or by kind.
-    - ``apart``: the process group that start-up gave this rank is not that of the others.
+    - ``made_positions``: positions of the calls that this unit makes.
+    - ``in_separate_world``: the process group that start-up gave this rank is not that of the
+      others.
+
+    Counters, by which calls of several ranks find each other: ``rendezvous_count``, ``init_count``,
+    ``collective_counts`` by group id, ``new_group_count`` as torch counts (without local
+    synchronization), and ``local_group_counts`` by members (with it).
     """
 
     def __init__(
@@ -140,20 +131,21 @@ class UnitCompiler:
         self.program, self.profile, self.unit, self.shared = program, profile, unit, shared
         self.rank = unit.ranks[0]
         self.code, self.vector_row = program.codes[unit.code], unit.vector_rows[0]
-        self.alias: dict[int, RankGroup] = {}
+        self.real_groups: dict[int, RankGroup] = {}
         self.ignored: set[int] = set()
-        self.odd = False
+        self.breaks_contract = False
         self.open_handles: dict[int, None] = {}
         self.out: list[Instruction] = []
-        self.numbers: dict[Hashable, int] = {}
-        self.rendezvous_count = 0
-        self.has_started = self.apart = False
-        self.made: set[int] = set()
+        self.rendezvous_count = self.init_count = self.new_group_count = 0
+        self.collective_counts: dict[int, int] = {}
+        self.local_group_counts: dict[tuple[int, ...], int] = {}
+        self.has_started = self.in_separate_world = False
+        self.made_positions: set[int] = set()
         self._group_ids: dict[int, int] = {}  # by group slot of the code
         self._queues: dict[int, ExecutionQueue] = {}  # of collectives, by group slot
-        # Calls repeat in loops, so what is known of a call object is kept by its id.
+        # Iterations share call objects, so a call is judged once, under the id of its object.
         self._refused: dict[int, str | None] = {}
-        self._valid: set[int] = set()
+        self._known_as_valid: set[int] = set()
         self.fatal_faults = {
             fault.position: fault for fault in program.faults if self._ends_this_rank(fault)
         }
@@ -166,23 +158,28 @@ class UnitCompiler:
 
     def run(self) -> CompilationUnit:
         """Compile all calls of the unit."""
-        self._compile_all()
+        if self._enters_implied_world():
+            self._compile_calls()
         self.unit.instructions = self.out
         return self.unit
 
-    def _compile_all(self) -> None:
-        if not any(call.op == "init_process_group" for call in self.code.calls):
-            # Programs without the call start with an implicit one.
-            if not self._passes_startup(0):
-                return
-            if not self.apart:
-                self.meet(AwaitRendezvous(0, gathering=KeyedRendezvous(("init", 0))))
+    def _enters_implied_world(self) -> bool:
+        """Create the world of a program that does not do so; False if the rank fails in it."""
+        if any(call.op == "init_process_group" for call in self.code.calls):
+            return True
+        if not self._passes_startup(0):
+            return False
+        if not self.in_separate_world:
+            self.await_rendezvous(AwaitRendezvous(0, keyed=KeyedRendezvous(("init", 0))))
+        return True
+
+    def _compile_calls(self) -> None:
         for position in self.code.positions(self.vector_row):
-            if not self._call(position):
+            if not self._compile_call(position):
                 return
         end = len(self.code.calls)
-        if not self._fault(end):
-            self.finish(end)
+        if not self._dies_by_fault(end):
+            self.end_program(end)
 
     def _passes_startup(self, position: int) -> bool:
         """Whether the rank gets through its first init_process_group (`Program.startup`).
@@ -200,10 +197,10 @@ class UnitCompiler:
             self.out.append(ExitRank(position, "raised", f"{ending.error}: {ending.text}"))
         elif ending.status == "waits":
             self.out.append(BlockForever(position, ending.needs, ending.missing))
-        self.apart = ending.status == "apart"
-        return self.apart
+        self.in_separate_world = ending.status == "apart"
+        return self.in_separate_world
 
-    def finish(self, position: int) -> None:
+    def end_program(self, position: int) -> None:
         """The end of the program: the process exits, unless the program runs inside another one."""
         stays_connected = bool(self.program.options.get("stays_connected"))
         self.exit_process(position, "", gone=not stays_connected)
@@ -218,36 +215,33 @@ class UnitCompiler:
                 self.drop(position, target)
         self.out.append(ExitRank(position, "ended", message, gone))
 
-    def _fault(self, position: int) -> bool:
-        """End the rank if a fault strikes at this call; whether that is so."""
+    def _dies_by_fault(self, position: int) -> bool:
+        """Whether a fault strikes at this call; if so, the rank ends there."""
         fault = self.fatal_faults.get(position)
-        if fault is None and not self.made:
+        if fault is None and not self.made_positions:
             fault = self.fatal_faults.get(None)  # it strikes at the rank's first call
         if fault is None:
             return False
         self.out.append(exit_by_fault(position, fault.kind, fault.code))
         return True
 
-    def _call(self, position: int) -> bool:
+    def _compile_call(self, position: int) -> bool:
         """Compile one call; False if the rank ends or hangs in it."""
         call = self.code.calls[position]
-        if self.fatal_faults and self._fault(position):
+        if self.fatal_faults and self._dies_by_fault(position):
             return False
-        self.made.add(position)
-        problem = None
-        if self.ignored or id(call) not in self._valid or call.op == "new_group":
+        self.made_positions.add(position)
+        self.breaks_contract = False
+        # Whether a wait or a new_group is valid depends on earlier calls.
+        if self.ignored or id(call) not in self._known_as_valid or call.op == "new_group":
             problem = self._problem_of(position, call)
             if problem is not None and problem.reaction != "goes on":
-                return self._react(position, problem)
+                return self._compile_invalid(position, problem)
+            self.breaks_contract = problem is not None and problem.corrupts_data
         if call.op == "init_process_group" and not self._passes_startup(position):
             return False
-        if self.apart and OPERATIONS[call.op].kind in _COMMUNICATING_KINDS:
-            if call.op == "init_process_group":
-                self.out.append(WaitForRows(position))
-                return True
-            self.out.append(BlockForever(position, (), "its group is another one"))
-            return False
-        self.odd = problem is not None and problem.text[:5] not in _HARMLESS_FINDINGS
+        if self.in_separate_world and OPERATIONS[call.op].kind in _COMMUNICATING_KINDS:
+            return self._compile_in_separate_world(position, call)
         if not self._compile_valid(position, call):
             return False
         # Python makes the call before it rebinds the name, so handles are dropped afterwards.
@@ -255,24 +249,49 @@ class UnitCompiler:
             self.drop(position, position - distance)
         return True
 
+    def _compile_in_separate_world(self, position: int, call: CodeCall) -> bool:
+        """init_process_group succeeds, and the first communication hangs."""
+        if call.op == "init_process_group":
+            self.out.append(WaitForRows(position))
+            return True
+        self.out.append(BlockForever(position, (), "its group is another one"))
+        return False
+
     def _compile_valid(self, position: int, call: CodeCall) -> bool:
         """Compile a call that the backend accepts; False if the rank ends in it."""
         instructions_before = len(self.out)
-        method = _METHOD_OF_OP.get(call.op)
-        if method is not None:
-            getattr(self, method)(position, call)
-        elif call.op == "exit":
-            self.exit(position, self.value(call.fields.get("code", 0)))
+        op, kind = call.op, OPERATIONS[call.op].kind
+        if kind == "p2p":
+            self.message(position, call)
+        elif kind == "collective":
+            self.collective(position, call)
+        elif kind == "wait":
+            self.wait(position, call)
+        elif kind == "batch":
+            self.batch(position, call)
+        elif kind == "remote":
+            self.remote(position, call)
+        elif kind == "group":
+            self.group(position, call)
+        elif op in LOCAL_WORK_OPS:
+            self.work(position, call)
+        elif op in ("exit", "fail"):
+            self._compile_exit(position, call)
             return False
-        elif call.op == "fail":
-            message = at_row(call.fields.get("message", ""), self.vector_row)
-            self.out.append(ExitRank(position, "raised", str(message or "failed")))
-            return False
-        elif call.op == "synchronize":
+        elif op == "wait_stream":
+            self.wait_stream(position, call)
+        elif op == "synchronize":
             self.synchronize(position, str(call.fields.get("stream") or ""))
         if len(self.out) == instructions_before:
             self.out.append(WaitForRows(position))  # every call has at least one instruction
         return True
+
+    def _compile_exit(self, position: int, call: CodeCall) -> None:
+        if call.op == "exit":
+            self.exit(position, self.value(call.fields.get("code", 0)))
+            return
+        message = at_row(call.fields.get("message", ""), self.vector_row)
+        self.out.append(ExitRank(position, "raised", str(message or "failed")))
 
     def exit(self, position: int, code: int) -> None:
         """``sys.exit``: the same as the end of the program."""
@@ -302,83 +321,45 @@ class UnitCompiler:
         return int(self.value(self.code.endpoints[call.endpoint].peer))
 
     # --- calls that may not be made ---
-    def _problem_of(self, position: int, call: CodeCall) -> _CallProblem | None:
+    def _problem_of(self, position: int, call: CodeCall) -> CallProblem | None:
         for part in (call, *call.parts):
-            if part.invalid is not None and part.invalid[0][self.vector_row]:
-                text = part.invalid[1]
-                return _CallProblem(self._reaction(position, call, part, text), text)
+            if part.invalid is not None and part.invalid.rows[self.vector_row]:
+                collectives_before = self.collective_counts.get(self.group_id(call), 0)
+                place = CallPlace(
+                    self.program, self.profile, self.rank, self.code, position, collectives_before
+                )
+                return problem_of_invalid_call(place, part, part.invalid)
         if self._waits_for_ignored(position, call):
             # torch returns None for a call that it ignores.
             text = "AttributeError: 'NoneType' object has no attribute 'wait'"
-            return _CallProblem("raises", text)
+            return CallProblem("raises", text)
         if call.op == "new_group":
             divergent = self.shared.divergent_groups.get((self.rank, position))
             error = new_group_error(self.resolved(call), divergent, self.profile)
-            return None if error is None else _CallProblem("raises", error)
+            return None if error is None else CallProblem("raises", error)
         refusal = self._first_refusal(call)
         if refusal is not None:
-            return _CallProblem("raises", refusal)
-        self._valid.add(id(call))
+            return CallProblem("raises", refusal)
+        self._known_as_valid.add(id(call))
         return None
 
     def _waits_for_ignored(self, position: int, call: CodeCall) -> bool:
-        targets = (position - distance for distance in call.waits)
-        return any(self.code.calls[k].is_async for k in targets if k in self.ignored)
+        targets = {position - distance for distance in call.waits}
+        return any(self.code.calls[target].is_async for target in targets & self.ignored)
 
-    def _reaction(
-        self, position: int, call: CodeCall, part: CodeCall, text: str
-    ) -> InvalidCallReaction:
-        """What the backend does with an invalid call, or with the invalid part of one."""
-        code = text[:5]
-        subject = self.resolved(call if code == "DS102" else part)
-        reaction = self.profile.invalid(subject, code, self.program.options)
-        if code == "DS105" and reaction == "hangs":
-            # Only messages hang when they are waited for again.
-            waited_again = [self.code.calls[position - distance] for distance in call.again]
-            if not any(OPERATIONS[one.op].kind in ("p2p", "batch") for one in waited_again):
-                return "goes on"
-        if code == "DS108" and reaction == "goes on" and not self._all_members_call(call):
-            return "raises"
-        return reaction
-
-    def _all_members_call(self, call: CodeCall) -> bool:
-        """Whether every member makes this call on a destroyed group.
-
-        Otherwise the missing member closes its connection, when its process ends or its group
-        object is freed. torch then raises "ValueError: Process group … is not initialized in the
-        world group map" in place of gloo's error (run on gloo, torch 2.13). While the missing
-        member keeps the object, for example in a barrier of the world, the call waits for that.
-        """
-        group = self.resolved(call).group
-        number = self.numbers.get(group.id, 0)
-        return all(self._collective_count(member, group.id) > number for member in group.ranks)
-
-    def _collective_count(self, rank: int, group_id: int) -> int:
-        """The collectives that a rank's whole program calls on a group."""
-        calls = (call for _, call in self.program.calls_of(rank) if call.group.id == group_id)
-        return sum(OPERATIONS[call.op].kind == "collective" for call in calls)
-
-    def _react(self, position: int, problem: _CallProblem) -> bool:
-        """Add what an invalid call does instead; whether the rank continues."""
-        reaction, text = problem
-        if reaction == "ignored":
+    def _compile_invalid(self, position: int, problem: CallProblem) -> bool:
+        """Add what an invalid call does instead; False if the rank ends or hangs in it."""
+        if problem.reaction == "ignored":
             self.ignored.add(position)
             self.out.append(WaitForRows(position))
             return True
-        if reaction == "hangs":
-            self.out.append(BlockForever(position, self._partners_waited_again(position), text))
+        if problem.reaction == "hangs":
+            partners = partners_of_repeated_wait(self.code, self.vector_row, position)
+            self.out.append(BlockForever(position, partners, problem.text))
             return False
-        status: RankEndStatus = "crashed" if reaction == "crashes" else "raised"
-        self.out.append(ExitRank(position, status, text))
+        status: RankEndStatus = "crashed" if problem.reaction == "crashes" else "raised"
+        self.out.append(ExitRank(position, status, problem.text))
         return False
-
-    def _partners_waited_again(self, position: int) -> tuple[int, ...]:
-        """The partners of the requests that a call waits for a second time, so that it hangs."""
-        peers: set[int] = set()
-        for distance in self.code.calls[position].again:
-            target = self.code.calls[position - distance]
-            peers |= {self.peer(part) for part in (target, *target.parts) if part.endpoint >= 0}
-        return tuple(sorted(peers - {ANY_SENDER}))
 
     def _first_refusal(self, call: CodeCall) -> str | None:
         if id(call) not in self._refused:
@@ -409,8 +390,8 @@ class UnitCompiler:
     def collective_part(self, position: int, call: CodeCall) -> LaunchPart:
         """The part of a collective, with its number in the group's sequence."""
         group = self.group_id(call)
-        number = self.numbers.get(group, 0)
-        self.numbers[group] = number + 1
+        number = self.collective_counts.get(group, 0)
+        self.collective_counts[group] = number + 1
         return LaunchPart(
             self.row(position),
             position,
@@ -418,11 +399,11 @@ class UnitCompiler:
             KIND_COLLECTIVE,
             call,
             number,
-            odd=self.odd,
-            real=self.alias.get(group),
+            breaks_contract=self.breaks_contract,
+            real_group=self.real_groups.get(group),
         )
 
-    def meeting_part(self, position: int, call: CodeCall, gathering: KeyedRendezvous) -> LaunchPart:
+    def rendezvous_part(self, position: int, call: CodeCall, keyed: KeyedRendezvous) -> LaunchPart:
         """The part of a rendezvous whose members find each other by a key."""
         return LaunchPart(
             self.row(position),
@@ -430,8 +411,8 @@ class UnitCompiler:
             -1,
             KIND_COLLECTIVE,
             call,
-            odd=self.odd,
-            gathering=gathering,
+            breaks_contract=self.breaks_contract,
+            keyed=keyed,
         )
 
     def work_part(self, position: int, call: CodeCall) -> LaunchPart:
@@ -439,10 +420,10 @@ class UnitCompiler:
         return LaunchPart(self.row(position), position, -1, KIND_WORK, call)
 
     # --- kinds of call ---
-    def meet(self, meet: AwaitRendezvous) -> None:
+    def await_rendezvous(self, rendezvous: AwaitRendezvous) -> None:
         """Add a rendezvous, with its number."""
-        self.out.append(meet._replace(number=self.rendezvous_count))
-        self.rendezvous_count += len(meet.numbers)
+        self.out.append(rendezvous._replace(number=self.rendezvous_count))
+        self.rendezvous_count += len(rendezvous.numbers)
 
     def post(
         self, position: int, part: LaunchPart, wait: bool, queue: ExecutionQueue | None = None
@@ -512,22 +493,26 @@ class UnitCompiler:
 
     def wait(self, position: int, call: CodeCall) -> None:
         """Compile a wait for the requests that the call names."""
-        targets = [k for k in [position - d for d in call.waits] if k in self.made]
-        rows = tuple([row for k in targets for row in self.requests(k)])
+        awaited = [position - distance for distance in call.waits]
+        targets = [target for target in awaited if target in self.made_positions]
         if not self.profile.lock:
+            rows = tuple([row for target in targets for row in self.requests(target)])
             self.out.append(WaitForRows(position, rows, rows))
             return
-        for k in targets:
-            messages = OPERATIONS[self.code.calls[k].op].kind in ("p2p", "batch")
-            self.await_rows(position, self.requests(k), messages, self.requests(k))
-            self.open_handles.pop(k, None)
+        for target in targets:
+            is_message = OPERATIONS[self.code.calls[target].op].kind in ("p2p", "batch")
+            rows = self.requests(target)
+            self.await_rows(position, rows, is_message, rows)
+            # Only a backend that has the lock (MPI) ends a process for a request that it drops
+            # (`exit_process`), so other backends need not know which handles are still open.
+            self.open_handles.pop(target, None)
 
     def drop(self, position: int, target: int) -> None:
         """The program drops the handle of the call at ``target``."""
         self.open_handles.pop(target, None)
         if self.profile.dropped == "nothing":
             return
-        if target not in self.made or target in self.ignored:
+        if target not in self.made_positions or target in self.ignored:
             return
         if OPERATIONS[self.code.calls[target].op].kind in ("p2p", "batch"):
             self.out.extend(DropRequest(position, row) for row in self.requests(target))
@@ -547,9 +532,9 @@ class UnitCompiler:
         if call.op == "new_group":
             self.new_group(position, call, self.resolved(call))
         elif call.op == "init_process_group":
-            number = self.numbers["init"] = self.numbers.get("init", -1) + 1
-            rendezvous = KeyedRendezvous(("init", number))
-            self.post(position, self.meeting_part(position, call, rendezvous), wait=True)
+            rendezvous = KeyedRendezvous(("init", self.init_count))
+            self.init_count += 1
+            self.post(position, self.rendezvous_part(position, call, rendezvous), wait=True)
 
     def new_group(self, position: int, call: CodeCall, resolved: ResolvedCall) -> None:
         """A rendezvous of the ranks that the profile names.
@@ -557,27 +542,31 @@ class UnitCompiler:
         They find each other by the number of the call among the rank's new_group calls; with
         use_local_synchronization, by the members and the number among these.
         """
-        members = tuple(sorted(resolved.ranks))
         divergent = self.shared.divergent_groups.get((self.rank, position))
         participants = self.profile.new_group(resolved, self.program.options)
-        number = self.numbers.get("new_group", 0)
+        number = self.new_group_count
         if not resolved.local_sync:
-            self.numbers["new_group"] = number + 1
+            self.new_group_count += 1
         if participants in ("named", "members") and divergent is not None:
             self._divergent_new_group(position, resolved, divergent, number)
             return
-        key: Hashable = ("new_group", number, members)
+        members = tuple(sorted(resolved.ranks))
         if resolved.local_sync:
-            # The same members may create several groups.
-            number_of_members = self.numbers.get(members, 0)
-            self.numbers[members] = number_of_members + 1
-            key = ("new_group", "of", members, number_of_members)
+            key = self._next_local_group_key(members)
         elif participants == "world":
             key = ("new_group", number)
             members = tuple(range(self.program.world_size))
+        else:
+            key = ("new_group", number, members)
         if participants != "nobody" and self.rank in members:
             rendezvous = KeyedRendezvous(key, members)
-            self.post(position, self.meeting_part(position, call, rendezvous), wait=True)
+            self.post(position, self.rendezvous_part(position, call, rendezvous), wait=True)
+
+    def _next_local_group_key(self, members: tuple[int, ...]) -> Hashable:
+        """The key of the next group that these members create alone; they may create several."""
+        number = self.local_group_counts.get(members, 0)
+        self.local_group_counts[members] = number + 1
+        return "new_group", "of", members, number
 
     def _divergent_new_group(
         self, position: int, resolved: ResolvedCall, divergent: DivergentNewGroup, number: int
@@ -587,15 +576,17 @@ class UnitCompiler:
         From then on the group's calls match those of the ranks that it is really connected to.
         """
         created = created_group_ids(self.program, resolved)
+        # A rank that is lost waits for the members that it named, although they never arrive.
         expected = tuple(sorted(resolved.ranks)) if divergent.lost else divergent.holders
         name = divergent.name if resolved.local_sync else number
         rendezvous = AwaitRendezvous(
             position,
-            gathering=KeyedRendezvous(("new_group", name), expected),
+            keyed=KeyedRendezvous(("new_group", name), expected),
             of_group=created[0],
             uneven=True,
             lost=divergent.lost,
         )
-        self.meet(rendezvous)
-        real = RankGroup(-1 - divergent.name, resolved.name, divergent.holders)
-        self.alias |= dict.fromkeys(created, real)
+        self.await_rendezvous(rendezvous)
+        # Negative ids, because no group of the program describes who is really connected.
+        real_group = RankGroup(-1 - divergent.name, resolved.name, divergent.holders)
+        self.real_groups |= dict.fromkeys(created, real_group)

@@ -100,7 +100,7 @@ class DeviceCompiler(UnitCompiler):
         self.contended: dict[int, bool] = {}
         self.host_waits: set[int] = set()
 
-    def finish(self, position: int) -> None:
+    def end_program(self, position: int) -> None:
         """The program's end waits for the device.
 
         This assumes that the program calls destroy_process_group, whose ``shutdown`` waits. Without
@@ -109,7 +109,7 @@ class DeviceCompiler(UnitCompiler):
         non-blocking"). Then peers that still need the rank block until the watchdog's timeout.
         """
         self.synchronize(position)
-        super().finish(position)
+        super().end_program(position)
 
     def exit(self, position: int, code: int) -> None:
         """``sys.exit(0)`` is the same as the end; an error code means that the exit is abrupt."""
@@ -148,31 +148,33 @@ class DeviceCompiler(UnitCompiler):
             return
         self.initialized.add(comm.key)
         group = int(self.value(self.code.groups[comm.group]))
-        if comm.endpoint < 0 and group in self.alias:
+        if comm.endpoint < 0 and group in self.real_groups:
             others = tuple(r for r in self.program.groups[group].ranks if r != self.rank)
             text = "the ranks made different groups"
             self.out.append(BlockForever(position, others, text, self.contended[group]))
         elif not self.eager:
-            spot = ConnectionPoint(comm.group, comm.endpoint)
-            self.meet(AwaitRendezvous(position, spots=(spot,), of_group=group))
+            point = ConnectionPoint(comm.group, comm.endpoint)
+            self.await_rendezvous(AwaitRendezvous(position, points=(point,), of_group=group))
 
     def connect(
-        self, position: int, comm: ExecutionQueue, spots: Iterable[tuple[ConnectionPoint, int]]
+        self, position: int, comm: ExecutionQueue, points: Iterable[tuple[ConnectionPoint, int]]
     ) -> None:
         """N9: both sides create the connections that a launch needs, on their hosts, in the call.
 
-        ``spots``: each with the other rank or the root. A rank that created another group than the
+        ``points``: each with the other rank or the root. A rank that created another group than the
         others has already hung in `first_use`.
         """
-        new_spots = []
-        for spot, other in spots:
-            key = (comm.key, spot.stage, other)
+        new_points = []
+        for point, other in points:
+            key = (comm.key, point.stage, other)
             if key not in self.connected:
                 self.connected.add(key)
-                new_spots.append(spot)
+                new_points.append(point)
         group = int(self.value(self.code.groups[comm.group]))
-        if new_spots and group not in self.alias and not self.is_connected:
-            self.meet(AwaitRendezvous(position, spots=tuple(new_spots), of_group=group))
+        if new_points and group not in self.real_groups and not self.is_connected:
+            self.await_rendezvous(
+                AwaitRendezvous(position, points=tuple(new_points), of_group=group)
+            )
 
     def connect_messages(
         self, position: int, comm: ExecutionQueue, calls: Iterable[CodeCall]
@@ -185,7 +187,7 @@ class DeviceCompiler(UnitCompiler):
         if (comm.key, ALL_PAIRS, -1) in self.connected:
             return
         communicator = "group" if comm.endpoint < 0 else "own"
-        spots = []
+        points = []
         for call in calls:
             operation = OPERATIONS[call.op]
             if operation.signals or call.group < 0:
@@ -194,8 +196,8 @@ class DeviceCompiler(UnitCompiler):
             if peer < 0 or peer == self.rank or self._is_rooted(comm, direction, peer):
                 continue
             stage = f"{communicator} {direction}"
-            spots.append((ConnectionPoint(comm.group, call.endpoint, stage), peer))
-        self.connect(position, comm, spots)
+            points.append((ConnectionPoint(comm.group, call.endpoint, stage), peer))
+        self.connect(position, comm, points)
 
     def _is_rooted(self, comm: ExecutionQueue, direction: str | None, peer: int) -> bool:
         """Whether a gather or scatter with one of the two as root has connected a direction."""
@@ -220,8 +222,8 @@ class DeviceCompiler(UnitCompiler):
         if self._is_pair_connected(comm, stage, call):
             return
         root = call.fields.get("root", -1) if stage != ALL_PAIRS else -1
-        spot = ConnectionPoint(comm.group, stage=stage, root=root)
-        self.connect(position, comm, [(spot, int(self.value(root)))])
+        point = ConnectionPoint(comm.group, stage=stage, root=root)
+        self.connect(position, comm, [(point, int(self.value(root)))])
 
     def _is_pair_connected(self, comm: ExecutionQueue, stage: str, call: CodeCall) -> bool:
         """Whether messages have connected what a collective of a group of two needs."""
@@ -368,7 +370,7 @@ class DeviceCompiler(UnitCompiler):
         Exceptions are a barrier, and all calls under TORCH_NCCL_BLOCKING_WAIT.
         """
         awaited = [position - distance for distance in call.waits]
-        targets = [target for target in awaited if target in self.made]
+        targets = [target for target in awaited if target in self.made_positions]
         rows = [self.row(target) for target in targets]
         for row in rows:
             self.join(row, stream_of(call.fields.get("queue")))
@@ -431,7 +433,7 @@ class DeviceCompiler(UnitCompiler):
             for group in created:
                 # With local synchronization the rank has a name that the other members do not have.
                 real_id = -1 - divergent.name if resolved.local_sync else group
-                self.alias[group] = RankGroup(real_id, resolved.name, divergent.holders)
+                self.real_groups[group] = RankGroup(real_id, resolved.name, divergent.holders)
         # In a loop the call creates the same group again, with a new communicator.
         self.forget(set(created) - {0})
         super().new_group(position, call, resolved)

@@ -190,7 +190,7 @@ def _local_new_groups(program: Program, rank: int, at_start: int) -> Iterator[_L
 
 def _is_refused(program: Program, rank: int, position: int) -> bool:
     invalid = program.code_call(rank, position).invalid
-    return invalid is not None and bool(invalid[0][program.row_of[rank]])
+    return invalid is not None and bool(invalid.rows[program.row_of[rank]])
 
 
 def _divergent_under_one_name(name: int, calls: Mapping[int, _MemberCall]) -> _DivergentCalls:

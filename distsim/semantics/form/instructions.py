@@ -63,9 +63,9 @@ class LaunchPart(NamedTuple):
     - ``call``: the call, or one part of a batch.
     - ``number``: for a collective, how many the rank has called on its group before.
     - ``batched``: the message travels with its batch.
-    - ``odd``: its signature is `INVALID_SIGNATURE`.
-    - ``gathering``: the rendezvous by which its members find each other, instead of a number.
-    - ``real``: the group that its group is really connected to, if the ranks disagree about it.
+    - ``breaks_contract``: its signature is `INVALID_SIGNATURE`.
+    - ``keyed``: the rendezvous by which its members find each other, instead of a number.
+    - ``real_group``: the group that its group is really connected to, if the ranks disagree.
     """
 
     row: int
@@ -75,9 +75,9 @@ class LaunchPart(NamedTuple):
     call: CodeCall
     number: int = 0
     batched: bool = False
-    odd: bool = False
-    gathering: KeyedRendezvous | None = None
-    real: RankGroup | None = None
+    breaks_contract: bool = False
+    keyed: KeyedRendezvous | None = None
+    real_group: RankGroup | None = None
 
 
 class ExecutionQueue(NamedTuple):
@@ -177,17 +177,17 @@ class AwaitRendezvous(NamedTuple):
     a connection.
 
     - ``number`` counts the rank's rendezvous so far.
-    - The members follow from ``gathering``, or else from ``spots``. The rank arrives at all spots
+    - The members follow from ``keyed``, or else from ``points``. The rank arrives at all points
       at once, and continues when all members of each have arrived
-      (`LinkedProgram.rendezvous_of`). Each spot takes a number of its own.
+      (`LinkedProgram.rendezvous_of`). Each point takes a number of its own.
     - ``uneven``: the members differ by rank. A ``lost`` rank arrives, but is never released.
     - ``of_group``: the id of the group whose timeout limits the wait.
     """
 
     position: int
     number: int = 0
-    gathering: KeyedRendezvous | None = None
-    spots: tuple[ConnectionPoint, ...] = ()
+    keyed: KeyedRendezvous | None = None
+    points: tuple[ConnectionPoint, ...] = ()
     of_group: int = 0
     uneven: bool = False
     lost: bool = False
@@ -195,12 +195,12 @@ class AwaitRendezvous(NamedTuple):
     @property
     def creates_communicator(self) -> bool:
         """Whether the ranks meet to create a communicator, at its first use."""
-        return bool(self.spots) and not self.spots[0].stage
+        return bool(self.points) and not self.points[0].stage
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The numbers of its spots, or its own."""
-        return tuple(range(self.number, self.number + max(1, len(self.spots))))
+        """The numbers of its points, or its own."""
+        return tuple(range(self.number, self.number + max(1, len(self.points))))
 
 
 class BlockForever(NamedTuple):

@@ -127,9 +127,9 @@ class LinkedProgram:
             column: IntArray = getattr(self, name)
             column[rows] = np.broadcast_to(values[call_of_part], rows.shape)
         self.kind[rows] = np.array([part.kind for part in parts], dtype=np.int64)[:, None]
-        is_odd = np.array([part.odd for part in parts], dtype=np.bool_)
-        if is_odd.any():
-            self.signature[rows[is_odd]] = INVALID_SIGNATURE
+        breaks_contract = np.array([part.breaks_contract for part in parts], dtype=np.bool_)
+        if breaks_contract.any():
+            self.signature[rows[breaks_contract]] = INVALID_SIGNATURE
         self._channels.add(unit, parts, rows)
         for number, part in enumerate(parts):
             if part.kind is KIND_COLLECTIVE:
@@ -137,18 +137,18 @@ class LinkedProgram:
 
     # --- collectives ---
     def _add_collective(self, part: LaunchPart, rows: IntArray, keys: _CollectiveKeys) -> None:
-        if part.gathering is not None:
-            members = part.gathering.members or tuple(self.program.present)
-            keys.add_keyed(part.gathering.key, members, rows)
+        if part.keyed is not None:
+            members = part.keyed.members or tuple(self.program.present)
+            keys.add_keyed(part.keyed.key, members, rows)
             return
         if part.call.fields.get("root") is not None:
             self._convert_roots(rows)
         slot = keys.slot_number(self.profile.slot(part.call.op))
-        if part.real is None:
+        if part.real_group is None:
             keys.add_numbered(part.number, slot, rows)
         else:  # its group is really connected to another
-            key = ("collective", part.real.id, part.number, slot)
-            keys.add_keyed(key, part.real.ranks, rows)
+            key = ("collective", part.real_group.id, part.number, slot)
+            keys.add_keyed(key, part.real_group.ranks, rows)
 
     def _convert_roots(self, rows: IntArray) -> None:
         """Replace roots by their group ranks, and by 0 where a root is no member."""
@@ -201,7 +201,7 @@ class LinkedProgram:
             for rendezvous in unit.instructions:
                 if not isinstance(rendezvous, AwaitRendezvous):
                     continue
-                if rendezvous.gathering is not None:
+                if rendezvous.keyed is not None:
                     # All ranks of the unit use the same key, so the first one is enough.
                     rank, vector_row = unit.ranks[0], unit.vector_rows[0]
                     for key, members in self._rendezvous_keys(rendezvous, rank, vector_row):
@@ -217,22 +217,22 @@ class LinkedProgram:
         self, rendezvous: AwaitRendezvous, rank: int, vector_row: int
     ) -> Iterator[tuple[Hashable, tuple[int, ...]]]:
         """(key, expected ranks) for each instance of a rank's rendezvous."""
-        keyed = rendezvous.gathering
+        keyed = rendezvous.keyed
         if keyed is not None:
             yield keyed.key, keyed.members or tuple(self.program.present)
         code = self.program.code(rank)
-        for spot in rendezvous.spots:
-            group = at_row(code.groups[spot.group], vector_row)
-            if spot.endpoint < 0:
-                root = at_row(spot.root, vector_row)
-                yield ("group", spot.stage, group, root), self.program.members(group)
+        for point in rendezvous.points:
+            group = at_row(code.groups[point.group], vector_row)
+            if point.endpoint < 0:
+                root = at_row(point.root, vector_row)
+                yield ("group", point.stage, group, root), self.program.members(group)
                 continue
-            peer = at_row(code.endpoints[spot.endpoint].peer, vector_row)
+            peer = at_row(code.endpoints[point.endpoint].peer, vector_row)
             pair = (min(rank, peer), max(rank, peer))
             source = -1  # a communicator has no direction; a connection is known by its sender
-            if spot.stage:
-                source = rank if spot.stage.endswith("send") else peer
-            yield ("pair", spot.stage.partition(" ")[0], group, *pair, source), pair
+            if point.stage:
+                source = rank if point.stage.endswith("send") else peer
+            yield ("pair", point.stage.partition(" ")[0], group, *pair, source), pair
 
     def parts(self, kind: PartKind) -> Iterator[tuple[CompilationUnit, list[LaunchPart], IntArray]]:
         """(unit, parts of one call object, their rows) for all parts of a kind.

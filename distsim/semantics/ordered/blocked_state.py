@@ -122,7 +122,7 @@ class _OrderedBlockedStateBuilder(BlockedStateBuilder):
             if key not in self._missing_at_rendezvous:
                 missing = tuple(m for m in members if m >= 0 and m not in arrived)
                 self._missing_at_rendezvous[key] = missing
-            if len(rendezvous.spots) <= 1:
+            if len(rendezvous.points) <= 1:
                 return self._missing_at_rendezvous[key]
             expected |= dict.fromkeys(self._missing_at_rendezvous[key])
         return tuple(expected)

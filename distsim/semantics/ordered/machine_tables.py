@@ -211,7 +211,7 @@ class MachineTables:
             if task is None:
                 continue
             part = task.launch.parts[0]
-            if part.gathering is not None and part.call.op == "new_group":
+            if part.keyed is not None and part.call.op == "new_group":
                 call = self.program.resolve(rank, part.call)
                 self.group[self.base[rank] + part.row] = created_group_ids(self.program, call)[0]
 
@@ -311,7 +311,7 @@ class MachineTables:
 
     def meetings(self, rank: int, rendezvous: AwaitRendezvous) -> list[tuple[int, tuple[int, ...]]]:
         """(instance, ranks that ``rank`` expects there) for each instance of a rendezvous."""
-        keyed = rendezvous.gathering
+        keyed = rendezvous.keyed
         own_members = keyed.members if keyed is not None else ()
         instances = (self.linked.rendezvous_of[rank][number] for number in rendezvous.numbers)
         return [(instance, own_members or self.members[instance]) for instance in instances]

@@ -266,7 +266,7 @@ class QueueRules(ArrivalRules):
         if not self.detects_peer_death or not state.lost_ranks:
             return False
         part = self.part_of[row]
-        if part is not None and part.gathering is not None:
+        if part is not None and part.keyed is not None:
             return False
         phase = state.phase[row]
         if phase in (CLOSED, DUE):

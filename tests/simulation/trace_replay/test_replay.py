@@ -28,6 +28,7 @@ from tests.support.random_programs import valid_programs
 
 ROOT = Path(__file__).resolve().parents[3]
 SCENARIOS = sorted((ROOT / "scenarios").rglob("*.yaml"))
+FOLDERS = sorted({file.parent for file in SCENARIOS})
 BACKENDS = ("gloo", "nccl", "mpi")
 
 
@@ -71,17 +72,28 @@ def assert_the_same_again(source: Trace, again: ReplayResult) -> None:
     assert unlike(source, again) == []
 
 
-@pytest.mark.parametrize(
-    "folder", sorted({file.parent for file in SCENARIOS}), ids=lambda f: f.name
-)
-def test_a_trace_of_every_completing_scenario_is_replayed_exactly(
-    folder: Path,
-) -> None:
+#: Each operation has a scenario in the first folder; of the other folders, the fast tests replay every
+#: fourth scenario.
+REPLAYED = [
+    *(
+        pytest.param(folder, 1 if folder.name == "scenarios" else 4, id=folder.name)
+        for folder in FOLDERS
+    ),
+    *(
+        pytest.param(folder, 1, id=f"all of {folder.name}", marks=pytest.mark.slow)
+        for folder in FOLDERS
+        if folder.name != "scenarios"
+    ),
+]
+
+
+@pytest.mark.parametrize(("folder", "distance"), REPLAYED)
+def test_a_trace_of_a_completing_scenario_is_replayed_exactly(folder: Path, distance: int) -> None:
     """Under its own cluster, by way of a file; those of at most 2 ranks under every backend, those of
     at most 16 under their own.
     """
     wrong, compared = {}, 0
-    for file in sorted(folder.glob("*.yaml")):
+    for file in sorted(folder.glob("*.yaml"))[::distance]:
         scenario = load(file)
         if scenario.world.size > 16:
             continue

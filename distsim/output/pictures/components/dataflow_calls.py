@@ -38,7 +38,7 @@ def rank_calls(
         trace["part"] < 0
     )
     rows = np.flatnonzero((trace["rank"] == rank) & chosen & ~batches).tolist()
-    differs = {row for met, _ in run.mismatches for row in met}
+    differs = {row for mismatch in run.mismatches for row in mismatch.rows}
     found: list[DrawnCall] = []
     runs = _joined_computes(run.trace, rows) if len(rows) > most else [[row] for row in rows]
     for joined in runs[-most:] if last else runs[:most]:

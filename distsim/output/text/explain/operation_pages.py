@@ -174,7 +174,8 @@ _BACKEND_ADVICE = (
     ),
     (
         "debugging",
-        "gloo on CPU tensors: it never buffers, so possible hangs occur, and it matches tags.",
+        "gloo on CPU tensors: it never buffers sends, so it shows hangs that other backends hide. "
+        "It also compares tags.",
     ),
 )
 _NOTES = (
@@ -202,19 +203,19 @@ _NOTES = (
     (
         "coalesced",
         "several collectives as one launch (_coalescing_manager). "
-        "Gloo concatenates the tensors and compares no lists; on a GPU it supports only "
-        "reduce_scatter.",
+        "Gloo concatenates the tensors, and does not compare the lists of the ranks. On a GPU, it "
+        "supports only reduce_scatter.",
     ),
     (
         "shapes",
-        "for all_gather_into_tensor and reduce_scatter_tensor, gloo requires that the first "
-        "dimension of the larger tensor is n times as long; nccl compares only the number of "
-        "elements.",
+        "in all_gather_into_tensor and reduce_scatter_tensor over n ranks, the first dimension of "
+        "the larger tensor must be n times that of the smaller one on gloo. nccl compares only "
+        "the number of elements.",
     ),
     ("bool", "the sum of bools is a logical or."),
     (
         "avg",
-        "of integers: gloo computes the sum, then raises an error; nccl truncates the quotient.",
+        "of integers: gloo computes the sum, then raises an error. nccl truncates the quotient.",
     ),
     (
         "gloo, GPU",
@@ -223,8 +224,8 @@ _NOTES = (
     ),
     (
         "any source",
-        "recv without src: gloo and mpi; nccl raises an error. "
-        "Tags: gloo and mpi; nccl ignores them.",
+        "only gloo and mpi support recv without src, and tags. nccl raises an error without src, "
+        "and ignores tags.",
     ),
 )
 _DTYPE_MARKS = {
@@ -251,7 +252,7 @@ def _backend_lines() -> Iterator[str]:
     heading = wrapped_lines(f"Reductions by backend: {letters} (4)", "", "  ")
     yield from ("", *heading, *_reduction_table())
     yield from ("", "Notes", *_term_lines(_NOTES))
-    yield from ("", "Error messages of the backends", *_refusal_lines())
+    yield from ("", "Error messages of the backends (verbatim)", *_refusal_lines())
 
 
 def _term_lines(terms: Iterable[tuple[str, str]]) -> Iterator[str]:

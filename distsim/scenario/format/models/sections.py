@@ -274,8 +274,8 @@ class _ProcessGroupOptions(FormatModel):
     stays_connected: Flag = Field(
         default=False,
         description=(
-            "The program runs inside processes that live on, so that a rank keeps its connections "
-            "after its last call [default: its process ends, and closes them]."
+            "Keep each process running after its last call, so that its connections stay open "
+            "[default: the process ends, and closes them]."
         ),
         examples=[True],
     )

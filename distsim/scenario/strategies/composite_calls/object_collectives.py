@@ -78,7 +78,7 @@ class _RootedObjectList(_ObjectCollective):
     first_field: ClassVar[str | None] = "objects"
 
     objects: ObjectSizes = Field(
-        description="Pickled size of each object.", examples=[["1 KiB", "64 B"]]
+        description="Pickled size of each object on the source rank.", examples=[["1 KiB", "64 B"]]
     )
     src: NonNegativeInt | None = Field(
         default=None, description="Source rank (global).", examples=[0]

@@ -177,7 +177,7 @@ class DdpFields(LayeredModelStrategy):
         default={"else": True},
         description=(
             "Use no_sync(): reduce gradients only after the last micro-batch. Can differ by "
-            "rank, which is a bug to test for."
+            "rank, to test this mistake."
         ),
         examples=[False],
     )

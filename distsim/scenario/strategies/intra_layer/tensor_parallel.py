@@ -144,8 +144,8 @@ class TensorParallel(IntraLayerStrategy):
     columns: ColumnMatrices = Field(
         default=(1,),
         description=(
-            "Column-split matrices per pair whose input gradients are all-reduced one by one "
-            "(DTensor). 1: they are fused (Megatron-LM)."
+            "Number of column-split matrices that share an input. DTensor all-reduces the input's "
+            "gradient once for each of them. 1: they are fused (Megatron-LM)."
         ),
         examples=[[3, 2]],
     )

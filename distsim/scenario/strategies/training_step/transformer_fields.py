@@ -221,8 +221,8 @@ class TransformerFields(Strategy):
     expert_dispatch: Literal["all_to_all", "deepep"] = Field(
         default="all_to_all",
         description=(
-            "How tokens get to experts. all_to_all: one copy for each expert. deepep: between "
-            "nodes one copy for each node, in FP8 if `matmul_dtype` is."
+            "How tokens get to experts. all_to_all: one copy for each expert. deepep: only one "
+            "copy for each other node, in FP8 if `matmul_dtype` is FP8."
         ),
         examples=["deepep"],
     )
@@ -318,14 +318,14 @@ class TransformerFields(Strategy):
             micro_batch=self.micro_batch,
             sequence=self.sequence or model.sequence,
             itemsize=FLOAT_DTYPE_BYTES[self.dtype],
-            tensor=tensor_ranks,
+            tensor_ranks=tensor_ranks,
             sequence_parallel=self.sequence_parallel and tensor_ranks > 1,
-            context=self.axis_size("context", context),
-            experts=self.axis_size("experts", context),
+            context_ranks=self.axis_size("context", context),
+            expert_ranks=self.axis_size("experts", context),
             recompute=self.recompute,
             flash=is_flash,
             causal=is_flash if self.causal is None else self.causal,
-            gathered=uses_dtensor,
+            pytorch_modules=uses_dtensor,
             whole_logits=uses_dtensor and not self.loss_parallel,
             autocast=self.autocast,
             keeps_8_bit_inputs=self.has_8_bit_products and not uses_dtensor,

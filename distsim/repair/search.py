@@ -231,7 +231,7 @@ class _Original:
 
 
 def _unreached_steps(document: YamlDocument, program: Program) -> int:
-    """How many calls of a file no rank makes, such as an exit in an iteration that never comes."""
+    """How many calls of a file no rank makes, such as an exit in an iteration that no rank runs."""
     sites = (call.site for code in program.codes for call in code.distinct_calls())
     reached = {program.sites[site].line for site in sites}
     calls = [path for path in step_paths(document.root) if op_of(value_at(document.root, path))]

@@ -57,6 +57,10 @@ def add_relative_counterparts(
         if not is_message(value_at(data, path)):
             continue
         peers = peers_by_rank(data, program, path)
+        fields = fields_of(value_at(data, path))
+        is_pair = len(peers) == 1 and isinstance(fields.get(_peer_field(data, path)), int)
+        if is_pair:
+            continue  # `add_counterparts` knows both ranks
         if not peers:
             yield from _counterparts_of_server(data, program, path, list(lists))
         # The lists around the message come first.
@@ -65,6 +69,10 @@ def add_relative_counterparts(
             counterpart = _counterpart_in(data, program, peers, list_path)
             if counterpart is not None:
                 yield from _insertions(data, path, list_path, counterpart)
+
+
+def _peer_field(data: ScenarioData, path: DataPath) -> str:
+    return PEER_FIELD[op_of(value_at(data, path))]
 
 
 def _counterparts_of_server(

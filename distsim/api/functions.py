@@ -433,7 +433,7 @@ def run_real(
         timeout_ns=round(timeout_s * 1e9),
         force=force,
     )
-    run, _ = run_scenario(load_scenario(scenario), options)
+    run = run_scenario(load_scenario(scenario), options).run
     assert run is not None  # only launchers of further machines have no record
     return RealRunAnswer(run)
 

@@ -23,7 +23,7 @@ from distsim.common.records import dataclass
 from distsim.engine.deadlines import RunDeadlines, TimedOutCall
 from distsim.engine.event_clock import ClockEntry, EventClock
 from distsim.engine.host_states import HostStates
-from distsim.engine.in_flight import END_UNKNOWN, InFlightTransfers
+from distsim.engine.in_flight import InFlightTransfers
 from distsim.engine.message_arrivals import MessageArrivals, ReceiveSchedule
 from distsim.engine.run_record import CallKey, QueueNames, RunColumns
 from distsim.engine.timeout_check import exceeds_timeout
@@ -496,7 +496,7 @@ class _EventDrivenEngine:
         end = self.transfers.end_of(row)
         if end > now:
             self.put(end, row)
-        elif end != END_UNKNOWN:
+        elif end >= 0:  # not `END_UNKNOWN`: the flow of a transfer will report its end
             self.due_now.append(row)
 
     def done(self, row: int, /) -> None:

@@ -166,9 +166,14 @@ class DataFlow:
         """
         lost = self._reads - changed._reads
         found = Counter(_without_source(read) for read in (changed._reads - self._reads).elements())
+        computed = {
+            (read.rank, read.buffer)
+            for read in changed._reads - self._reads
+            if read.origin != _INITIAL and read.origin[0] not in _RECEIVES
+        }
         total = 0
         for read in lost.elements():
-            if read.origin == _INITIAL and not self._needs_initial_value(read):
+            if read.origin == _INITIAL and not self._needs_initial_value(read, computed):
                 continue
             key = _without_source(read)
             if self._lacks_send(read) and found[key]:
@@ -177,10 +182,16 @@ class DataFlow:
             total += 1
         return total
 
-    def _needs_initial_value(self, read: _Read) -> bool:
-        """Whether local work reads a declared value; a send may lack the receive before it."""
+    def _needs_initial_value(self, read: _Read, computed: set[tuple[int, _Buffer]]) -> bool:
+        """Whether a declared value is meant that a call no longer reads.
+
+        ``computed``: tensors of which calls now read a computed value. A send may have lacked the
+        receive before it, but not the local work.
+        """
+        if read.buffer[0] not in self._with_value:
+            return False
         is_local = OPERATIONS[read.op].kind == "local"
-        return is_local and read.buffer[0] in self._with_value
+        return is_local or (read.rank, read.buffer) in computed
 
     def _lacks_send(self, read: _Read) -> bool:
         """Whether a read sees a receive from a rank that sends less than is received from it."""
@@ -210,9 +221,11 @@ class DataFlow:
             unused.difference_update(reads)
             received.difference_update(reads)
             if call.op in _SENDS or OPERATIONS[call.op].kind == "local":
+                # An isend in place of a send reads the same data.
+                op = "send" if call.op in _SENDS else call.op
                 for buffer in reads:
                     origin = origins.get(buffer, _INITIAL)
-                    self._reads[_Read(rank, call.op, call.name, buffer, origin)] += 1
+                    self._reads[_Read(rank, op, call.name, buffer, origin)] += 1
             self._add_message(rank, call, reads)
             written = [_key(buffer) for buffer in _written_buffers(call)]
             partner = call.name if call.peer is None else call.peer

@@ -40,6 +40,9 @@ _PEER_FIELD: Final = {
     "put": "dst",
     "get": "src",
 }
+#: A name that is not declared, and the one that people write in its place by mistake.
+_RANK: Final = "rank"
+_WORLD_SIZE: Final = "world_size"
 _COPY_FIELDS: Final = ("tensor", "input", "output", "as", "handles")
 _EXPRESSION_FIELDS: Final = ("src", "dst", "group_src", "group_dst", "tag")
 
@@ -51,7 +54,7 @@ def use_other_vars(
     unused = unused_names(data)
     names = [str(name) for name in data.get("vars") or {}]
     names.sort(key=lambda name: name not in unused)
-    for other in names:
+    for other in (*names, _RANK):
         yield from _in_definitions(data, program, other, names)
         yield from _in_program(data, program, other, named)
 
@@ -94,7 +97,10 @@ def _in_program(
 
 
 def _with_other_name(program: Program, written: object, other: str) -> list[str]:
-    """The expression with a var in place of each of its names; only those with other values."""
+    """The expression with another name in place of each of its names, if its values differ.
+
+    A var takes the place of any name but `world_size`, and `rank` that of `world_size`.
+    """
     if not isinstance(written, str):
         return []
     names = name_order(written)
@@ -103,6 +109,8 @@ def _with_other_name(program: Program, written: object, other: str) -> list[str]
     before = value_by_rank(program, written)
     found = []
     for name in names:
+        if (name == _WORLD_SIZE) != (other == _RANK):
+            continue
         text = with_name_replaced(written, name, other)
         values = value_by_rank(program, text)
         # A condition that holds everywhere or nowhere is none.

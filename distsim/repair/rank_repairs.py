@@ -22,12 +22,16 @@ class RepairDoubts(NamedTuple):
     ``against_words``: changes that contradict names, comments and descriptions. ``conflicting``:
     calls in another order than on other ranks. ``unusual``: calls in another order than that of the
     declarations of their tensors. ``unused_names``: declared names that nothing uses.
+    ``warnings``: warnings of `check`, such as a condition that no rank meets. ``unreached``: steps
+    that no rank reaches.
     """
 
     against_words: int = 0
     conflicting: int = 0
     unusual: int = 0
     unused_names: int = 0
+    warnings: int = 0
+    unreached: int = 0
 
 
 class ScenarioRepair(NamedTuple):
@@ -54,6 +58,12 @@ class ScenarioRepair(NamedTuple):
     results: ResultChange
     doubts: RepairDoubts
 
+    @property
+    def changes_results(self) -> bool:
+        """Whether the correct ranks may compute something else than before."""
+        changed_data = (self.loss.lost, self.loss.changed_reductions, self.flow.lost_reads)
+        return any((*changed_data, *self.tensors, *self.results))
+
 
 def preference(fix: ScenarioRepair) -> tuple[int, ...]:
     """The sort key of a repair; the best one is the smallest."""
@@ -74,9 +84,11 @@ def preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
+        fix.doubts.unreached,
         fix.doubts.unused_names,
         removes_local_work,
         -len(fix.completes),
+        fix.doubts.warnings,
         fix.loss.changed_ranks,
         fix.loss.added,
         fix.flow.hasty_sends,

@@ -42,8 +42,10 @@ from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     batch_part_paths,
+    op_of,
     plain_data,
     step_paths,
+    value_at,
     with_selected_ranks,
 )
 from distsim.repair.text_hints import TextHints, unusual_orders
@@ -207,10 +209,16 @@ class _Original:
 
     def doubts_about(self, text: str, program: Program) -> RepairDoubts:
         """Signs that a changed program is not what the author meant."""
-        data = plain_data(_parse_document(text, "").root)
+        document = _parse_document(text, "")
+        data = plain_data(document.root)
         conflicting, unusual = unusual_orders(program)
-        unused = len(unused_names(data))
-        return RepairDoubts(self.hints.contradictions(data, program), conflicting, unusual, unused)
+        return RepairDoubts(
+            self.hints.contradictions(data, program),
+            conflicting,
+            unusual,
+            len(unused_names(data)),
+            unreached=_unreached_steps(document, program),
+        )
 
     def loss_in(self, program: Program, tensors: FilledTensors) -> DataLoss | None:
         """What a changed program loses; None if this makes it no repair."""
@@ -220,6 +228,15 @@ class _Original:
         if self.data.lost_exchanges(changed, self.completed, self.outliers):
             return None
         return self.data.loss_in(changed, self.outliers)
+
+
+def _unreached_steps(document: YamlDocument, program: Program) -> int:
+    """How many calls of a file no rank makes, such as an exit in an iteration that no rank runs."""
+    sites = (call.site for code in program.codes for call in code.distinct_calls())
+    reached = {program.sites[site].line for site in sites}
+    calls = [path for path in step_paths(document.root) if op_of(value_at(document.root, path))]
+    marks = (document.mark(path) for path in calls)
+    return sum(mark is not None and mark.line + 1 not in reached for mark in marks)
 
 
 def _program_of(state: _RepairCandidate, file: str = "") -> Program:
@@ -318,6 +335,8 @@ class _RepairSearch:
                 ProgramResults(program), self.original.outliers
             )
             doubts = self.original.doubts_about(text, program)
+            warnings = sum(finding.severity == "warning" for finding in changed.findings)
+            doubts = doubts._replace(warnings=warnings)
             repaired = changed._replace(
                 program=None, loss=loss, flow=flow, tensors=tensors, results=results, doubts=doubts
             )
@@ -326,7 +345,7 @@ class _RepairSearch:
             keeps_data = keeps_data and not any(tensors)
             keeps_data = keeps_data and not any(results)
             keeps_data = keeps_data and flow.undefined_reads <= self.original.undefined_reads
-            contradicts = doubts.against_words or doubts.unused_names
+            contradicts = doubts.against_words or doubts.unused_names or doubts.unreached
             is_best = keeps_data and not loss.changed_ranks and not contradicts
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)

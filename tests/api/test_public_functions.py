@@ -20,7 +20,7 @@ import distsim
 from distsim.api.functions import FUNCTIONS
 from distsim.api.results import PlanAnswer
 from distsim.cli.application import application
-from distsim.real.run import RealRunOptions
+from distsim.real.run import LauncherResult, RealRunOptions
 from tests.support.harness import ROOT, Cli
 
 HYBRID = ROOT / "scenarios" / "hybrid.yaml"
@@ -288,9 +288,10 @@ def test_run_real_records_a_run() -> None:
 def test_run_real_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[RealRunOptions] = []
 
-    def run_scenario(scenario: object, options: RealRunOptions) -> tuple[object, int]:
+    def run_scenario(scenario: object, options: RealRunOptions) -> LauncherResult:
         asked.append(options)
-        return object(), 0
+        run: Any = object()
+        return LauncherResult(run, 0)
 
     monkeypatch.setattr("distsim.real.run.run_scenario", run_scenario)
     distsim.run_real(RING)

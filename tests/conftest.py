@@ -11,6 +11,10 @@ import pytest
 
 from tests.support.harness import LIMIT_S, ROOT, Cli
 
+# Tests start hundreds of processes that import distsim. Without bytecode each would compile it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 
 @pytest.fixture(scope="session")
 def root() -> Path:

@@ -44,7 +44,7 @@ def counted_us(model: str, batch: int, length: int, share: int) -> tuple[float, 
         share,
         flash=True,
         causal=model != "vit-l-16",
-        gathered=True,
+        pytorch_modules=True,
     )
     rate, memory = (
         DEVICE.flop_per_ns("bfloat16") * 1e3,
@@ -56,8 +56,13 @@ def counted_us(model: str, batch: int, length: int, share: int) -> tuple[float, 
     )
     starts = [(many + 2) * DEVICE.launch_ns / 1e3 for many in KERNELS_PER_LAYER["dtensor"]]
     forward = (products + lag) / rate + (
-        one.layer_traffic + one.products_traffic[0] + one.routing_traffic
+        one.layer_traffic + one.products_traffic.forward + one.routing_traffic
     ) / memory
     backward = 2 * products + one.flash_flops + 2.5 * lag
-    moved = 2 * one.layer_traffic + one.products_traffic[1] + one.routing_traffic + one.sums_traffic
+    moved = (
+        2 * one.layer_traffic
+        + one.products_traffic.backward
+        + one.routing_traffic
+        + one.sums_traffic
+    )
     return forward + starts[0], backward / rate + moved / memory + starts[1]

@@ -237,10 +237,15 @@ def _alignment_key(call: TraceCall) -> Hashable:
     return (*call[1:8], call.name, call.part >= 0)
 
 
-def _align_calls(
-    a: Sequence[TraceCall], b: Sequence[TraceCall]
-) -> tuple[list[tuple[int, int]], list[int], list[int]]:
-    """(pairs of rows, rows of A alone, rows of B alone)."""
+class _CallAlignment(NamedTuple):
+    """Which rows of two traces are the same call: pairs of rows, and rows of one trace alone."""
+
+    pairs: list[tuple[int, int]]
+    only_a: list[int]
+    only_b: list[int]
+
+
+def _align_calls(a: Sequence[TraceCall], b: Sequence[TraceCall]) -> _CallAlignment:
     sides: tuple[dict[int, list[int]], ...] = (defaultdict(list), defaultdict(list))
     for side, rows in zip(sides, (a, b), strict=True):
         for i, call in enumerate(rows):
@@ -255,7 +260,7 @@ def _align_calls(
         matched_a, matched_b = {i for i, _ in matched}, {j for _, j in matched}
         only_a += [row for i, row in enumerate(rows_a) if i not in matched_a]
         only_b += [row for j, row in enumerate(rows_b) if j not in matched_b]
-    return pairs, only_a, only_b
+    return _CallAlignment(pairs, only_a, only_b)
 
 
 def _longest_matches(a: Sequence[Hashable], b: Sequence[Hashable]) -> list[tuple[int, int]]:

@@ -186,22 +186,22 @@ def plan(
     from distsim.planning.evaluate_layouts import PlanOptions, plan_layouts
     from distsim.planning.plan_request import checked_plan_request, for_framework
 
-    counts = [gpus] if isinstance(gpus, int) else list(gpus)
-    names: list[Any] = list(cluster) if isinstance(cluster, list | tuple) else [cluster]
-    clusters = [load_machines(one) for one in names]
+    gpu_counts = [gpus] if isinstance(gpus, int) else list(gpus)
+    given_clusters: list[Any] = list(cluster) if isinstance(cluster, list | tuple) else [cluster]
+    clusters = [load_machines(given) for given in given_clusters]
     requests = [
         checked_plan_request(
             model,
-            count,
-            one,
+            gpu_count,
+            machines,
             global_batch,
             sequence=sequence,
             ranks_per_node=ranks_per_node,
             step=step,
             choices=choices,
         )
-        for count in counts
-        for one in clusters
+        for gpu_count in gpu_counts
+        for machines in clusters
     ]
     if framework is not None:
         requests = [for_framework(request, framework) for request in requests]
@@ -216,23 +216,26 @@ def plan(
         seed=seed,
         simulate_top=top,
     )
-    given_names = {
-        one.name: name for one, name in zip(clusters, names, strict=True) if isinstance(name, str)
+    # The scenario of a layout names the preset or the file, not the name within the file.
+    preset_of = {
+        machines.name: given
+        for machines, given in zip(clusters, given_clusters, strict=True)
+        if isinstance(given, str)
     }
     ranked = plan_layouts(requests, options, progress or (lambda done, total: None))
-    return PlanAnswer(ranked, given_names, top)
+    return PlanAnswer(ranked, preset_of, top)
 
 
 def _check_memory_reserve(nbytes: int, clusters: Sequence[Cluster]) -> None:
     """Raises UsageError for a reserve that leaves no memory of a device for the model."""
     from distsim.common.units import show_bytes
 
-    for one in clusters:
-        capacity = one.device.memory_nbytes
+    for cluster in clusters:
+        capacity = cluster.device.memory_nbytes
         if nbytes >= capacity:
             raise UsageError(
                 f"the memory reserve of {show_bytes(nbytes)} is not less than the memory of "
-                f"{one.device.name} ({show_bytes(capacity)})",
+                f"{cluster.device.name} ({show_bytes(capacity)})",
                 "reserve what the CUDA context and NCCL hold, usually 1 to 3 GiB",
             )
 
@@ -299,17 +302,17 @@ def capture(
     import subprocess
     import sys
 
-    words = [sys.executable, "-m", "distsim", "capture", "--format", "json"]
+    arguments = [sys.executable, "-m", "distsim", "capture", "--format", "json"]
     given = {"--nproc": nproc, "--backend": backend, "--cluster": cluster}
     for name, value in given.items():
         if value is not None:
-            words += [name, str(value)]
-    done = subprocess.run(
-        [*words, *options, "--", *command], capture_output=True, text=True, check=False
+            arguments += [name, str(value)]
+    process = subprocess.run(
+        [*arguments, *options, "--", *command], capture_output=True, text=True, check=False
     )
-    data = printed_json(done.stdout)
+    data = printed_json(process.stdout)
     if data is None:
-        reason = done.stderr.strip() or "the ranks of the script made no call"
+        reason = process.stderr.strip() or "the ranks of the script made no call"
         raise UsageError(reason, "run `distsim capture` in a terminal to see its output")
     return CaptureAnswer(data)
 
@@ -430,7 +433,7 @@ def run_real(
         timeout_ns=round(timeout_s * 1e9),
         force=force,
     )
-    run, _ = run_scenario(load_scenario(scenario), options)
+    run = run_scenario(load_scenario(scenario), options).run
     assert run is not None  # only launchers of further machines have no record
     return RealRunAnswer(run)
 
@@ -459,19 +462,19 @@ def replay(
     scale = ReplayScale(compute=compute, gaps=gaps)
     name = str(trace) if isinstance(trace, str | Path) else "trace"
     changes = parse_changes(what_if)
-    if as_recorded:
-        if backend is not None:
-            raise UsageError(
-                "a replay as recorded keeps the rules of the recorded backend",
-                "omit the backend, or replay without as_recorded",
-            )
-        machines = read_cluster(cluster or changes.cluster or None)
-        return ReplayAnswer(
-            replay_as_recorded(source, name=name, scale=scale, changes=changes, cluster=machines),
-            name,
+    if as_recorded and backend is not None:
+        raise UsageError(
+            "a replay as recorded keeps the rules of the recorded backend",
+            "omit the backend, or replay without as_recorded",
         )
-    if changes:
+    if changes and not as_recorded:
         raise UsageError("what-ifs change a replay as recorded", "set as_recorded")
+    if as_recorded:
+        other_machines = read_cluster(cluster or changes.cluster or None)
+        recorded = replay_as_recorded(
+            source, name=name, scale=scale, changes=changes, cluster=other_machines
+        )
+        return ReplayAnswer(recorded, name)
     machines = read_cluster(cluster)
     try:
         result = replay_trace(source, cluster=machines, backend=known_backend(backend), scale=scale)
@@ -573,17 +576,17 @@ def render(
     from distsim.output.pictures.render import load_view, render_picture
 
     request = PictureRequest(
-        scenario,
-        view,
-        known_backend(backend),
-        cluster,
-        op,
-        algorithm,
-        ranks,
-        steps,
-        time,
-        group,
-        measured,
+        source=scenario,
+        view=view,
+        backend=known_backend(backend),
+        cluster=cluster,
+        op=op,
+        algorithm=algorithm,
+        ranks=ranks,
+        steps=steps,
+        time=time,
+        group=group,
+        measured=measured,
     )
     drawn = picture_input(load_view(view), request)
     return Picture(render_picture(view, format, drawn), format, missing_rank_notes(drawn))
@@ -608,38 +611,40 @@ def report(
         raise UsageError(
             f"a report shows one or two runs, but {len(runs)} were given", "pass one or two runs"
         )
-    found: list[ReportRun | Simulation] = []
-    notes: tuple[str, ...] = ()
-    is_ok = True
+    reported: list[_ReportedRun] = []
     for run in runs:
         if is_trace(run):
-            recorded = _recorded_run(str(run), backend, cluster)
-            found.append(recorded.run)
-            notes += recorded.notes
-            is_ok = is_ok and recorded.ok
+            reported.append(_recorded_run(str(run), backend, cluster))
             continue
-        if not isinstance(run, SimulationAnswer):
-            run = simulate(
-                run, backend=backend, cluster=cluster, max_calls=max_calls, progress=progress
+        answer = run
+        if not isinstance(answer, SimulationAnswer):
+            answer = simulate(
+                answer, backend=backend, cluster=cluster, max_calls=max_calls, progress=progress
             )
-        found.append(run.raw)
-        is_ok = is_ok and run.ok
+        reported.append(_ReportedRun(answer.raw, answer.ok, ()))
     if progress is not None:
         progress("the report")
-    shown = report_runs(found)
+    shown = report_runs([each.run for each in reported])
     comparison = compare_runs(shown[0].trace, shown[1].trace) if len(shown) == 2 else None
-    return HtmlReport(report_html(shown, comparison), ok=is_ok, notes=notes)
+    return HtmlReport(
+        report_html(shown, comparison),
+        ok=all(each.ok for each in reported),
+        notes=tuple(note for each in reported for note in each.notes),
+    )
 
 
-class _RecordedRun(NamedTuple):
-    """A trace for a report; ``ok``: the recording is complete, and no finding is an error."""
+class _ReportedRun(NamedTuple):
+    """A run for a report.
 
-    run: ReportRun
+    ``ok``: the simulation is, or the recording is complete and no finding on it is an error.
+    """
+
+    run: ReportRun | Simulation
     ok: bool
     notes: tuple[str, ...]
 
 
-def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _RecordedRun:
+def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _ReportedRun:
     """A trace as it was recorded, with the verdict and findings on its calls if possible."""
     from distsim.output.page import report_run_from_trace
     from distsim.trace.run_end import is_partial
@@ -653,7 +658,7 @@ def _recorded_run(file: str, backend: str | None, cluster: str | None) -> _Recor
         notes = (f"the calls of {file} cannot be checked: {error}",)
     run = report_run_from_trace(trace, file, simulation)
     has_errors = any(finding.severity == "error" for finding in run.findings)
-    return _RecordedRun(run, not is_partial(trace) and not has_errors, notes)
+    return _ReportedRun(run, not is_partial(trace) and not has_errors, notes)
 
 
 #: The functions that `distsim` itself offers.

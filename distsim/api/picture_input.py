@@ -154,5 +154,5 @@ def _read_measurements(file: str | Path | None) -> tuple[OperationMeasurement, .
     if '"distsim' in text[:400]:
         points = points_from_bench(bench_from_json(text, str(file)))
     else:
-        points, _device = points_from_nccl_tests(text, str(file))
+        points = points_from_nccl_tests(text, str(file)).points
     return tuple(OperationMeasurement(p.op, p.group, p.nbytes, p.ns) for p in points)

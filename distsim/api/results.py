@@ -43,7 +43,8 @@ MAX_CALLS_OF_NOTEBOOK_TIMELINE = 3_000
 class Answer:
     """Base of all results. Subclasses hold ``raw`` and define the three methods that raise here.
 
-    No dataclass: creating thirteen dataclasses would take a tenth of the time of a short command.
+    Neither dataclasses nor abstract methods: to create thirteen such classes would take a tenth of
+    the time of a short command.
     """
 
     raw: Any
@@ -62,6 +63,7 @@ class Answer:
         raise AttributeError("to_json")
 
     def _summary(self) -> str:
+        """One line for the ``repr``."""
         raise AttributeError("_summary")
 
     def __repr__(self) -> str:
@@ -222,15 +224,16 @@ class PlanAnswer(Answer):
 
     raw: LayoutPlan
 
-    def __init__(self, raw: LayoutPlan, cluster_names: Mapping[str, str], rows: int = 15) -> None:
+    def __init__(self, raw: LayoutPlan, preset_of: Mapping[str, str], shown_rows: int = 15) -> None:
+        """``preset_of``: the preset or file that was given, by the name of the cluster."""
         super().__init__(raw)
-        self._cluster_names = cluster_names
-        self._rows = rows
+        self._preset_of = preset_of
+        self._shown_rows = shown_rows
 
     def to_text(self) -> str:
         from distsim.output.text.layout_plan import layout_plan_text
 
-        return layout_plan_text(self.raw, self._rows)
+        return layout_plan_text(self.raw, self._shown_rows)
 
     def to_json(self) -> Json:
         from distsim.output.text.layout_plan import layout_plan_json
@@ -244,7 +247,7 @@ class PlanAnswer(Answer):
     def _report(self) -> Report:
         from distsim.output.text.layout_plan import layout_plan_report
 
-        return layout_plan_report(self.raw, 15)
+        return layout_plan_report(self.raw, self._shown_rows)
 
     def best_scenario(self) -> str | None:
         """The fastest layout as the text of a scenario file; None if no layout fits."""
@@ -253,7 +256,7 @@ class PlanAnswer(Answer):
         best = self.raw.best
         if best is None:
             return None
-        cluster = self._cluster_names.get(best.cluster, best.cluster)
+        cluster = self._preset_of.get(best.cluster, best.cluster)
         return dump_yaml(self.raw.request_of(best).scenario(best.layout, cluster))
 
     def best_torchtitan_config(self) -> str | None:
@@ -324,7 +327,7 @@ class SweepAnswer(Answer):
     def _report(self) -> Report:
         from distsim.output.text.sweep_table import sweep_report
 
-        return sweep_report(self.raw, 15)
+        return sweep_report(self.raw, self._shown_rows)
 
     def _summary(self) -> str:
         return f"{len(self.rows)} points"

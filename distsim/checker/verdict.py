@@ -171,6 +171,8 @@ class _VerdictBuilder:
     # --- the verdict ---
     def _verdict_class(self) -> VerdictClass:
         """The worst class for which there is evidence."""
+        # An invalid call ends its rank on most backends, and a mismatch leaves data or order
+        # undefined, so what is found behind them may only be a consequence.
         if self.invalid_findings:
             return "invalid"
         if self._first_with("mismatch") is not None:
@@ -184,38 +186,44 @@ class _VerdictBuilder:
     def _first_with(self, kind: FailureKind) -> ReadingResult | None:
         return first_reading_with(self.results, kind)
 
+    @property
+    def _failure_kind(self) -> FailureKind | None:
+        """The verdict, if the executions of a reading may show it; detectors find all others."""
+        kind = self.kind
+        # Written out, because only so the type checker sees which kinds remain.
+        return kind if kind == "mismatch" or kind == "deadlock" or kind == "race" else None
+
     def verdict(self) -> Verdict:
         kind, affected = self.kind, self._affected_ranks()
-        shown: ReadingResult | None = None
-        if kind == "mismatch" or kind == "deadlock" or kind == "race":
-            shown = self._first_with(kind)
+        failure = self._failure_kind
+        shown = None if failure is None else self._first_with(failure)
         example = (shown or self.results["rendezvous"]).example(kind)
         readings: dict[str, Frequency] = dict.fromkeys(READING_ORDER, "never")
         if kind == "mismatch" or kind == "deadlock":
             readings = frequency_by_reading(self.results, kind)
         return Verdict(
-            kind,
-            self.outcome.complete,
-            self.outcome.explored,
-            self._depends_on(),
-            affected.ranks,
-            affected.core,
-            readings,
-            affected.stuck_sets,
-            affected.culprits,
-            self._findings(),
-            example.final_state,
-            tuple(sorted({rank for rank, _, _ in self.takers})),
-            example.schedule if shown is not None else None,
+            verdict=kind,
+            complete=self.outcome.complete,
+            explored=self.outcome.explored,
+            depends_on=self._depends_on(),
+            ranks=affected.ranks,
+            core=affected.core,
+            readings=readings,
+            stuck_sets=affected.stuck_sets,
+            culprits=affected.culprits,
+            findings=self._findings(),
+            final_state=example.final_state,
+            nondeterministic=tuple(sorted({rank for rank, _, _ in self.takers})),
+            schedule=example.schedule if shown is not None else None,
         )
 
     def _depends_on(self) -> Literal["buffering", "schedule"] | None:
-        kind = self.kind
-        if kind == "race" and (self.buffer_races or self.one_sided_races):
+        failure = self._failure_kind
+        if failure is None:
             return None
-        if kind == "mismatch" or kind == "deadlock" or kind == "race":
-            return verdict_dependence(frequency_by_reading(self.results, kind))
-        return None
+        if failure == "race" and (self.buffer_races or self.one_sided_races):
+            return None  # These races are in the calls of the program, whatever happens first.
+        return verdict_dependence(frequency_by_reading(self.results, failure))
 
     def _affected_ranks(self) -> _AffectedRanks:
         if self.kind == "invalid":
@@ -287,12 +295,12 @@ class _VerdictBuilder:
 
     def _event_order_findings(self) -> tuple[Finding, ...]:
         """A verdict that occurs only in some orders (DS609), and broken reliances (DS401)."""
-        kind, racing = self.kind, self._first_with("race")
+        failure, racing = self._failure_kind, self._first_with("race")
         shown: ReadingResult | None = None
-        if kind == "mismatch" or kind == "deadlock" or kind == "race":
-            frequencies = frequency_by_reading(self.results, kind)
+        if failure is not None:
+            frequencies = frequency_by_reading(self.results, failure)
             if "sometimes" in frequencies.values():
-                shown = self._first_with(kind)
+                shown = self._first_with(failure)
         if shown is None and racing is None:
             return ()
         from distsim.checker.diagnosis.nondeterminism import (
@@ -302,7 +310,8 @@ class _VerdictBuilder:
 
         found: list[Finding] = []
         if shown is not None:
-            found += event_order_findings(self.program, shown.example(kind).schedule, kind)
+            schedule = shown.example(self.kind).schedule
+            found += event_order_findings(self.program, schedule, self.kind)
         if racing is not None:
             found += sender_reliance_findings(self.program, racing)
         return tuple(found)

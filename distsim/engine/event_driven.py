@@ -108,14 +108,19 @@ def simulate_in_order(
     return _EventDrivenEngine(rules, cost, follow, timed=True).run()
 
 
+#: The rows of a message, or the instance of a collective.
+_MismatchKey = tuple[int, ...] | int
+
+
 class _EventDrivenEngine:
     """One run. It is the `distsim.semantics.ordered.state.TransitionListener` of its rules.
 
-    - ``began``, ``finished``, ``waited``, ``match``: columns of the trace; ``mate``: by message
-      row, the other side.
-    - ``met_rows``: rows that matched, in order; ``complete``: the rows of complete instances.
-    - ``differ``: mismatches, by rows or by instance.
-    - ``at_once``: rows that are due and finish without taking time.
+    By row, -1 where there is none: ``began``, ``finished``, ``waited`` (times, ns), ``match`` (the
+    first of the rows that matched) and ``mate`` (the other side of a message).
+
+    - ``matches``: rows that matched, in order; ``rows_of_instance``: those of complete collectives.
+    - ``mismatches``: the latest of each message or collective that differs.
+    - ``due_now``: rows that are due and finish without taking time.
     - ``take_scheduled_at``: the time for which a take is already scheduled, or -1.
     - ``exited_with_requests``: some rank has ended while requests of it were open.
 
@@ -131,17 +136,20 @@ class _EventDrivenEngine:
         self.clock = EventClock(self._instant)
         self.arrivals = MessageArrivals(rules, self.state, follow)
         self.deadlines = RunDeadlines(rules, self.state) if timed else None
-        size, rows = self.program.world_size, rules.linked.rows
-        self.hosts = HostStates(size)
-        self.began, self.finished, self.waited, self.match, self.mate = (
-            [-1] * rows for _ in range(5)
-        )
-        self.met_rows: list[tuple[int, ...]] = []
-        self.differ: dict[object, RowsMismatched] = {}
-        self.complete: dict[int, tuple[int, ...]] = {}
-        self.at_once: list[int] = []
-        self.open_sources = bool(rules.open_boxes)
-        self.quiet = not (self.open_sources or timed)
+        self.hosts = HostStates(self.program.world_size)
+        rows = rules.linked.rows
+        self.began = [-1] * rows
+        self.finished = [-1] * rows
+        self.waited = [-1] * rows
+        self.match = [-1] * rows
+        self.mate = [-1] * rows
+        self.matches: list[tuple[int, ...]] = []
+        self.mismatches: dict[_MismatchKey, RowsMismatched] = {}
+        self.rows_of_instance: dict[int, tuple[int, ...]] = {}
+        self.due_now: list[int] = []
+        self.has_any_source = bool(rules.open_boxes)
+        #: Part of the protocol of a listener: whether it ignores `started` and `touched`.
+        self.quiet = not (self.has_any_source or timed)
         self.take_scheduled_at = -1
         self.exited_with_requests = False
         self.ended_ranks: set[int] = set()
@@ -149,8 +157,10 @@ class _EventDrivenEngine:
         self.exits_due: list[tuple[int, int]] = []
         #: Ranks whose `EXIT_NS` have passed, but whose process waits for open collectives.
         self.overdue_exits: set[int] = set()
-        self.rank_of, self.put, self.now = rules.rank_of, self.clock.put, 0
-        self.underway = InFlightTransfers(
+        self.now = 0
+        # Looked up for each of the millions of events of a run, so without a detour.
+        self.rank_of, self.put = rules.rank_of, self.clock.put
+        self.transfers = InFlightTransfers(
             rules, cost, self.clock, self.arrivals, self.mate, self._finish, self._take
         )
 
@@ -160,11 +170,12 @@ class _EventDrivenEngine:
         if self.deadlines is None and (self.rules.processes_stay or not exits_take_time):
             self.clock.run()
             return self._result()
-        while True:
+        has_events = True
+        while has_events:
             self.clock.run(self._next_deadline, self._reach_deadline)
-            # Nothing else can happen, so the exits need not take their time.
-            if not self._close_next_process() and not self._await_monitored_barrier():
-                return self._result()
+            # Nothing else can happen now, so an exit need not take its time.
+            has_events = self._close_next_process() or self._schedule_monitored_timeout()
+        return self._result()
 
     def _next_deadline(self) -> int | None:
         """When the next timeout expires, or the next process that exits closes its sockets."""
@@ -180,8 +191,11 @@ class _EventDrivenEngine:
             self._close_process(heappop(self.exits_due)[1])
         self._expire()
 
-    def _await_monitored_barrier(self) -> bool:
-        """All ranks are blocked, but a monitored_barrier still times out. Whether that is so."""
+    def _schedule_monitored_timeout(self) -> bool:
+        """If a monitored_barrier will still time out, let the clock continue until then.
+
+        All ranks are blocked. Returns whether there is such a timeout.
+        """
         if self.deadlines is None or not self.deadlines.watches(self.hosts.since):
             return False
         at = self.deadlines.next_ns(self.hosts.since)
@@ -192,15 +206,19 @@ class _EventDrivenEngine:
 
     # --- exits of processes ---
     def _close_next_process(self) -> bool:
-        """Let the next exit proceed that does not wait for a collective; whether there is one."""
+        """Let the next exit that does not wait for a collective proceed.
+
+        Returns whether there is one.
+        """
         while self.exits_due:
             if self._close_process(heappop(self.exits_due)[1]):
                 return True
         return False
 
     def _close_process(self, rank: int) -> bool:
-        """A process that exits closes its sockets, those of some groups only if it then waits for
-        a collective. Whether it closes any.
+        """Let a process that exits close its sockets. Returns whether it closes any.
+
+        If it then waits for an open collective, it keeps those of the groups that are still open.
         """
         can_continue = self.rules.can_continue_exit(self.state, rank)
         if can_continue:
@@ -220,7 +238,12 @@ class _EventDrivenEngine:
         """Whether the result may change if processes end with their programs."""
         if self.exited_with_requests or self.exits_due:
             return True
-        return exits_change_result(self.rules.linked, run.final_state, lambda: False)
+
+        def has_open_collective() -> bool:
+            # `exited_with_requests` is already set if a rank has ended with an open collective.
+            return False
+
+        return exits_change_result(self.rules.linked, run.final_state, has_open_collective)
 
     def _start(self) -> None:
         """Schedule faults and the starts of hosts.
@@ -247,6 +270,7 @@ class _EventDrivenEngine:
         self.clock.put(fault.at_ns or 0, strike)
 
     def _instant(self, entries: list[ClockEntry]) -> None:
+        """All entries of one instant: rows that finish, hosts that continue, and calls."""
         self.now = self.clock.now
         host, finish = self._host, self._finish
         for entry in entries:
@@ -261,7 +285,7 @@ class _EventDrivenEngine:
         """A row finishes, unless it was cancelled meanwhile."""
         if self.state.phase[row] == DUE:
             self.rules.finish(self.state, row, self)
-            if self.at_once or self.arrivals.fresh or self.arrivals.changed:
+            if self.due_now or self.arrivals.fresh or self.arrivals.changed:
                 self._follow_up()
 
     # --- hosts ---
@@ -269,7 +293,8 @@ class _EventDrivenEngine:
         """Run a host until it has to wait.
 
         This loop takes most of the time of a run. So it runs posts and waits itself, and calls
-        `_step` only for the rest, and for waits while some rank is lost.
+        `_step` only for the rest, and for waits while some rank is lost. ``lock``: the backend has
+        one lock per process. ``here``: the call that the host is in.
         """
         state, rules, hosts = self.state, self.rules, self.hosts
         phase, stopped = state.phase, hosts.open[rank]
@@ -287,7 +312,7 @@ class _EventDrivenEngine:
         entered, here, follows, arrivals = (
             hosts.entered[rank],
             hosts.position[rank],
-            self.open_sources,
+            self.has_any_source,
             self.arrivals,
         )
         while ends[rank] is None:
@@ -295,7 +320,7 @@ class _EventDrivenEngine:
             if position != here:
                 here = hosts.position[rank] = position
                 entered.append(now)
-            if op > OP_WAIT:
+            if op > OP_WAIT:  # neither a post nor a wait
                 if not self._step(rank, op, instruction):
                     return
             elif op == OP_POST:
@@ -306,11 +331,12 @@ class _EventDrivenEngine:
                 rules.post(state, rank, task, self)  # type: ignore[arg-type]
                 if rules.ranks_to_end:
                     rules.abort(state, self)
-                if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
+                if self.due_now or (follows and (arrivals.fresh or arrivals.changed)):
                     self._follow_up()
                 if self.deadlines is not None:
                     self.deadlines.enqueued(rank, base + task.row, now)  # type: ignore[union-attr]
             else:
+                # A row that is over has the phase CLOSED (0).
                 for row in rows:
                     if phase[base + row]:
                         break
@@ -321,7 +347,7 @@ class _EventDrivenEngine:
                     if lock:
                         rules.start_waiting_collective(state, rank, self)
                         rules.abort(state, self)
-                    if self.at_once or (follows and (arrivals.fresh or arrivals.changed)):
+                    if self.due_now or (follows and (arrivals.fresh or arrivals.changed)):
                         self._follow_up()
                     hosts.blocked[rank] = False
                     continue
@@ -333,7 +359,7 @@ class _EventDrivenEngine:
             hosts.blocked[rank] = False
 
     def _step(self, rank: int, op: int, instruction: Instruction) -> bool:
-        """Run a step of any kind; False if the host stops."""
+        """Run a step of any kind. Returns whether the host continues."""
         state, rules, now = self.state, self.rules, self.now
         if not rules.can_step(state, rank):
             row = -1
@@ -345,7 +371,7 @@ class _EventDrivenEngine:
             return False
         if op == OP_WAIT and instruction.waited:  # type: ignore[union-attr]
             self._note_wait(rank, instruction)
-        task = rules.steps[rank][state.pc[rank]][2]
+        _, _, task, _, _ = rules.steps[rank][state.pc[rank]]  # before the step moves on
         rules.step(state, rank, self)
         self.hosts.blocked[rank] = False
         self._follow_up()
@@ -358,16 +384,19 @@ class _EventDrivenEngine:
         return True
 
     def _yields(self, rank: int, drop: Instruction) -> bool:
-        """Let others go first before a request of an earlier call is dropped.
+        """Let other hosts go first, once, before a request of an earlier call is dropped.
 
-        A rank that posts a partner at this instant still matches it.
+        A rank that posts a partner at this instant still matches it. Returns whether the host
+        yields.
         """
         hosts, row = self.hosts, self.rules.base[rank] + drop.row  # type: ignore[union-attr]
         is_of_earlier_call = self.rules.part(row).position < drop.position
-        hosts.yielded[rank] = not hosts.yielded[rank] and is_of_earlier_call
-        if hosts.yielded[rank]:
+        has_yielded = hosts.yielded[rank]
+        yields = is_of_earlier_call and not has_yielded
+        hosts.yielded[rank] = yields
+        if yields:
             self.put(self.now, ~rank)
-        return hosts.yielded[rank]
+        return yields
 
     def _note_wait(self, rank: int, wait: Instruction) -> None:
         base, now = self.rules.base[rank], self.now
@@ -424,16 +453,20 @@ class _EventDrivenEngine:
 
     # --- what follows from a choice ---
     def _follow_up(self) -> None:
-        """Finish rows that take no time, and let any-source receives take messages."""
-        while self.at_once:
-            rows, self.at_once = self.at_once[::-1], []
+        """Finish rows that take no time, and let any-source receives take messages.
+
+        What follows from a row comes before the next row. So the newest rows are taken first, and
+        rows that became due together in their order.
+        """
+        while self.due_now:
+            rows, self.due_now = self.due_now[::-1], []
             while rows:
                 row = rows.pop()
                 if self.state.phase[row] == DUE:
                     self.rules.finish(self.state, row, self)
-                rows += self.at_once[::-1]
-                self.at_once.clear()
-        if self.open_sources and (self.arrivals.fresh or self.arrivals.changed):
+                rows += self.due_now[::-1]
+                self.due_now.clear()
+        if self.has_any_source and (self.arrivals.fresh or self.arrivals.changed):
             self._match_any_source_receives()
 
     def _match_any_source_receives(self) -> None:
@@ -460,15 +493,16 @@ class _EventDrivenEngine:
     # --- events of the rules ---
     def due(self, row: int, /) -> None:
         self.began[row] = now = self.now
-        end = self.underway.end_of(row)
+        end = self.transfers.end_of(row)
         if end > now:
             self.put(end, row)
-        elif end >= 0:
-            self.at_once.append(row)
+        elif end >= 0:  # not `END_UNKNOWN`: the flow of a transfer will report its end
+            self.due_now.append(row)
 
     def done(self, row: int, /) -> None:
         self.finished[row] = now = self.now
         rank, hosts = self.rank_of[row], self.hosts
+        # A host that waits for something else than a row (-1) looks again after each of its rows.
         if rank in hosts.waiting and (hosts.open[rank] in (row, -1) or self.state.lost_ranks):
             hosts.waiting.discard(rank)
             self.put(now, ~rank)
@@ -484,13 +518,13 @@ class _EventDrivenEngine:
             return
         if kind == _SEND:
             self.arrivals.arrived[row] = self.now
-        elif self.open_sources and kind == _RECEIVE and rules.peer[row] == ANY_SENDER:
+        elif self.has_any_source and kind == _RECEIVE and rules.peer[row] == ANY_SENDER:
             self.arrivals.fresh.append(row)
         if self.deadlines is not None:
             self.deadlines.started(row, self.now)
 
     def met(self, rows: tuple[int, ...], instance: int, /) -> None:
-        self.met_rows.append(rows)
+        self.matches.append(rows)
         if instance < 0:
             send, receive = rows
             self.mate[send], self.mate[receive] = receive, send
@@ -499,10 +533,10 @@ class _EventDrivenEngine:
         first = min(rows)
         for row in rows:
             self.match[row] = first
-        self.complete[instance] = rows
+        self.rows_of_instance[instance] = rows
 
     def mismatched(self, event: RowsMismatched, /) -> None:
-        self.differ[event.rows if event.instance < 0 else event.instance] = event
+        self.mismatches[event.rows if event.instance < 0 else event.instance] = event
 
     def released(self, rank: int, /) -> None:
         self._wake(rank)
@@ -533,46 +567,44 @@ class _EventDrivenEngine:
     def _result(self) -> OrderedRun:
         self.arrivals.check()
         since, finished = self.hosts.since, self.finished
-        still = blocked_state_at(self.rules, self.state)
+        untimed = blocked_state_at(self.rules, self.state)
         ends = tuple(
             end if end.status == "absent" else end._replace(at_ns=since[end.rank])
-            for end in still.ends
+            for end in untimed.ends
         )
-        blocked = tuple(b._replace(since_ns=since[b.rank]) for b in still.blocked)
-        matches = _matches_by_end(self.met_rows, finished)
-        differ = tuple(
+        blocked = tuple(one._replace(since_ns=since[one.rank]) for one in untimed.blocked)
+        mismatches = tuple(
             RowMismatch(self._all_that_met(event), event.fields, event.outcome)
-            for event in self.differ.values()
+            for event in self.mismatches.values()
         )
         numbers, names = self.rules.linked.queue_names()
-        end_ns = max([0, *since, max(finished, default=0)])
         return OrderedRun(
-            self._columns(),
-            FinalState(ends, blocked, still.unreceived),
-            matches,
-            differ,
-            end_ns,
-            (numbers.tolist(), names),
-            tuple(self.deadlines.late) if self.deadlines is not None else (),
-            self._undefined(),
+            columns=self._columns(),
+            final_state=FinalState(ends, blocked, untimed.unreceived),
+            matches=_matches_by_end(self.matches, finished),
+            mismatches=mismatches,
+            end_ns=max([0, *since, max(finished, default=0)]),
+            queues=(numbers.tolist(), names),
+            late=tuple(self.deadlines.late) if self.deadlines is not None else (),
+            undefined=self._undefined(),
         )
 
     def _all_that_met(self, event: RowsMismatched) -> tuple[int, ...]:
         """The rows of a mismatch; for a collective, all that arrived in the end."""
-        if event.instance in self.complete:
-            return self.complete[event.instance]
+        if event.instance in self.rows_of_instance:
+            return self.rows_of_instance[event.instance]
         arrived = self.state.arrived.get(event.instance)
         return event.rows if arrived is None else tuple(arrived.values())
 
     def _columns(self) -> RunColumns:
         columns = RunColumns(self.program)
-        columns.started, columns.finished, columns.waited, columns.match = (
-            np.array(column, dtype=np.int64)
-            for column in (self.began, self.finished, self.waited, self.match)
-        )
+        columns.started = np.array(self.began, dtype=np.int64)
+        columns.finished = np.array(self.finished, dtype=np.int64)
+        columns.waited = np.array(self.waited, dtype=np.int64)
+        columns.match = np.array(self.match, dtype=np.int64)
         self.hosts.write(self.rules.linked, columns)
         duration = columns.finished - columns.started
-        for row, ns in self.underway.alone.items():
+        for row, ns in self.transfers.alone.items():
             if columns.finished[row] >= 0 and duration[row] != ns:
                 columns.alone[row] = ns
         return columns
@@ -587,19 +619,19 @@ class _EventDrivenEngine:
 
 
 def _matches_by_end(
-    met_rows: list[tuple[int, ...]], finished: list[int]
+    matches: list[tuple[int, ...]], finished: list[int]
 ) -> tuple[tuple[int, ...], ...]:
     """Rows that matched, in the order in which the last of them finished.
 
     Rows of which none has finished (-1) are omitted.
     """
-    if not met_rows:
+    if not matches:
         return ()
-    counts = np.fromiter(map(len, met_rows), dtype=np.int64)
-    rows = np.fromiter(chain.from_iterable(met_rows), dtype=np.int64)
+    counts = np.fromiter(map(len, matches), dtype=np.int64)
+    rows = np.fromiter(chain.from_iterable(matches), dtype=np.int64)
     begin = np.cumsum(counts) - counts
     ends = np.maximum.reduceat(np.array(finished)[rows], begin)
     firsts = np.minimum.reduceat(rows, begin)
     order = np.lexsort((firsts, ends))
     order = order[ends[order] >= 0]
-    return tuple(met_rows[number] for number in order.tolist())
+    return tuple(matches[number] for number in order.tolist())

@@ -171,7 +171,7 @@ class CodeCall:
         return "" if name == "host" else name
 
 
-class _SplitFields(NamedTuple):
+class SplitFields(NamedTuple):
     """The fields of ``call``: those with one value for all rows, and the names of the others."""
 
     call: CodeCall
@@ -214,17 +214,17 @@ class SharedCode:
     def _distinct(self) -> list[CodeCall]:
         return list({id(call): call for call in self.calls}.values())
 
-    def plain_fields(self, call: CodeCall) -> tuple[CallFields, tuple[str, ...]]:
+    def split_fields(self, call: CodeCall) -> SplitFields:
         """Fields of a call (or part) with one value for all rows, and the names of the others."""
         split = self._split_fields.get(id(call))
         # The cache goes by id(), because comparing calls is slow. An entry keeps its call alive; a
         # call that was not kept alive elsewhere might otherwise give its id to another one.
         if split is None or split.call is not call:
             split = self._split_fields[id(call)] = _split_fields(call)
-        return split.fixed, split.varying
+        return split
 
     @cached_property
-    def _split_fields(self) -> dict[int, _SplitFields]:
+    def _split_fields(self) -> dict[int, SplitFields]:
         return {}
 
     def call_count(self, times: IntVector | None = None) -> int:
@@ -248,12 +248,12 @@ class SharedCode:
                 yield position
 
 
-def _split_fields(call: CodeCall) -> _SplitFields:
+def _split_fields(call: CodeCall) -> SplitFields:
     varying = tuple([name for name, value in call.fields.items() if _varies(value)])
     fixed = {
         name: _plain_value(value, 0) for name, value in call.fields.items() if name not in varying
     }
-    return _SplitFields(call, fixed, varying)
+    return SplitFields(call, fixed, varying)
 
 
 def resolve_call(
@@ -261,10 +261,10 @@ def resolve_call(
 ) -> ResolvedCall:
     """The plain call of one row of a code; ``groups`` are all groups of the program."""
     rank = code.ranks[row]
-    fixed, varying = code.plain_fields(call)
+    split = code.split_fields(call)
     plain: CallFields = {
-        **fixed,
-        **{name: _plain_value(call.fields[name], row) for name in varying},
+        **split.fixed,
+        **{name: _plain_value(call.fields[name], row) for name in split.varying},
     }
     group = groups[0] if call.group < 0 else groups[at_row(code.groups[call.group], row)]
     if call.endpoint >= 0:
@@ -298,14 +298,14 @@ def _plain_value(value: object, row: int) -> object:
     return value
 
 
-def _drop_root_only_buffers(plain: CallFields, row: type[Operation], rank: int) -> None:
+def _drop_root_only_buffers(plain: CallFields, operation: type[Operation], rank: int) -> None:
     """Away from the root, scatter has no input and gather has no output.
 
     In-place calls keep their buffer.
     """
     if plain.get("root") == rank or plain.get("inputs") == plain.get("outputs"):
         return
-    if row.gives == "root":
+    if operation.gives == "root":
         plain["inputs"] = ()
-    if row.gets == "root":
+    if operation.gets == "root":
         plain["outputs"] = ()

@@ -12,6 +12,7 @@ from dataclasses import replace
 from distsim.backends import BACKEND_PROFILES
 from distsim.common.errors import ScenarioErrors
 from distsim.common.expressions import ExpressionError, parse_expression
+from distsim.common.field_parsing import PerRank
 from distsim.findings.finding_types import Finding, Severity, SourceLocation
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.program.code import CodeCall, SharedCode, at_row
@@ -89,11 +90,11 @@ def startup_environment(scenario: Scenario) -> StartupEnvironment:
     if not launch.hosts and not is_loopback(launch.master_addr):
         node_of_host[launch.master_addr] = 0
     return StartupEnvironment(
-        scenario.world.size,
-        node_of_host,
-        bool(launch.hosts),
-        tuple(launch.ports_taken),
-        tuple(launch.files_left),
+        world_size=scenario.world.size,
+        hosts=node_of_host,
+        closed=bool(launch.hosts),
+        ports_taken=tuple(launch.ports_taken),
+        files_left=tuple(launch.files_left),
     )
 
 
@@ -132,19 +133,19 @@ def _startup_process(
         world_size_argument = call.world_size_argument
     launcher = scenario.launch.by or ""
     return StartupProcess(
-        rank,
-        program.node(rank),
-        scenario.backend,
-        _timeout_ns(scenario, call),
-        method,
-        call.store if call else None,
-        rank_argument,
-        world_size_argument,
-        call.device_id if call else None,
-        environment.variables_of(rank),
-        launcher in _AGENT_LAUNCHERS and method in (None, "env://"),
-        launcher,
-        is_absent,
+        rank=rank,
+        node=program.node(rank),
+        backend=scenario.backend,
+        timeout_ns=_timeout_ns(scenario, call),
+        init_method=method,
+        store=call.store if call else None,
+        rank_argument=rank_argument,
+        world_size_argument=world_size_argument,
+        device=call.device_id if call else None,
+        env=environment.variables_of(rank),
+        agent=launcher in _AGENT_LAUNCHERS and method in (None, "env://"),
+        launcher=launcher,
+        absent=is_absent,
     )
 
 
@@ -195,7 +196,7 @@ class _RankEnvironment:
         """The variables that the file sets."""
         own = {}
         for name, given in self.launch.env.items():
-            value = given.get(rank) if hasattr(given, "get") else given
+            value = given.get(rank) if isinstance(given, PerRank) else given
             if value is None:
                 continue
             own[name] = self._evaluated(value, rank) if name in _INTEGER_VARIABLES else value
@@ -249,13 +250,13 @@ def startup_findings(program: Program, startup: StartupResult) -> tuple[Finding,
 def _finding(program: Program, cause: StartupCause, severity: Severity) -> Finding:
     places = _init_places(program, cause.ranks)
     return Finding(
-        cause.code,
-        severity,
-        cause.message,
-        cause.ranks,
-        cause.ranks,
-        (cause.help,),
-        places[:1],
+        code=cause.code,
+        severity=severity,
+        message=cause.message,
+        ranks=cause.ranks,
+        core=cause.ranks,
+        help=(cause.help,),
+        places=places[:1],
     )
 
 

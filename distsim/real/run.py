@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from distsim.common.errors import EnvironmentFault, UsageError
@@ -79,12 +79,19 @@ def _is_invalid(simulation: Simulation) -> bool:
     return simulation.verdict is not None and simulation.verdict.verdict == "invalid"
 
 
+class LauncherResult(NamedTuple):
+    """The record of a run, None on all launchers but the first, and the exit status of all."""
+
+    run: RealRun | None
+    status: int
+
+
 def run_scenario(
     scenario: Scenario, options: RealRunOptions, external_rank: ExternalRank | None = None
-) -> tuple[RealRun | None, int]:
-    """Run a scenario for real; return the record and the exit status.
+) -> LauncherResult:
+    """Run a scenario for real.
 
-    The record is None on all launchers but the first. ``external_rank``: the rank that this process
+    ``external_rank``: the rank that this process
     is if another launcher started it. Raises RealRunRefused, EnvironmentFault, UsageError and
     ScenarioErrors.
     """
@@ -112,7 +119,7 @@ def run_simulation(
     options: RealRunOptions,
     external_rank: ExternalRank | None = None,
     program: Program | None = None,
-) -> tuple[RealRun | None, int]:
+) -> LauncherResult:
     """Run for real what was simulated with the backend that is to be used; see `run_scenario`.
 
     ``program`` replaces the simulated program; it must have the same calls with other buffers.
@@ -175,7 +182,7 @@ def _process_exists(pid: int) -> bool:
 # --- the run itself ---
 
 
-def _run(session: LaunchSession) -> tuple[RealRun | None, int]:
+def _run(session: LaunchSession) -> LauncherResult:
     listening = _listening_socket(session)
     job = _job(session)
     absent = {fault.rank for fault in job.program.faults if fault.kind == "absent"}
@@ -231,10 +238,10 @@ def _report(
     watched: MonitorResult,
     coordinator: LaunchCoordinator,
     records: Sequence[Mapping[str, bytes]],
-) -> tuple[RealRun | None, int]:
+) -> LauncherResult:
     """The record on the first launcher, and the exit status on which all launchers agree."""
     if not coordinator.first:
-        return None, coordinator.agree_on(0)
+        return LauncherResult(None, coordinator.agree_on(0))
     session.notes += [f"the launcher of node {number} has exited" for number in coordinator.gone]
     try:
         collect.check_environment_faults(session, job, watched)
@@ -244,7 +251,7 @@ def _report(
         coordinator.agree_on(_EXIT_ENVIRONMENT_FAILED)
         raise
     status = _EXIT_ENVIRONMENT_FAILED if coordinator.gone else _exit_status(run)
-    return run, coordinator.agree_on(status)
+    return LauncherResult(run, coordinator.agree_on(status))
 
 
 def _exit_status(run: RealRun) -> int:

@@ -1,9 +1,9 @@
 """Where the data of messages and local work come from, and where received data go.
 
-Key idea: each write of a tensor on a rank has an *origin*: the operation, its partner, and its
-number among the writes of this kind. A later read sees the origin of the latest write before it, in
-program order. A receive and the output of a collective count as writes at the call that starts
-them, because a program means to read the data that it has asked for.
+Key idea: each write of a tensor on a rank has an *origin*: the operation, its partner (of a
+collective, its tensor), and its number among the writes of this kind. A later read sees the origin
+of the latest write before it, in program order. A receive and the output of a collective count as
+writes at the call that starts them, because a program means to read the data that it has asked for.
 
 A repair should keep what reads see. If it adds a send, the send should stand after the last write
 of its tensor. If it adds a receive, the messages before and after it should still reach the same
@@ -27,7 +27,7 @@ _RECEIVES: Final = ("recv", "irecv")
 _ENDS: Final = ("exit", "fail")
 
 _Buffer = tuple[str, int]
-#: Operation, partner (a peer, members, or a name) and number of a write.
+#: Operation, partner (a peer, a name, or the tensor of a collective) and number of a write.
 _Origin = tuple[str, object, int]
 #: Operation, name, members, peer and written tensors of a call, wherever it stands.
 _Step = tuple[str, str, tuple[int, ...], int | None, tuple[_Buffer, ...]]
@@ -146,14 +146,15 @@ class DataFlow:
             changed._empty_sends(self),
             max(0, changed._overwritten - self._overwritten),
             sum(count - 1 for count in changed._sent.values()),
-            changed._undefined_reads(),
+            changed.undefined_reads(),
         )
 
-    def _undefined_reads(self) -> int:
+    def undefined_reads(self) -> int:
+        """How many reads by local work are of tensors without content."""
         return sum(
             count
             for read, count in self._reads.items()
-            if read.op == "assign"
+            if OPERATIONS[read.op].kind == "local"
             and read.origin == _INITIAL
             and read.buffer[0] in self._without_value
         )
@@ -165,9 +166,14 @@ class DataFlow:
         """
         lost = self._reads - changed._reads
         found = Counter(_without_source(read) for read in (changed._reads - self._reads).elements())
+        computed = {
+            (read.rank, read.buffer)
+            for read in changed._reads - self._reads
+            if read.origin != _INITIAL and read.origin[0] not in _RECEIVES
+        }
         total = 0
         for read in lost.elements():
-            if read.origin == _INITIAL:
+            if read.origin == _INITIAL and not self._needs_initial_value(read, computed):
                 continue
             key = _without_source(read)
             if self._lacks_send(read) and found[key]:
@@ -175,6 +181,17 @@ class DataFlow:
                 continue
             total += 1
         return total
+
+    def _needs_initial_value(self, read: _Read, computed: set[tuple[int, _Buffer]]) -> bool:
+        """Whether a declared value is meant that a call no longer reads.
+
+        ``computed``: tensors of which calls now read a computed value. A send may have lacked the
+        receive before it, but not the local work.
+        """
+        if read.buffer[0] not in self._with_value:
+            return False
+        is_local = OPERATIONS[read.op].kind == "local"
+        return is_local or (read.rank, read.buffer) in computed
 
     def _lacks_send(self, read: _Read) -> bool:
         """Whether a read sees a receive from a rank that sends less than is received from it."""
@@ -204,15 +221,19 @@ class DataFlow:
             unused.difference_update(reads)
             received.difference_update(reads)
             if call.op in _SENDS or OPERATIONS[call.op].kind == "local":
+                # An isend in place of a send reads the same data.
+                op = "send" if call.op in _SENDS else call.op
                 for buffer in reads:
                     origin = origins.get(buffer, _INITIAL)
-                    self._reads[_Read(rank, call.op, call.name, buffer, origin)] += 1
+                    self._reads[_Read(rank, op, call.name, buffer, origin)] += 1
             self._add_message(rank, call, reads)
             written = [_key(buffer) for buffer in _written_buffers(call)]
             partner = call.name if call.peer is None else call.peer
             for buffer in written:
-                numbers[call.op, partner] += 1
-                origins[buffer] = (call.op, partner, numbers[call.op, partner])
+                # A collective gives the same result in another order of calls, a message does not.
+                source = buffer if OPERATIONS[call.op].kind == "collective" else partner
+                numbers[call.op, source] += 1
+                origins[buffer] = (call.op, source, numbers[call.op, source])
                 self._writes[rank, buffer] += 1
                 if call.op in _RECEIVES:
                     self._overwritten += buffer in received

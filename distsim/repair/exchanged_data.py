@@ -136,7 +136,7 @@ class ExchangedData:
                 gone = [each for each in missing if each.exchange not in kept_exchanges]
                 dropped = [each for each in gone if _count_like(each, after, before) < 0]
                 lost += sum(each.op not in _SENDING_OP.values() for each in dropped)
-                lost += self._lost_of_root(rank, missing, dropped)
+                lost += self._lost_of_root(rank, missing, additional, dropped)
                 lost_by_outliers += missing.total()
                 continue
             lost += sum(count for each, count in missing.items() if each.carries_data)
@@ -184,10 +184,20 @@ class ExchangedData:
         )
 
     def _lost_of_root(
-        self, rank: int, missing: Counter[Contribution], counted: list[Contribution]
+        self,
+        rank: int,
+        missing: Counter[Contribution],
+        additional: Counter[Contribution],
+        counted: list[Contribution],
     ) -> int:
-        """What a root no longer gives, although other ranks name it as the root."""
-        named = {each.rooted for each in self._all() if each.rank != rank}
+        """What a root no longer gives, although other ranks name it as the root.
+
+        A root that now gives the tensor which the other ranks name gives what they expect.
+        """
+        of_others = [each for each in self._all() if each.rank != rank]
+        expected = {each.exchange for each in of_others}
+        corrected = {each.rooted for each in additional if each.exchange in expected}
+        named = {each.rooted for each in of_others} - corrected
         lost = 0
         for each in missing:
             gives = each.root == rank and each.carries_data and each.reduce_op is None
@@ -208,7 +218,8 @@ class ExchangedData:
         for rank, completed in made.items():
             if rank in outliers:
                 continue
-            missing = Counter(completed) - Counter(changed.by_rank.get(rank, []))
+            after = map(_without_buffer, changed.by_rank.get(rank, []))
+            missing = Counter(map(_without_buffer, completed)) - Counter(after)
             # A receive from any source may name its sender.
             lost += sum(count for each, count in missing.items() if each.partners)
             missing_messages = Counter(_message_calls(missing.elements()))
@@ -242,6 +253,11 @@ class ExchangedData:
     def _all(self) -> Iterator[Contribution]:
         for contributions in self.by_rank.values():
             yield from contributions
+
+
+def _without_buffer(contribution: Contribution) -> Contribution:
+    """A receive without its tensor: the data arrive in another one as well."""
+    return contribution._replace(tensors=()) if contribution.op == "recv" else contribution
 
 
 def _without_changed_reductions(

@@ -18,13 +18,13 @@ from distsim.repair.scenario_data import (
     fields_of,
     group_members,
     make_step,
-    names_in,
     op_of,
     ranks_of,
     value_at,
     value_by_rank,
     with_steps_replaced,
 )
+from distsim.repair.written_numbers import written_number
 
 _MIN_OR_MAX: Final = re.compile(r"^(max|min)\((?P<first>[^(),]+), *(?P<second>[^(), ][^(),]*)\)$")
 
@@ -132,11 +132,12 @@ def fit_parts(
             wanted = [size, *part_shape]
         else:
             wanted = [part_shape[0] * size, *part_shape[1:]]
-        yield from _with_shape(data, program, whole, whole_shape, wanted)
+        likely = [f"{fields.get('group', 'world')}_size", *(data.get("vars") or {})]
+        yield from _with_shape(data, program, whole, wanted, likely)
         is_divided = len(whole_shape) == len(part_shape) + 1
         rows = whole_shape[1:] if is_divided else [whole_shape[0] // size, *whole_shape[1:]]
         if all(rows):
-            yield from _with_shape(data, program, part, part_shape, rows)
+            yield from _with_shape(data, program, part, rows, likely)
 
 
 def group_size(data: ScenarioData, program: Program, group: object) -> int | None:
@@ -163,15 +164,19 @@ def _shape(data: ScenarioData, program: Program, name: object) -> list[int]:
 
 
 def _with_shape(
-    data: ScenarioData, program: Program, name: object, before: list[int], wanted: list[int]
+    data: ScenarioData, program: Program, name: object, wanted: list[int], likely: list[str]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A tensor gets a shape, whose unchanged numbers stay as they are written."""
+    """A tensor gets a shape, whose unchanged numbers stay as they are written.
+
+    ``likely``: names that a changed number may be written with.
+    """
+    before = _shape(data, program, name)
     if before == wanted:
         return
     declared, tensor_name = data.get("tensors") or {}, str(name).partition("@")[0]
     tensor = declared[tensor_name]
     shape = [
-        written if old == new else _written_number(data, program, str(written), new)
+        written if old == new else written_number(data, program, new, written, likely)
         for written, old, new in zip(tensor["shape"], before, wanted, strict=False)
     ]
     if len(before) != len(wanted):
@@ -179,16 +184,6 @@ def _with_shape(
     text = ", ".join(map(str, shape))
     changed = {**declared, tensor_name: {**tensor, "shape": shape}}
     yield f"give the tensor {tensor_name} the shape [{text}]", {**data, "tensors": changed}
-
-
-def _written_number(data: ScenarioData, program: Program, written: str, number: int) -> str | int:
-    """A number as the var that has this value, preferably one that is in the text already."""
-    names = [str(name) for name in data.get("vars") or {}]
-    names.sort(key=lambda name: name not in names_in(written))
-    for name in names:
-        if set(value_by_rank(program, name)) == {number}:
-            return name
-    return number
 
 
 def pad_rows(data: ScenarioData, named: list[DataPath]) -> Iterator[tuple[str, ScenarioData]]:

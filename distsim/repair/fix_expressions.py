@@ -96,7 +96,7 @@ def change_vars(data: ScenarioData, program: Program) -> Iterator[tuple[str, Sce
         if not isinstance(value, str) or " if " in value:
             continue
         for other in (*_other_conditions(value), *_other_numbers(value)):
-            if _differs(program, value, other):
+            if _differs(program, value, other) and _is_as_varied(program, value, other):
                 yield f"set the var {name} to {other}", {**data, "vars": {**variables, name: other}}
 
 
@@ -104,6 +104,12 @@ def _differs(program: Program, written: str, other: str) -> bool:
     """Whether an expression has another value; True if that depends on more than the rank."""
     values = value_by_rank(program, other)
     return not values or values != value_by_rank(program, written)
+
+
+def _is_as_varied(program: Program, written: str, other: str) -> bool:
+    """Whether an expression differs by rank if the written one does: `rank % 1` is nonsense."""
+    before, after = value_by_rank(program, written), value_by_rank(program, other)
+    return len(set(before)) < 2 or len(set(after)) != 1
 
 
 def _other_conditions(condition: str) -> Iterator[str]:

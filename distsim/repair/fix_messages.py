@@ -32,9 +32,9 @@ from distsim.repair.scenario_data import (
 )
 
 #: A message and its counterpart.
-_COUNTERPART_OP: Final = {"send": "recv", "recv": "send", "isend": "recv", "irecv": "send"}
+COUNTERPART_OP: Final = {"send": "recv", "recv": "send", "isend": "recv", "irecv": "send"}
 _BATCH_OP: Final = {"send": "isend", "recv": "irecv"}
-_PEER_FIELD: Final = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
+PEER_FIELD: Final = {"send": "dst", "isend": "dst", "recv": "src", "irecv": "src"}
 #: Fields in which both sides must agree.
 _SHARED_FIELDS: Final = ("tensor", "tag", "group")
 #: Peers that are tried for each message, besides the likely ones.
@@ -47,7 +47,7 @@ _MAX_OWNERS: Final = 8
 
 def is_message(entry: object) -> bool:
     """Whether a program entry is a send or a receive."""
-    return op_of(entry) in _PEER_FIELD
+    return op_of(entry) in PEER_FIELD
 
 
 def align_with_counterparts(
@@ -60,7 +60,7 @@ def align_with_counterparts(
     messages = [path for path in others if is_message(value_at(data, path))]
     named_messages = [path for path in named if is_message(value_at(data, path))]
     # A receive follows its send: the sender knows what the message is.
-    named_messages.sort(key=lambda path: _PEER_FIELD[op_of(value_at(data, path))] == "dst")
+    named_messages.sort(key=lambda path: PEER_FIELD[op_of(value_at(data, path))] == "dst")
     for path in named_messages:
         for other in messages:
             if _may_match(data, path, other):
@@ -69,8 +69,8 @@ def align_with_counterparts(
 
 def _may_match(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
     """Whether one of two messages may be the send that the other receives."""
-    peer_field = _PEER_FIELD[op_of(value_at(data, path))]
-    if peer_field == _PEER_FIELD[op_of(value_at(data, other))]:
+    peer_field = PEER_FIELD[op_of(value_at(data, path))]
+    if peer_field == PEER_FIELD[op_of(value_at(data, other))]:
         return False  # both send, or both receive
     return _may_name(data, path, other) and _may_name(data, other, path)
 
@@ -78,7 +78,7 @@ def _may_match(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
 def _may_name(data: ScenarioData, path: DataPath, other: DataPath) -> bool:
     """Whether the peer of a message may be a rank that makes the other call."""
     entry, ranks = value_at(data, path), owner_ranks(data, other)
-    peer = fields_of(entry).get(_PEER_FIELD[op_of(entry)])
+    peer = fields_of(entry).get(PEER_FIELD[op_of(entry)])
     return not isinstance(peer, int) or not ranks or peer in ranks
 
 
@@ -120,7 +120,7 @@ def change_peers(
             continue
         owners = owner_ranks(data, path)
         for rank in range(world):
-            change = _PeerChange(path, fields_of(entry).get(_PEER_FIELD[op_of(entry)]), rank)
+            change = _PeerChange(path, fields_of(entry).get(PEER_FIELD[op_of(entry)]), rank)
             if change.peer == rank or rank in owners:
                 continue
             if _evens_counts(op_of(entry), owners, change, missing):
@@ -129,8 +129,8 @@ def change_peers(
                 others.append(change)
     for path, _, rank in (*likely, *others):
         op, fields = op_of(value_at(data, path)), fields_of(value_at(data, path))
-        changed = make_step(op, {**fields, _PEER_FIELD[op]: rank}, ranks_of(value_at(data, path)))
-        words = f"{op}: set {_PEER_FIELD[op]} to {rank}"
+        changed = make_step(op, {**fields, PEER_FIELD[op]: rank}, ranks_of(value_at(data, path)))
+        words = f"{op}: set {PEER_FIELD[op]} to {rank}"
         yield words, with_steps_replaced(data, path, [changed])
 
 
@@ -155,8 +155,8 @@ def _missing_receives(program: Program) -> Counter[_Direction]:
     for rank in program.present:
         for _, call in program.calls_of(rank):
             for part in call.parts or (call,):
-                if part.op in _PEER_FIELD and part.peer is not None:
-                    is_send = _PEER_FIELD[part.op] == "dst"
+                if part.op in PEER_FIELD and part.peer is not None:
+                    is_send = PEER_FIELD[part.op] == "dst"
                     ends = (rank, part.peer) if is_send else (part.peer, rank)
                     missing[_Direction(*ends)] += 1 if is_send else -1
     return missing
@@ -171,7 +171,7 @@ def _evens_counts(
     """
     if len(owners) != 1:
         return False
-    is_send = _PEER_FIELD[op] == "dst"
+    is_send = PEER_FIELD[op] == "dst"
 
     def lacks_message_with(peer: int) -> bool:
         if is_send:
@@ -196,7 +196,7 @@ def receive_into_awaited(
     """A receive goes into the tensor that its list of steps reads and never writes."""
     for path in named:
         entry = value_at(data, path)
-        if _PEER_FIELD.get(op_of(entry)) != "src" or not isinstance(path[-1], int):
+        if PEER_FIELD.get(op_of(entry)) != "src" or not isinstance(path[-1], int):
             continue
         fields, within = fields_of(entry), path[: path.index("ops") - 2 if "ops" in path else -1]
         awaited = _unwritten_buffer(data, value_at(data, within), fields.get("tensor"))
@@ -214,35 +214,35 @@ def invert_peers(
     The peers of the receive become the inverse of those of the send, or the other way round.
     """
     messages = [path for path in named if is_message(value_at(data, path))]
-    peers = {path: _peers_by_rank(data, program, path) for path in messages}
+    peers = {path: peers_by_rank(data, program, path) for path in messages}
     # A receive follows its send: the sender knows where the data belong.
-    messages.sort(key=lambda path: _PEER_FIELD[op_of(value_at(data, path))] == "dst")
+    messages.sort(key=lambda path: PEER_FIELD[op_of(value_at(data, path))] == "dst")
     for path in messages:
         op = op_of(value_at(data, path))
         for other in messages:
-            if _PEER_FIELD[op] == _PEER_FIELD[op_of(value_at(data, other))]:
+            if PEER_FIELD[op] == PEER_FIELD[op_of(value_at(data, other))]:
                 continue
-            inverse = _inverse(peers[other], list(peers[path]))
+            inverse = inverse_peers(peers[other], list(peers[path]))
             if not inverse or inverse == peers[path]:
                 continue
-            peer = _peer_expression(inverse, program.world_size)
-            fields = {**fields_of(value_at(data, path)), _PEER_FIELD[op]: peer}
+            peer = peer_expression(inverse, program.world_size)
+            fields = {**fields_of(value_at(data, path)), PEER_FIELD[op]: peer}
             changed = make_step(op, fields, ranks_of(value_at(data, path)))
-            words = f"{op}: set {_PEER_FIELD[op]} to {peer}"
+            words = f"{op}: set {PEER_FIELD[op]} to {peer}"
             yield words, with_steps_replaced(data, path, [changed])
 
 
-def _peers_by_rank(data: ScenarioData, program: Program, path: DataPath) -> dict[int, int]:
+def peers_by_rank(data: ScenarioData, program: Program, path: DataPath) -> dict[int, int]:
     """The peer of a message on each rank that makes it; empty if it depends on a loop."""
     entry = value_at(data, path)
-    values = value_by_rank(program, fields_of(entry).get(_PEER_FIELD[op_of(entry)]))
+    values = value_by_rank(program, fields_of(entry).get(PEER_FIELD[op_of(entry)]))
     callers = calling_ranks(data, program, path)
     if len(values) != program.world_size or callers is None:
         return {}
     return {rank: values[rank] for rank in callers}
 
 
-def _inverse(peers: dict[int, int], ranks: list[int]) -> dict[int, int]:
+def inverse_peers(peers: dict[int, int], ranks: list[int]) -> dict[int, int]:
     """For each of ``ranks``, the rank whose peer it is; empty unless that is one rank for each."""
     inverse: dict[int, int] = {}
     for rank in ranks:
@@ -261,7 +261,7 @@ def shift_peers(
         entry = value_at(data, path)
         if not is_message(entry):
             continue
-        fields, key = fields_of(entry), _PEER_FIELD[op_of(entry)]
+        fields, key = fields_of(entry), PEER_FIELD[op_of(entry)]
         peer = fields.get(key)
         if not isinstance(peer, str) or value_by_rank(program, peer):
             continue
@@ -272,7 +272,7 @@ def shift_peers(
             yield words, with_steps_replaced(data, path, [changed])
 
 
-def _peer_expression(peers: dict[int, int], world_size: int) -> object:
+def peer_expression(peers: dict[int, int], world_size: int) -> object:
     """The peers as a number, a distance or a shift in a ring; otherwise one number per rank."""
     if len(peers) == 1:
         return next(iter(peers.values()))
@@ -301,7 +301,7 @@ def add_counterparts(
         entry = value_at(data, path)
         if not is_message(entry):
             continue
-        peer = fields_of(entry).get(_PEER_FIELD[op_of(entry)])
+        peer = fields_of(entry).get(PEER_FIELD[op_of(entry)])
         if isinstance(peer, int):
             for owner in owner_ranks(data, path)[:_MAX_OWNERS]:
                 yield from _counterparts(data, path, peer, owner)
@@ -312,9 +312,9 @@ def _counterparts(
 ) -> Iterator[tuple[str, ScenarioData]]:
     """The counterpart on rank ``peer`` of a message that rank ``owner`` makes."""
     fields = fields_of(value_at(data, path))
-    op = _COUNTERPART_OP[op_of(value_at(data, path))]
+    op = COUNTERPART_OP[op_of(value_at(data, path))]
     shared: ScenarioData = {key: fields[key] for key in _SHARED_FIELDS if key in fields}
-    counterpart = {_PEER_FIELD[op]: owner, **shared}
+    counterpart = {PEER_FIELD[op]: owner, **shared}
     list_path = step_list_of_rank(data, peer)
     if op == "recv":
         steps = [] if list_path is None else value_at(data, list_path)
@@ -327,7 +327,7 @@ def _counterparts(
     if list_path is None:  # the peer has no list of steps of its own yet
         changed = copy.deepcopy(data)
         changed["program"].append(make_step(op, counterpart, peer))
-        yield f"add {_call_words(op, counterpart)} on rank {peer}", changed
+        yield f"add {call_words(op, counterpart)} on rank {peer}", changed
     else:
         yield from _insertions(data, path, list_path, op, counterpart, peer)
 
@@ -423,16 +423,16 @@ def _insertions(
     for k in dict.fromkeys((*places, len(steps))):
         changed = copy.deepcopy(data)
         value_at(changed, list_path).insert(k, {op: counterpart})
-        yield f"add {_call_words(op, counterpart)} on rank {peer}", changed
+        yield f"add {call_words(op, counterpart)} on rank {peer}", changed
         if k < len(steps) and op_of(steps[k]) == "batch_isend_irecv":
             changed = copy.deepcopy(data)
             batch = value_at(changed, (*list_path, k, "batch_isend_irecv", "ops"))
             batch.append({_BATCH_OP[op]: counterpart})
-            call = _call_words(_BATCH_OP[op], counterpart)
+            call = call_words(_BATCH_OP[op], counterpart)
             yield f"add {call} to the batch of rank {peer}", changed
 
 
-def _call_words(op: str, fields: ScenarioData) -> str:
+def call_words(op: str, fields: ScenarioData) -> str:
     """A message as in findings: `send(x, dst=1)`."""
     arguments = [f"{key}={value}" for key, value in fields.items() if key != "tensor"]
     return f"{op}({', '.join([str(fields.get('tensor', '')), *arguments])})"
@@ -446,11 +446,17 @@ def _relative_position(data: ScenarioData, path: DataPath) -> float:
 
 
 __all__ = [
+    "COUNTERPART_OP",
+    "PEER_FIELD",
     "add_counterparts",
     "align_with_counterparts",
+    "call_words",
     "change_peers",
+    "inverse_peers",
     "invert_peers",
     "receive_into_awaited",
     "is_message",
+    "peer_expression",
+    "peers_by_rank",
     "shift_peers",
 ]

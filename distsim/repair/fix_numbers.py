@@ -29,6 +29,7 @@ from distsim.repair.scenario_data import (
     value_by_rank,
     with_steps_replaced,
 )
+from distsim.repair.written_numbers import written_number
 
 _ROOT_FIELDS: Final = ("src", "dst", "group_src", "group_dst")
 
@@ -37,7 +38,7 @@ def equal_iterations(
     data: ScenarioData, program: Program, lines: Mapping[DataPath, int]
 ) -> Iterator[tuple[str, ScenarioData]]:
     """A loop runs equally often on all ranks, or as often as another loop."""
-    loops = [path for path in step_paths(data) if times_of(value_at(data, path)) is not None]
+    loops = _loop_paths(data)
     numbers = {path: value_by_rank(program, times_of(value_at(data, path))) for path in loops}
     used = {number for values in numbers.values() for number in values}
     for path in loops:
@@ -47,17 +48,26 @@ def equal_iterations(
         for number in sorted(used, reverse=True):
             if number <= 0 or set(values) == {number}:
                 continue
-            words = _iterations_words(number, values)
+            times = _written_times(data, program, path, number)
+            words = _iterations_words(number, times, values)
             if len(set(values)) == 1:
                 like = next(lines[other] for other in loops if number in numbers[other])
-                words = f"{_repeat_words(number, values[0])}, as at line {like}"
-            changed = copy.deepcopy(data)
-            value_at(changed, path)["repeat"]["times"] = number
-            yield words, changed
+                words = f"{_repeat_words(number, times, values[0])}, as at line {like}"
+            yield words, _with_times(data, path, times)
 
 
-def _repeat_words(number: int, before: int) -> str:
-    return f"repeat {number} times instead of {before} (`times: {number}`)"
+def _loop_paths(data: ScenarioData) -> list[DataPath]:
+    return [path for path in step_paths(data) if times_of(value_at(data, path)) is not None]
+
+
+def _written_times(data: ScenarioData, program: Program, path: DataPath, number: int) -> str | int:
+    """A number of iterations as the loop itself, or another one, writes it."""
+    others = [times_of(value_at(data, other)) for other in _loop_paths(data) if other != path]
+    return written_number(data, program, number, times_of(value_at(data, path)), others)
+
+
+def _repeat_words(number: int, times: str | int, before: int) -> str:
+    return f"repeat {number} times instead of {before} (`times: {times}`)"
 
 
 def more_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
@@ -66,38 +76,38 @@ def more_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str,
     Ranks may need equally many messages without having equal loops: a loop over the workers on one
     rank, and one message on each worker.
     """
-    for path, times in _loops_with_equal_times(data, program):
-        for number in (times + 1, program.world_size - 1, program.world_size, times + 2):
-            if number > times:
-                yield _with_times(data, path, number, times)
+    for path, before in _loops_with_equal_times(data, program):
+        for number in (before + 1, program.world_size - 1, program.world_size, before + 2):
+            if number > before:
+                times = _written_times(data, program, path, number)
+                yield _repeat_words(number, times, before), _with_times(data, path, times)
 
 
 def fewer_iterations(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
     """A loop runs a little less often, or once for each other rank."""
-    for path, times in _loops_with_equal_times(data, program):
-        for number in (times - 1, program.world_size - 1, program.world_size, times - 2):
-            if 0 < number < times:
-                yield _with_times(data, path, number, times)
+    for path, before in _loops_with_equal_times(data, program):
+        for number in (before - 1, program.world_size - 1, program.world_size, before - 2):
+            if 0 < number < before:
+                times = _written_times(data, program, path, number)
+                yield _repeat_words(number, times, before), _with_times(data, path, times)
 
 
 def _loops_with_equal_times(data: ScenarioData, program: Program) -> Iterator[tuple[DataPath, int]]:
     """The loops that run equally often on all ranks, and how often."""
-    for path in step_paths(data):
+    for path in _loop_paths(data):
         values = set(value_by_rank(program, times_of(value_at(data, path))))
         if len(values) == 1:
             yield path, values.pop()
 
 
-def _with_times(
-    data: ScenarioData, path: DataPath, number: int, before: int
-) -> tuple[str, ScenarioData]:
+def _with_times(data: ScenarioData, path: DataPath, times: str | int) -> ScenarioData:
     changed = copy.deepcopy(data)
-    value_at(changed, path)["repeat"]["times"] = number
-    return _repeat_words(number, before), changed
+    value_at(changed, path)["repeat"]["times"] = times
+    return changed
 
 
-def _iterations_words(number: int, values: list[int]) -> str:
-    words = f"set `times: {number}` on all ranks"
+def _iterations_words(number: int, times: str | int, values: list[int]) -> str:
+    words = f"set `times: {times}` on all ranks"
     if number == min(values):
         return f"{words}, which drops the extra iterations (drop_last=True)"
     if number == max(values):

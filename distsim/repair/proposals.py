@@ -24,6 +24,12 @@ from distsim.repair.fix_arguments import (
     use_group_ranks,
     use_unused_tensors,
 )
+from distsim.repair.fix_conditions import (
+    complement_conditions,
+    copy_sibling_conditions,
+    decide_on_all_ranks,
+)
+from distsim.repair.fix_counterparts import add_relative_counterparts
 from distsim.repair.fix_counts import (
     exchange_splits,
     fit_parts,
@@ -62,6 +68,12 @@ from distsim.repair.fix_missing import (
     extend_to_all_ranks,
     make_same_call,
 )
+from distsim.repair.fix_names import (
+    shift_copies,
+    use_other_vars,
+    use_peers_nearby,
+    use_unused_groups,
+)
 from distsim.repair.fix_numbers import (
     equal_iterations,
     fewer_iterations,
@@ -80,6 +92,7 @@ from distsim.repair.fix_order import (
 )
 from distsim.repair.fix_remote import same_channel, synchronise_accesses
 from distsim.repair.fix_requests import wait_for_all_before_use, wait_for_requests
+from distsim.repair.fix_streams import wait_for_streams
 from distsim.repair.fix_timeouts import raise_timeout
 from distsim.repair.scenario_data import (
     DataPath,
@@ -100,6 +113,7 @@ from distsim.repair.scenario_data import (
     values_as_words,
     with_steps_replaced,
 )
+from distsim.repair.shared_decisions import SharedDecisions
 
 #: Fields in which both sides, or all members, must agree.
 _SHARED_FIELDS: Final = (
@@ -153,7 +167,7 @@ class FailureHints(NamedTuple):
     lines that the findings name. ``odd``: outlier ranks. ``mismatch``: calls have wrong or
     different arguments, so arguments are changed before the order of calls. ``program``: the
     lowered scenario. ``is_first``: the data are those of the file itself, without an earlier
-    proposal.
+    proposal. ``decisions``: the steps of the file that all ranks skip together.
     """
 
     lines: dict[DataPath, int]
@@ -163,6 +177,7 @@ class FailureHints(NamedTuple):
     mismatch: bool = False
     program: Program | None = None
     is_first: bool = True
+    decisions: SharedDecisions | None = None
 
 
 class _Calls(NamedTuple):
@@ -227,8 +242,14 @@ def _kinds_of_changes(
         ),
         copy_to_other_ranks(data, calls.with_objects),
         add_counterparts(data, calls.named),
+        ()
+        if hints.program is None
+        else add_relative_counterparts(data, hints.program, calls.named),
     ):
         yield _of_kind(ADDS_CALLS, additions)
+    if hints.program is not None:
+        relative = add_relative_counterparts(data, hints.program, calls.named)
+        yield _of_kind(ADDS_CALLS, relative)
     yield _of_kind(
         REMOVES_CALLS, _removals(data, list(dict.fromkeys((*calls.named, *calls.with_objects))))
     )
@@ -316,7 +337,11 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
     program = hints.program
     if program is None:
         return
-    waits = chain(wait_for_all_before_use(data), wait_before_use(data, calls.steps))
+    waits = chain(
+        wait_for_all_before_use(data),
+        wait_before_use(data, calls.steps),
+        wait_for_streams(data, calls.steps),
+    )
     yield _of_kind(CHANGES_ORDER, waits)
     arguments = chain(
         receive_into_awaited(data, calls.named),
@@ -331,11 +356,24 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         list_members_once(data, program),
         name_expected_sources(data),
         drop_invalid_tags(data, calls.named),
+        use_unused_groups(data, program, calls.with_objects),
         call_in_group_of_callers(data, program, calls.with_objects),
         call_on_members(data, calls.named_steps),
         call_where_valid(data, program, calls.named_steps, hints.lines) if hints.is_first else (),
     )
     yield _of_kind(CHANGES_ARGUMENTS, islice(arguments, _MAX_RARE_CHANGES))
+    conditions = chain(
+        copy_sibling_conditions(data, program),
+        () if hints.decisions is None else decide_on_all_ranks(data, hints.decisions),
+        complement_conditions(data, program),
+    )
+    yield _of_kind(CHANGES_ARGUMENTS, conditions)
+    names = chain(
+        use_peers_nearby(data, calls.named),
+        shift_copies(data, calls.named),
+        use_other_vars(data, program, calls.named),
+    )
+    yield _of_kind(CHANGES_ARGUMENTS, names)
     yield _of_kind(ADDS_CALLS, extend_blocks(data, program, calls.with_objects))
     yield _of_kind(ADDS_CALLS, add_skipped_calls(data))
     yield _of_kind(ADDS_CALLS, synchronise_accesses(data, calls.steps))

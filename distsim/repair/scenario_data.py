@@ -10,6 +10,7 @@ from typing import Any, Final
 from distsim.common.expressions import ExpressionError, parse_expression
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
+from distsim.repair.expression_text import conjuncts
 
 ScenarioData = dict[str, Any]
 DataPath = tuple[str | int, ...]
@@ -267,17 +268,20 @@ def owner_ranks(data: ScenarioData, path: DataPath) -> tuple[int, ...]:
 
 
 def calling_ranks(data: ScenarioData, program: Program, path: DataPath) -> list[int] | None:
-    """The ranks that make a call; None if that depends on more than the rank."""
+    """The ranks that make a call in some iteration at least; None if this is not known."""
     callers = list(program.present)
     for end in range(2, len(path) + 1):
         chosen = ranks_of(value_at(data, path[:end])) if isinstance(path[end - 1], int) else None
         if isinstance(chosen, int):
             chosen = [chosen]
-        if isinstance(chosen, str):
-            values = value_by_rank(program, chosen)
+        for condition in conjuncts(chosen) if isinstance(chosen, str) else ():
+            if not depends_on_rank(program, condition):
+                continue
+            values = value_by_rank(program, condition)
             if len(values) != len(program.present):
                 return None
-            chosen = [rank for rank, value in zip(program.present, values, strict=True) if value]
+            selected = dict(zip(program.present, values, strict=True))
+            callers = [rank for rank in callers if selected[rank]]
         if isinstance(chosen, list):
             callers = [rank for rank in callers if rank in chosen]
     return callers

@@ -20,6 +20,7 @@ from distsim.findings.finding_types import Finding
 from distsim.program.lower import lower
 from distsim.program.model import Program
 from distsim.repair.data_flow import NO_FLOW_CHANGE, DataFlow, FlowChange
+from distsim.repair.declared_names import unused_names
 from distsim.repair.exchanged_data import (
     DataLoss,
     ExchangedData,
@@ -35,12 +36,16 @@ from distsim.repair.proposals import (
     RepairProposal,
     propose_repairs,
 )
+from distsim.repair.rank_repairs import RepairDoubts, ScenarioRepair, preference
+from distsim.repair.result_doubts import ProgramResults, ResultChange
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
     batch_part_paths,
+    op_of,
     plain_data,
     step_paths,
+    value_at,
     with_selected_ranks,
 )
 from distsim.repair.text_hints import TextHints, unusual_orders
@@ -75,42 +80,6 @@ _LINE_PATTERN: Final = re.compile(r"\bline (\d+)")
 _VERDICT_ORDER: Final = ("ok", "leak", "race", "deadlock", "mismatch", "invalid")
 
 
-class RepairDoubts(NamedTuple):
-    """Signs that another repair is meant; less is better.
-
-    ``against_words``: changes that contradict names, comments and descriptions. ``conflicting``:
-    calls in another order than on other ranks. ``unusual``: calls in another order than that of the
-    declarations of their tensors.
-    """
-
-    against_words: int = 0
-    conflicting: int = 0
-    unusual: int = 0
-
-
-class ScenarioRepair(NamedTuple):
-    """A repaired file.
-
-    ``kind`` is that of the most intrusive of its steps (see `proposals`). ``words``: what is
-    changed, one entry per step. ``completes``: backends on which it completes. ``makespan_ns``: the
-    simulated makespan under its own backend. ``text``: the file; ``patch``: its unified diff.
-    ``loss``: the data that no longer arrive, and the correct ranks whose calls differ. ``flow``:
-    what local work and messages no longer see. ``tensors``: tensors that are no longer filled.
-    ``doubts``: signs that another repair is meant.
-    """
-
-    kind: int
-    words: tuple[str, ...]
-    completes: tuple[str, ...]
-    makespan_ns: int
-    text: str
-    patch: str
-    loss: DataLoss
-    flow: FlowChange
-    tensors: TensorChange
-    doubts: RepairDoubts
-
-
 class _RepairCandidate(NamedTuple):
     """A checked file.
 
@@ -127,6 +96,7 @@ class _RepairCandidate(NamedTuple):
     loss: DataLoss = DataLoss(0, 0, 0)
     flow: FlowChange = NO_FLOW_CHANGE
     tensors: TensorChange = NO_TENSOR_CHANGE
+    results: ResultChange = ResultChange()
     doubts: RepairDoubts = RepairDoubts()
 
     @property
@@ -176,7 +146,7 @@ def find_repairs(
         if search.repaired:
             chosen = _without_needless_losses(search.repaired)
             repairs = [_finished_repair(each, text, file, backend) for each in chosen]
-            return tuple(sorted(repairs, key=_preference)[:_MAX_SHOWN])
+            return tuple(sorted(repairs, key=preference)[:_MAX_SHOWN])
         candidates = _best_candidates(changed)
     return ()
 
@@ -186,7 +156,9 @@ def _without_needless_losses(repaired: list[_RepairCandidate]) -> list[_RepairCa
 
     Equal loops may drop iterations of some ranks: training does so on purpose (drop_last).
     """
-    least = min(each.loss.lost for each in repaired)
+    # An added send of a tensor without content keeps no data.
+    with_content = [each for each in repaired if not each.flow.empty_sends]
+    least = min(each.loss.lost for each in with_content or repaired)
 
     def is_shown(repair: _RepairCandidate) -> bool:
         drops_iterations = (
@@ -220,6 +192,8 @@ class _Original:
         self.tensors = FilledTensors(program)
         self.data = ExchangedData(program, self.tensors.empty_roots)
         self.flow = DataFlow(program)
+        self.undefined_reads = self.flow.undefined_reads()
+        self.results = ProgramResults(program)
         self.hints = TextHints(
             first.text, plain_data(_parse_document(first.text, "").root), program
         )
@@ -235,8 +209,16 @@ class _Original:
 
     def doubts_about(self, text: str, program: Program) -> RepairDoubts:
         """Signs that a changed program is not what the author meant."""
-        data = plain_data(_parse_document(text, "").root)
-        return RepairDoubts(self.hints.contradictions(data, program), *unusual_orders(program))
+        document = _parse_document(text, "")
+        data = plain_data(document.root)
+        conflicting, unusual = unusual_orders(program)
+        return RepairDoubts(
+            self.hints.contradictions(data, program),
+            conflicting,
+            unusual,
+            len(unused_names(data)),
+            unreached=_unreached_steps(document, program),
+        )
 
     def loss_in(self, program: Program, tensors: FilledTensors) -> DataLoss | None:
         """What a changed program loses; None if this makes it no repair."""
@@ -246,6 +228,15 @@ class _Original:
         if self.data.lost_exchanges(changed, self.completed, self.outliers):
             return None
         return self.data.loss_in(changed, self.outliers)
+
+
+def _unreached_steps(document: YamlDocument, program: Program) -> int:
+    """How many calls of a file no rank makes, such as an exit in an iteration that no rank runs."""
+    sites = (call.site for code in program.codes for call in code.distinct_calls())
+    reached = {program.sites[site].line for site in sites}
+    calls = [path for path in step_paths(document.root) if op_of(value_at(document.root, path))]
+    marks = (document.mark(path) for path in calls)
+    return sum(mark is not None and mark.line + 1 not in reached for mark in marks)
 
 
 def _program_of(state: _RepairCandidate, file: str = "") -> Program:
@@ -314,7 +305,7 @@ class _RepairSearch:
         """Check the candidate with one more proposal, ``most`` files at most."""
         unrepaired: list[_RepairCandidate] = []
         trials = 0
-        for text, proposal in _proposed_texts(candidate, self.file, self.original.text):
+        for text, proposal in _proposed_texts(candidate, self.file, self.original):
             is_exhausted = trials >= most or self.trials_left <= 0
             if is_exhausted or len(self.repaired) >= _MAX_REPAIRED:
                 break
@@ -340,79 +331,34 @@ class _RepairSearch:
             if loss is None or discards_result:
                 continue
             flow = self.original.flow.change_in(DataFlow(program))
+            results = self.original.results.change_in(
+                ProgramResults(program), self.original.outliers
+            )
             doubts = self.original.doubts_about(text, program)
+            warnings = sum(finding.severity == "warning" for finding in changed.findings)
+            doubts = doubts._replace(warnings=warnings)
             repaired = changed._replace(
-                program=None, loss=loss, flow=flow, tensors=tensors, doubts=doubts
+                program=None, loss=loss, flow=flow, tensors=tensors, results=results, doubts=doubts
             )
             self.repaired.append(repaired)
             keeps_data = not loss.lost and not flow.overwritten and not flow.lost_reads
             keeps_data = keeps_data and not any(tensors)
-            is_best = keeps_data and not loss.changed_ranks and not doubts.against_words
+            keeps_data = keeps_data and not any(results)
+            keeps_data = keeps_data and flow.undefined_reads <= self.original.undefined_reads
+            contradicts = doubts.against_words or doubts.unused_names or doubts.unreached
+            is_best = keeps_data and not loss.changed_ranks and not contradicts
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)
         return unrepaired
 
 
-def _preference(fix: ScenarioRepair) -> tuple[int, ...]:
-    # Local work (a compute, a sleep) is no contribution, so its removal loses none.
-    loses_nothing = not fix.loss.lost and not fix.loss.lost_by_outliers
-    removes_local_work = fix.kind >= REMOVES_CALLS and loses_nothing
-    return (
-        fix.flow.empty_sends,
-        fix.flow.undefined_reads,
-        fix.tensors.unfilled,
-        fix.tensors.invented,
-        fix.doubts.against_words,
-        fix.loss.lost,
-        fix.loss.changed_reductions,
-        fix.flow.overwritten,
-        fix.flow.lost_reads,
-        removes_local_work,
-        -len(fix.completes),
-        fix.loss.changed_ranks,
-        fix.loss.added,
-        fix.flow.hasty_sends,
-        fix.loss.fewer_calls,
-        fix.loss.lost_by_outliers,
-        fix.flow.repeated_sends,
-        fix.flow.early_sends,
-        fix.flow.unread,
-        fix.flow.lost_deliveries,
-        fix.flow.renamed,
-        fix.loss.tensor_sets,
-        fix.flow.duplicate_sends,
-        fix.flow.message_arguments,
-        fix.flow.edited_ranks,
-        fix.flow.edited_before_exit,
-        fix.doubts.conflicting,
-        fix.doubts.unusual,
-        *_patch_size(fix.patch),
-        fix.kind,
-        fix.makespan_ns,
-    )
-
-
-def _patch_size(patch: str) -> tuple[int, int]:
-    """How many more calls the text has, and the lines added, removed, changed or moved."""
-    lines = patch.splitlines()
-    added = [line for line in lines if line.startswith("+")]
-    removed = [line for line in lines if line.startswith("-")]
-    more_calls = sum(map(_is_call_line, added)) - sum(map(_is_call_line, removed))
-    return max(0, more_calls), max(len(added), len(removed))
-
-
-def _is_call_line(line: str) -> bool:
-    """Whether a line of a patch begins a step, such as `+  - barrier`."""
-    return line[1:].lstrip().startswith("- ") and line.lstrip("+- ")[:1].isalpha()
-
-
 def _proposed_texts(
-    state: _RepairCandidate, file: str, original: str
+    state: _RepairCandidate, file: str, original: _Original
 ) -> Iterator[tuple[str, RepairProposal]]:
     """The text of each proposal for a candidate, whose words name lines of the original text."""
     document = _parse_document(state.text, file)
     root: ScenarioData = document.root
-    numbers = line_numbers_before(original, state.text)
+    numbers = line_numbers_before(original.text, state.text)
     lines: dict[DataPath, int] = {}
     steps = step_paths(root)
     for path in (*steps, *batch_part_paths(root, steps)):
@@ -431,6 +377,7 @@ def _proposed_texts(
         state.verdict.verdict in ("mismatch", "invalid"),
         program,
         not state.words,
+        original.hints.decisions,
     )
     before = with_selected_ranks(plain_data(root), program)
     for proposal in propose_repairs(before, hints):
@@ -484,6 +431,7 @@ def _finished_repair(
         state.loss,
         state.flow,
         state.tensors,
+        state.results,
         state.doubts,
     )
 

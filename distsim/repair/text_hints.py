@@ -25,6 +25,7 @@ from distsim.repair.scenario_data import (
     value_at,
     value_by_rank,
 )
+from distsim.repair.shared_decisions import SharedDecisions
 
 _FEWER: Final = re.compile(
     r"drop_?\s?last|\bdrop(s|ped)?\b|incomplete|\btruncat|shortest|\bdiscard|\bfewest\b"
@@ -63,13 +64,15 @@ class TextHints:
             number: line.partition("#")[2] for number, line in enumerate(words.splitlines(), 1)
         }
         self._directions = _directions_of(_prose(data, words))
+        self.decisions = SharedDecisions(words, data, program)
 
     def contradictions(self, data: ScenarioData, program: Program) -> int:
         """How many changes of a repair contradict the words."""
         stays = self._stops_together and _exit_count(data) < _exit_count(self._data)
         loops = self._contradicts_iterations(data, program)
         messages = self._against_direction(program) - self._against_direction(self._program)
-        return stays + loops + max(0, messages) + _misnamed_vars(data, program)
+        decisions = self.decisions.broken_in(data)
+        return stays + loops + decisions + max(0, messages) + _misnamed_vars(data, program)
 
     def _contradicts_iterations(self, data: ScenarioData, program: Program) -> bool:
         if self._prefers_fewer == self._prefers_more:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import pkgutil
@@ -13,9 +14,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import distsim
+from distsim.api.functions import FUNCTIONS
 from distsim.api.results import PlanAnswer
+from distsim.cli.application import application
+from distsim.real.run import LauncherResult, RealRunOptions
 from tests.support.harness import ROOT, Cli
 
 HYBRID = ROOT / "scenarios" / "hybrid.yaml"
@@ -278,6 +283,49 @@ def test_run_real_records_a_run() -> None:
     answer = distsim.run_real(ROOT / "scenarios" / "send_one.yaml", backend="gloo")
 
     assert len(answer.trace)
+
+
+def test_run_real_passes_its_arguments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[RealRunOptions] = []
+
+    def run_scenario(scenario: object, options: RealRunOptions) -> LauncherResult:
+        asked.append(options)
+        run: Any = object()
+        return LauncherResult(run, 0)
+
+    monkeypatch.setattr("distsim.real.run.run_scenario", run_scenario)
+    distsim.run_real(RING)
+    distsim.run_real(RING, backend="gloo", device="cpu", repeat=3, timeout_s=2.5, force=True)
+
+    assert asked[0] == RealRunOptions(timeout_ns=10 * 10**9)
+    assert asked[1] == RealRunOptions(
+        backend="gloo", device="cpu", repeat=3, timeout_ns=2_500_000_000, force=True
+    )
+
+
+#: `render` takes the format from the suffix of its output.
+OTHER_DEFAULTS = {("render", "format")}
+
+
+def test_defaults_of_functions_are_those_of_the_commands() -> None:
+    commands = get_command(application()).commands  # type: ignore[attr-defined]
+    names = {function: function.__name__.removesuffix("_real") for function in FUNCTIONS}
+    compared = 0
+    for function, name in names.items():
+        options = (
+            {one.name: one.default for one in commands[name].params} if name in commands else {}
+        )
+        for one in inspect.signature(function).parameters.values():
+            default = options.get(one.name)
+            if (
+                default is None
+                or one.default in (one.empty, None)
+                or (name, one.name) in OTHER_DEFAULTS
+            ):
+                continue
+            assert type(one.default)(getattr(default, "value", default)) == one.default, one
+            compared += 1
+    assert compared >= 10
 
 
 def test_no_repr_is_longer_than_two_lines() -> None:

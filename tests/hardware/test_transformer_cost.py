@@ -86,7 +86,7 @@ def test_the_loss_over_a_large_vocabulary_costs_the_bytes_of_its_logits() -> Non
     one = MicroBatchCost(PRESETS["llama3-8b"], sequence=1024)
 
     assert sum(one.logits_traffic) == 42 * 1024 * 128256
-    assert sum(one._replace(tensor=4).logits_traffic) * 4 == sum(one.logits_traffic)
+    assert sum(one._replace(tensor_ranks=4).logits_traffic) * 4 == sum(one.logits_traffic)
     assert busy_ns("dgx-h100", model=model(1024, vocabulary=128256))["forward loss"] > 0
 
 
@@ -108,9 +108,9 @@ def test_experts_cost_more_than_a_dense_layer_with_the_same_operations() -> None
     assert routed.mlp_flops == dense.mlp_flops + 2 * 512 * 1024 * 32  # the router
     assert dense.padding_flops == dense.routing_traffic == 0
     assert routed.padding_flops == 32 * 64 * 2 * 3 * 1024 * 1024
-    assert routed._replace(experts=8).padding_flops * 8 == routed.padding_flops
+    assert routed._replace(expert_ranks=8).padding_flops * 8 == routed.padding_flops
     assert (
-        routed._replace(experts=8).routing_traffic
+        routed._replace(expert_ranks=8).routing_traffic
         == 2 * routed.routing_traffic
         == 2 * 2 * 512 * 1024 * 4 * 4
     )
@@ -137,7 +137,7 @@ def test_shards_of_a_matrix_write_less_but_not_proportionally(tensor: int) -> No
     """Each tensor rank writes its own whole sum: what it is shared by does not shrink."""
     one = MicroBatchCost(PRESETS["llama3-70b"], sequence=4096)
     forward, backward = one.products_traffic
-    part = one._replace(tensor=tensor).products_traffic
+    part = one._replace(tensor_ranks=tensor).products_traffic
 
     assert forward / tensor < part[0] < forward
     assert backward / tensor < part[1] < backward

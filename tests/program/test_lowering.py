@@ -439,3 +439,11 @@ program: [init_process_group, barrier]
 
     assert p.startup is not None
     assert [process.absent for process in p.startup.entrances] == [False, False, True]
+
+
+@pytest.mark.parametrize(("times", "shown"), [("rank < 2", "True"), ("rank > 5", "False")])
+def test_the_times_of_a_repeat_must_be_an_integer(times: str, shown: str) -> None:
+    text = f"world: 2\nprogram: [repeat: {{times: {times}, steps: [barrier]}}]\n"
+
+    with pytest.raises(ScenarioErrors, match=f"times must be an integer, found {shown}"):
+        program(text)

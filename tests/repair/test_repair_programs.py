@@ -67,7 +67,7 @@ _WORDS = {
         "line 11: after this line, add send(out, dst=2) on rank 1"
     ),
     "the parameter server skips the last worker": (
-        "line 7, rank 0: repeat 4 times instead of 3 (`times: 4`)"
+        "line 7, rank 0: repeat 4 times instead of 3 (`times: world_size - 1`)"
     ),
     "the optimizer reads gradients of a pending reduction": (
         "line 6, all ranks: after this line, wait for work"

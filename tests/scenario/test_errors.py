@@ -52,6 +52,18 @@ CASES: dict[str, tuple[str, str, str, str]] = {
     ),
     "a root": (HEAD + "  - broadcast: {tensor: x, root: 0}\n", "root: 0", "did you mean src?", ""),
     "missing field": (HEAD + "  - send: {dst: 1}\n", "send", "send needs `tensor`", ""),
+    "unknown backend of a group": (
+        HEAD + "  - new_group: {name: g, ranks: [0, 1], backend: ncll}\n",
+        "ncll",
+        "unknown value 'ncll'; did you mean 'nccl'?",
+        "",
+    ),
+    "unknown backend of a device": (
+        HEAD + "  - init_process_group: {backend: 'cpu:gloo,cuda:ncll'}\n",
+        "'cpu:gloo,cuda:ncll'",
+        "unknown value 'ncll'",
+        "",
+    ),
     "wrong type": (
         HEAD + "  - send: {tensor: x, dst: [1]}\n",
         "[1]",

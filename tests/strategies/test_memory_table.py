@@ -242,7 +242,7 @@ def test_a_layer_under_autocast_keeps_the_tensors_that_torch_keeps() -> None:
     )
     told = [
         MicroBatchCost(
-            model, sequence=256, flash=True, gathered=True, autocast=True
+            model, sequence=256, flash=True, pytorch_modules=True, autocast=True
         ).activation_bytes
         + 256 * 2 * 2 * 4
         for model in (gpt, gpt._replace(kv_heads=2, ffn=160, mlp="swiglu"))
@@ -260,10 +260,10 @@ def test_pytorch_modules_keep_tensors_that_fused_ones_do_not():
     )
 
     def more(model: Architecture, other: Architecture | None = None, eager: bool = True) -> int:
-        one = MicroBatchCost(model, sequence=32, flash=True, gathered=True)
+        one = MicroBatchCost(model, sequence=32, flash=True, pytorch_modules=True)
         return (
             one.activation_bytes
-            - one._replace(model=other or model, gathered=eager).activation_bytes
+            - one._replace(model=other or model, pytorch_modules=eager).activation_bytes
         )
 
     assert more(plain, eager=False) == 2 * 32 * 96
@@ -316,7 +316,7 @@ def test_the_loss_holds_the_bytes_of_the_torch_cross_entropy():
 
     told = []
     for ranks in (1, 8):
-        one = MicroBatchCost(model, sequence=256, tensor=ranks, gathered=True)
+        one = MicroBatchCost(model, sequence=256, tensor_ranks=ranks, pytorch_modules=True)
         inputs = one._replace(model=model._replace(vocabulary=0)).head_bytes
         told.append((one.head_bytes - inputs + one.loss_bytes) / (256 * 4096 // ranks))
 

@@ -134,13 +134,13 @@ S, H, A, T = 2048, 12288, 96, 8
     ("one", "expected"),
     [
         (GPT, S * H * (34 + 5 * A * S / H)),  # equation 1
-        (GPT._replace(tensor=T), S * H * (10 + 24 / T + 5 * A * S / (H * T))),  # equation 2
+        (GPT._replace(tensor_ranks=T), S * H * (10 + 24 / T + 5 * A * S / (H * T))),  # equation 2
         (
-            GPT._replace(tensor=T, sequence_parallel=True),
+            GPT._replace(tensor_ranks=T, sequence_parallel=True),
             S * H / T * (34 + 5 * A * S / H),
         ),  # equation 4
         (
-            GPT._replace(tensor=T, sequence_parallel=True, recompute="selective"),
+            GPT._replace(tensor_ranks=T, sequence_parallel=True, recompute="selective"),
             S * H * 34 / T,
         ),  # equation 6
         (GPT._replace(recompute="full"), 2 * S * H),  # section 5
@@ -155,10 +155,15 @@ def test_selective_recomputation_repeats_every_second_product() -> None:
     attention, the layer's input. Tensor ranks keep w2's sums whole and what is scattered of wo and
     w2. Biases make it addmm, which is kept; experts' products are all computed again."""
     one = MicroBatchCost(
-        PRESETS["llama3-8b"], sequence=4096, flash=True, causal=True, gathered=True, recompute="op"
+        PRESETS["llama3-8b"],
+        sequence=4096,
+        flash=True,
+        causal=True,
+        pytorch_modules=True,
+        recompute="op",
     )
     kept, again = 4096 + (4096 + 1024 + 4096) + (14336 + 4096), 2 * 4096 * (1024 + 4096 + 14336)
-    part = one._replace(tensor=8, sequence_parallel=True)
+    part = one._replace(tensor_ranks=8, sequence_parallel=True)
     routed = one._replace(model=PRESETS["mixtral-8x7b"])
 
     assert one.activation_bytes == 4096 * (2 * kept + 4 * 32)
@@ -201,9 +206,12 @@ def test_flops_per_token_of_llama_are_6n_plus_attention() -> None:
 
 def test_tensor_and_context_parallel_ranks_share_the_work() -> None:
     one = MicroBatchCost(PRESETS["llama3-70b"], sequence=8192, causal=True)
-    assert one._replace(tensor=8).layer_flops * 8 == one.layer_flops
-    assert one._replace(context=4).layer_flops * 4 == one.layer_flops
-    assert one._replace(tensor=8, sequence_parallel=True).boundary_numel * 8 == one.boundary_numel
+    assert one._replace(tensor_ranks=8).layer_flops * 8 == one.layer_flops
+    assert one._replace(context_ranks=4).layer_flops * 4 == one.layer_flops
+    assert (
+        one._replace(tensor_ranks=8, sequence_parallel=True).boundary_numel * 8
+        == one.boundary_numel
+    )
 
 
 def test_model_states_are_those_of_the_table_in_the_zero_paper() -> None:

@@ -23,6 +23,7 @@ from distsim.trace.packed_values import (
     MAX_VALUES,
     SAMPLE_PARTS,
     RankTensorValue,
+    ValueDifference,
     compare_packed,
     header_values,
     pack_tensor,
@@ -127,6 +128,15 @@ def test_tensors_compare_like_their_numbers_and_the_first_difference_is_named(
         assert (where.a, where.b) == (numbers[where.element], changed[where.element])
         exact = "digests" not in str(a) and "digests" not in str(b)
         assert where.element == first if exact else where.element >= first
+
+
+def test_tensors_of_different_sizes_differ_in_no_element_but_in_their_number() -> None:
+    assert compare_packed([1.0, 2.0], [1.0, 2.0, 3.0]) == (
+        "differs",
+        ValueDifference(-1, 2, 3, "the number of elements"),
+    )
+    assert compare_packed(None, [1.0]) == compare_packed(2.0, None) == ("unknown", None)
+    assert compare_packed([1.0, 1.0], 1.0) == ("equal", None)
 
 
 def test_a_difference_visible_only_in_a_digest_is_reported_by_part() -> None:

@@ -67,6 +67,13 @@ class DataRace:
     streams: bool = False
 
 
+class _OpenUse(NamedTuple):
+    """The use of a buffer by an open request, which is named by the position of its call."""
+
+    request: int
+    writes: bool
+
+
 class _EarlierUse(NamedTuple):
     """A use of a buffer that may not be over yet."""
 
@@ -175,7 +182,11 @@ class BufferUseWalk:
 
     # --- with streams ---
     def _stream_races(self) -> Iterator[DataRace]:
-        """Compare every use with the earlier uses that its stream does not know to be over."""
+        """Compare every use with the earlier uses that its stream does not know to be over.
+
+        After a write, only the uses that are still open are kept: later uses either race with this
+        write too, or know that it is over, and so everything that was over before it.
+        """
         order = StreamOrder()
         earlier: dict[BufferKey, list[_EarlierUse]] = {}
         for position, call in self._calls_made():
@@ -205,7 +216,8 @@ class BufferUseWalk:
                     if writes:
                         kept = still_open
                     else:
-                        # A newer read of the same actor replaces its older reads.
+                        # Reads do not race with each other, and an actor works in order: when its
+                        # newest read is over, its older ones are.
                         kept = [use for use in before if use.actor != actor or use.writes]
                     earlier[key] = [*kept, _EarlierUse(actor, position, writes)]
             if call.parts and not makes_request(call):
@@ -214,7 +226,7 @@ class BufferUseWalk:
     # --- without streams ---
     def _request_races(self) -> Iterator[DataRace]:
         """Compare every use with the requests that are open."""
-        open_uses: dict[BufferKey, list[tuple[int, bool]]] = {}
+        open_uses: dict[BufferKey, list[_OpenUse]] = {}
         keys_of: dict[int, list[BufferKey]] = {}
         for position, call in self._calls_made():
             for distance in call.waits:
@@ -230,7 +242,7 @@ class BufferUseWalk:
         position: int,
         call: CodeCall,
         uses: list[BufferUses],
-        open_uses: dict[BufferKey, list[tuple[int, bool]]],
+        open_uses: dict[BufferKey, list[_OpenUse]],
         keys_of: dict[int, list[BufferKey]],
     ) -> Iterator[DataRace]:
         """Compare a call's uses with the open requests, and open its own."""
@@ -245,7 +257,7 @@ class BufferUseWalk:
             # The parts of a batch are open at the same time, so they can race with one another.
             if stays_open or call.parts:
                 for key, writes in part_uses:
-                    open_uses.setdefault(key, []).append((position, writes))
+                    open_uses.setdefault(key, []).append(_OpenUse(position, writes))
                     keys_of.setdefault(position, []).append(key)
         if call.parts and not stays_open:
             _close_request(position, open_uses, keys_of)
@@ -301,12 +313,12 @@ class BufferUseWalk:
 
 def _close_request(
     request: int,
-    open_uses: dict[BufferKey, list[tuple[int, bool]]],
+    open_uses: dict[BufferKey, list[_OpenUse]],
     keys_of: dict[int, list[BufferKey]],
 ) -> None:
     """Remove the uses of a request, named by its position, from those that are open."""
     for key in keys_of.pop(request, ()):
-        open_uses[key] = [use for use in open_uses[key] if use[0] != request]
+        open_uses[key] = [use for use in open_uses[key] if use.request != request]
 
 
 def buffer_label(key: BufferKey) -> str:
@@ -349,7 +361,10 @@ class StreamOrder:
         return actor == stream or self._known.get(stream, {}).get(actor, -1) >= position
 
     def open_request(self, stream: str, position: int) -> None:
-        """A call made a request: it starts after the work in its stream."""
+        """A call made a request: it starts after the work in its stream.
+
+        So a stream that waits for the request later knows all of that to be over, too.
+        """
         known = self._known.setdefault(stream, {})
         self._known_to_request[position] = {**known, stream: position}
 
@@ -363,13 +378,14 @@ class StreamOrder:
             other = str(call.fields.get("stream") or "")
             self._learn(stream, {**self._known.get(other, {}), other: position})
         elif call.op == "synchronize" and call.fields.get("stream"):
-            # The host waits, so all work that follows on any stream comes after.
+            # The host waits for one stream, and then issues all that follows on any stream.
             name = str(call.fields["stream"])
             awaited = "" if name == "current" else name
             over = {**self._known.get(awaited, {}), awaited: position}
             for other in self._known:
                 self._learn(other, over)
         elif call.op == "synchronize":
+            # The host waits for the whole device.
             everything: dict[StreamOrRequest, int] = {
                 request: request for request in self._known_to_request
             }

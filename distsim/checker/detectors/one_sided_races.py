@@ -17,6 +17,7 @@ requests are found by `buffer_races`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,6 +52,15 @@ class OneSidedRace:
     def ranks(self) -> tuple[int, ...]:
         """The owner of the memory and the two ranks that access it."""
         return tuple(sorted({self.owner, self.one[0], self.other[0]}))
+
+
+class _Touch(NamedTuple):
+    """One access of a call. ``owner``: whose buffer it is; ``remote``: that is another rank's."""
+
+    owner: int
+    buffer: BufferKey
+    writes: bool
+    remote: bool
 
 
 @dataclass(slots=True)
@@ -192,7 +202,7 @@ class _HappensBefore:
     # --- uses ---
     def _use(self, rank: int, position: int, call: CodeCall) -> Iterator[OneSidedRace]:
         here, number = self.program.row_of[rank], int(self.clock[rank][rank])
-        for owner, key, writes, remote in self._touched(rank, here, call):
+        for owner, key, writes, remote in self._touches(rank, here, call):
             access = _MemoryAccess(rank, position, number, writes, remote)
             earlier = self.uses.setdefault((owner, key), [])
             for use in earlier:
@@ -206,22 +216,22 @@ class _HappensBefore:
             kept = [use for use in earlier if (use.rank, use.writes, use.remote) != kind]
             earlier[:] = [*kept, access]
 
-    def _touched(
-        self, rank: int, here: int, call: CodeCall
-    ) -> Iterator[tuple[int, BufferKey, bool, bool]]:
-        """(owner, buffer, whether it is written, whether the access is from another rank)."""
+    def _touches(self, rank: int, here: int, call: CodeCall) -> Iterator[_Touch]:
+        """The accesses of a call to buffers: its own, and that to another rank's memory."""
         if rank not in self._walks:
             self._walks[rank] = BufferUseWalk(self.program, self.program.code(rank), here)
         for part in call.parts or (call,):
             for buffer, writes in self._walks[rank].touches(part):
                 if buffer.name:
-                    yield rank, (buffer.name, int(at_row(buffer.index, here))), writes, False
+                    key = (buffer.name, int(at_row(buffer.index, here)))
+                    yield _Touch(rank, key, writes, remote=False)
         if OPERATIONS[call.op].kind == "remote" and call.endpoint >= 0:
             puts = OPERATIONS[call.op].gives == "all"
             buffer = call.fields["outputs" if puts else "inputs"][0]
             peer = int(at_row(self.program.code(rank).endpoints[call.endpoint].peer, here))
             if buffer.name:
-                yield peer, (buffer.name, int(at_row(buffer.index, here))), puts, True
+                key = (buffer.name, int(at_row(buffer.index, here)))
+                yield _Touch(peer, key, writes=puts, remote=True)
 
 
 def _may_conflict(one: _MemoryAccess, other: _MemoryAccess) -> bool:

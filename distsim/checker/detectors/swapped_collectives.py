@@ -6,6 +6,8 @@ another one y then x, equal calls meet without an error, and the data are wrong.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from distsim.checker.diagnosis.first_divergence import divergence_on
@@ -44,7 +46,7 @@ def swapped_collective_findings(
             }
         swap = _first_swap(program, calls_by_rank)
         if swap is not None:
-            found.append(_swap_finding(program, layout.sequence_names[sequence], *swap))
+            found.append(_swap_finding(program, layout.sequence_names[sequence], swap))
     return tuple(found)
 
 
@@ -108,15 +110,40 @@ def _tensor_names(program: Program, rank: int, position: int) -> TensorNames:
     )
 
 
-#: Two pairs of calls that meet, each call as (rank, position).
-_Swap = tuple[tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]
+class _PlacedCall(NamedTuple):
+    rank: int
+    position: int
+
+
+class _MetPair(NamedTuple):
+    """Two calls that meet. ``first`` is a call of the sequence's first member."""
+
+    first: _PlacedCall
+    other: _PlacedCall
+
+
+class _Swap(NamedTuple):
+    """Two pairs of calls whose tensors are exchanged.
+
+    Within one coalesced launch, whose parts are exchanged, both pairs are the same.
+    """
+
+    earlier: _MetPair
+    later: _MetPair
+
+    @property
+    def is_within_launch(self) -> bool:
+        """Whether the exchanged calls are parts of one launch."""
+        return self.earlier == self.later
+
+    @property
+    def calls(self) -> list[_PlacedCall]:
+        """Every call once, pair by pair."""
+        return list(dict.fromkeys((*self.earlier, *self.later)))
 
 
 def _first_swap(program: Program, calls_by_rank: dict[int, list[int]]) -> _Swap | None:
-    """((p, k), (q, k), (p, m), (q, m)), with positions for k and m.
-
-    It is the first swap on a sequence, compared with the sequence's first member p.
-    """
+    """The first swap on a sequence, compared with the sequence's first member."""
     if not calls_by_rank:
         return None
     first = min(calls_by_rank)
@@ -142,67 +169,71 @@ def _swap_between(
     rank: int,
     names: list[TensorNames],
 ) -> _Swap | None:
-    """The first swap between two ranks, whose calls have these names."""
-    differing: dict[tuple[TensorNames, TensorNames], int] = {}
+    """The first swap between two ranks, whose calls have these names.
+
+    A difference alone is no swap: ranks may name their tensors differently. It is one if the same
+    two names meet again the other way round.
+    """
+    differing: dict[tuple[TensorNames, TensorNames], _MetPair] = {}
     for k, (x, y) in enumerate(zip(first_names, names, strict=False)):
-        one, other = (first, calls_by_rank[first][k]), (rank, calls_by_rank[rank][k])
+        one = _PlacedCall(first, calls_by_rank[first][k])
+        other = _PlacedCall(rank, calls_by_rank[rank][k])
+        # Calls with other arguments do not meet without an error, which has its own finding.
         if x == y or not x or not y or not _equal_signatures(program, one, other):
             continue
+        pair = _MetPair(one, other)
         coalesces = OPERATIONS[program.code_call(*one).op].coalesces is not None
         if coalesces and sorted(x) == sorted(y):
-            return one, other, one, other
+            return _Swap(pair, pair)
         earlier = differing.get((y, x))
-        if earlier is not None:
-            earlier_one = (first, calls_by_rank[first][earlier])
-            if _equal_signatures(program, one, earlier_one):
-                return earlier_one, (rank, calls_by_rank[rank][earlier]), one, other
-        differing.setdefault((x, y), k)
+        if earlier is not None and _equal_signatures(program, one, earlier.first):
+            return _Swap(earlier, pair)
+        differing.setdefault((x, y), pair)
     return None
 
 
-def _equal_signatures(program: Program, one: tuple[int, int], other: tuple[int, int]) -> bool:
+def _equal_signatures(program: Program, one: _PlacedCall, other: _PlacedCall) -> bool:
     return bool(_signature(program, one) == _signature(program, other))
 
 
-def _signature(program: Program, call: tuple[int, int]) -> object:
-    rank, position = call
-    return at_row(program.code_call(rank, position).signature, program.row_of[rank])
+def _signature(program: Program, call: _PlacedCall) -> object:
+    return at_row(program.code_call(*call).signature, program.row_of[call.rank])
 
 
-def _swap_finding(program: Program, group: str, *calls: tuple[int, int]) -> Finding:
-    (p, _), (q, _) = calls[0], calls[1]
-    x, y = next(
-        (a, b)
-        for a, b in zip(*(_tensor_names(program, *calls[i]) for i in (0, 1)), strict=True)
-        if a != b
-    )
-    calls, within = tuple(dict.fromkeys(calls)), len({*calls}) == 2
-    label = [name if index == 0 else f"{name}@{index}" for name, index in (x, y)]
-    rows = [
-        (
-            f"rank {rank}",
-            call_words(program.call(rank, position)),
-            location_text(program.place(rank, position)),
-            # Two pairs of calls: the first and the third row begin one.
-            "" if within or number % 2 else "matched with the row below",
-        )
-        for number, (rank, position) in enumerate(calls)
-    ]
-    doing = "coalesce" if within else f"call {program.call(*calls[0]).op} on"
-    what = f"{doing} {label[0]} and {label[1]}"
+def _swap_finding(program: Program, group: str, swap: _Swap) -> Finding:
+    first, other = swap.earlier
+    x, y = _first_differing_tensors(program, swap.earlier)
+    rows = []
+    for number, call in enumerate(swap.calls):
+        begins_pair = number % 2 == 0
+        note = "matched with the row below" if begins_pair and not swap.is_within_launch else ""
+        words, line = call_words(program.call(*call)), location_text(program.place(*call))
+        rows.append((f"rank {call.rank}", words, line, note))
+    doing = "coalesce" if swap.is_within_launch else f"call {program.call(*first).op} on"
+    what = f"{doing} {x} and {y}"
     head = (
-        f"{label[0]} of rank {p} is combined with {label[1]} of rank {q}: the ranks {what} in "
+        f"{x} of rank {first.rank} is combined with {y} of rank {other.rank}: the ranks {what} in "
         f"different orders on {group}, so the results are wrong"
     )
-    ranks = rank_list(sorted({p, q}))
-    help_line = f"{what} in the same order on {ranks}"
-    places = tuple(dict.fromkeys(program.place(*call) for call in calls))
+    ranks = tuple(sorted({first.rank, other.rank}))
+    help_line = f"{what} in the same order on {rank_list(ranks)}"
+    places = tuple(dict.fromkeys(program.place(*call) for call in swap.calls))
     return Finding(
         "DS601",
         "warning",
         "\n".join([head, *aligned_columns(rows)]),
-        tuple(sorted({p, q})),
+        ranks,
         (),
         (help_line,),
         places,
     )
+
+
+def _first_differing_tensors(program: Program, pair: _MetPair) -> tuple[str, str]:
+    """The first tensors of two calls that have different names, as in a scenario."""
+    names = (_tensor_names(program, *call) for call in pair)
+    for tensors in zip(*names, strict=True):
+        if tensors[0] != tensors[1]:
+            first, other = (name if index == 0 else f"{name}@{index}" for name, index in tensors)
+            return first, other
+    raise AssertionError("the calls of a swap name the same tensors")

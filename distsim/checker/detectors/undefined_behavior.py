@@ -11,6 +11,7 @@ program's text shows, so that the finding can name lines.
 from __future__ import annotations
 
 from itertools import combinations
+from typing import NamedTuple
 
 from distsim.backends import BackendProfile
 from distsim.checker.matching.call_index import CallIndex
@@ -36,9 +37,9 @@ def undefined_findings(
         shared = [
             rank for rank in layout.sequence_ranks[a] if rank in set(layout.sequence_ranks[b])
         ]
-        swap = _first_order_difference(where, a, b, shared) if len(shared) > 1 else None
-        if swap is not None:
-            found.append(_group_order_finding(program, profile, a, b, swap))
+        orders = _first_order_difference(where, a, b, shared) if len(shared) > 1 else None
+        if orders is not None:
+            found.append(_group_order_finding(program, profile, a, b, orders))
     return tuple(found) or (_unspecified_finding(profile),)
 
 
@@ -88,14 +89,18 @@ def _direction_words(launched: ConnectingLaunch) -> str:
     return "only a send connection" if "send" in launched.ways else "only a receive connection"
 
 
+class _UseOrder(NamedTuple):
+    """A rank's call on one group, and its next call on the other group."""
+
+    rank: int
+    position: int
+    later: int
+
+
 def _first_order_difference(
     where: CallIndex, a: int, b: int, shared: list[int]
-) -> tuple[tuple[int, int, int], tuple[int, int, int]] | None:
-    """The first rank that uses two groups in another order than the first shared rank.
-
-    The result is ((p, its call on a, its later call on b), (q, its call on b, its later call on
-    a)).
-    """
+) -> tuple[_UseOrder, _UseOrder] | None:
+    """The first rank that uses two groups in another order than the first shared rank, after it."""
 
     def calls_of(rank: int) -> list[tuple[int, int]]:
         calls = [(position, a) for position in where.joins(rank, a)]
@@ -109,15 +114,16 @@ def _first_order_difference(
         pairs = zip(first_calls, other_calls, strict=False)
         for k, ((_, first_sequence), (_, other_sequence)) in enumerate(pairs):
             if first_sequence != other_sequence:
-                swap = _call_and_later(first_calls, k, first)
-                return swap, _call_and_later(other_calls, k, other)
+                return _use_order(first_calls, k, first), _use_order(other_calls, k, other)
     return None
 
 
-def _call_and_later(calls: list[tuple[int, int]], k: int, rank: int) -> tuple[int, int, int]:
-    # The call on the other group that follows; the call itself if there is none.
-    later = next((p for p, sequence in calls[k:] if sequence != calls[k][1]), calls[k][0])
-    return rank, calls[k][0], later
+def _use_order(calls: list[tuple[int, int]], k: int, rank: int) -> _UseOrder:
+    """The order from the k-th of these calls on, each (position, sequence)."""
+    position, own_sequence = calls[k]
+    # Without a later call on the other group, the call itself is shown twice.
+    later = next((p for p, sequence in calls[k:] if sequence != own_sequence), position)
+    return _UseOrder(rank, position, later)
 
 
 def _group_order_finding(
@@ -125,7 +131,7 @@ def _group_order_finding(
     profile: BackendProfile,
     a: int,
     b: int,
-    swap: tuple[tuple[int, int, int], tuple[int, int, int]],
+    orders: tuple[_UseOrder, _UseOrder],
 ) -> Finding:
     names = [program.groups[g].name for g in (a, b)]
     rows = [
@@ -135,18 +141,16 @@ def _group_order_finding(
             location_text(program.place(rank, position)),
             note,
         )
-        for rank, one, later in swap
-        for position, note in ((one, "first"), (later, "then"))
+        for rank, first, later in orders
+        for position, note in ((first, "first"), (later, "then"))
     ]
-    who = rank_list([swap[0][0], swap[1][0]])
+    who = rank_list([order.rank for order in orders])
     head = (
         f"undefined behaviour on {profile.name}: {who} use groups {names[0]} and {names[1]} "
         "in different orders"
     )
-    places = tuple(
-        dict.fromkeys(program.place(rank, p) for rank, one, later in swap for p in (one, later))
-    )
-    ranks = tuple(sorted(rank for rank, _, _ in swap))
+    places = tuple(dict.fromkeys(program.place(rank, p) for rank, *pair in orders for p in pair))
+    ranks = tuple(sorted(order.rank for order in orders))
     return Finding(
         "DS705",
         "warning",

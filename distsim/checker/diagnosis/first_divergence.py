@@ -99,7 +99,7 @@ def divergence_on(call_index: CallIndex, sequence: int) -> CallDivergence | None
     reference, *outliers = lists
     has_majority = 2 * len(reference.ranks) > member_count
     if not has_majority and len(lists) > 2:
-        return None
+        return None  # With three opinions and no majority, it is open which call was meant.
     stopped = call_index.layout.program.is_partial
     found: list[tuple[_CallList, SequenceDivergence]] = []
     for outlier in outliers[:_MAX_COMPARED]:
@@ -108,6 +108,7 @@ def divergence_on(call_index: CallIndex, sequence: int) -> CallDivergence | None
             found.append((outlier, divergence))
     if not found:
         return None
+    # The earliest one: the others may be its consequences.
     found.sort(key=lambda each: (each[1].own, each[0].ranks))
     outlier, first = found[0]
     ranks = _ranks_with_same_divergence(found, reference)
@@ -172,7 +173,11 @@ def _sites(
 def _is_better_said_of_other(
     outlier: _CallList, reference: _CallList, divergence: SequenceDivergence
 ) -> bool:
-    """Without a majority: an extra call at a shared line is one that the other side skips."""
+    """Without a majority: an extra call at a shared line is one that the other side skips.
+
+    Both sides run that line, so one of them leaves the loop or the branch around it too early. A
+    missing call at a line of the other side alone is an extra call there.
+    """
     if divergence.kind == "extra":
         shared = {call.site for call in reference.calls}
         return outlier.calls[divergence.own_calls[0]].site in shared
@@ -208,6 +213,7 @@ def _placed(
         calls = [reference.at(j) for j in divergence.other_calls]
         met = outlier.at(divergence.other)
     elif kind == "swapped":
+        # Not the moved call, which may occur much later, but the first calls that meet.
         calls, met = [outlier.at(number)], reference.at(number)
     return CallDivergence(
         kind,

@@ -203,6 +203,10 @@ class _HangDiagnosis:
         return list(groups.values())
 
     def _first_unmatched(self, edges: list[WaitEdge]) -> int:
+        """The index of the first edge whose awaited call does not exist: that is the mistake.
+
+        An any-source receive names no call, so nothing can be said of it.
+        """
         for index, edge in enumerate(edges):
             if not edge.need.any and not self.finder.has_awaited_call(*edge):
                 return index
@@ -224,6 +228,7 @@ class _HangDiagnosis:
 
     def _cycle_finding(self, cycles: list[_CycleEdges]) -> Finding:
         """One finding on cycles with equal calls."""
+        # The cycles differ only in ranks, so the first one is shown for all.
         cycle, edges, unmatched = cycles[0]
         core = tuple(sorted(rank for each in cycles for rank in each.cycle.ranks))
         kind = "pair" if len(cycle.ranks) == 2 else "cycle"
@@ -251,6 +256,7 @@ class _HangDiagnosis:
         )
         if dropped is not None:
             found = replace(found, slips=(dropped.place,))
+        # From here on, causes that lie outside the cycle, the most certain first.
         new_group = incomplete_new_group(self.call_index, edges, awaited)
         if new_group is not None:
             call, missing = new_group
@@ -313,6 +319,8 @@ class _HangDiagnosis:
             if not part.is_message or part.position is None or not self.rows.is_posted(part):
                 continue
             counterpart_is_alone = not self.program.code_call(part.rank, part.position).parts
+            # NCCL runs a batch on the communicator of its group, and a lone message on that of the
+            # pair (N7, N11).
             if counterpart_is_alone == bool(part.batched):
                 batched, alone = part.rank, part.call.rank
                 if counterpart_is_alone:
@@ -329,6 +337,7 @@ class _HangDiagnosis:
         for edge, part in zip(edges, awaited, strict=False):
             if part is None or not self.rows.is_posted(part):
                 continue
+            # Either side may have dropped a request; after that the two exchange no more data.
             for rank, other in ((edge.rank, part.rank), (part.rank, edge.rank)):
                 end = len(self.program.code(rank).calls)
                 if rank in self.blocked:
@@ -387,6 +396,7 @@ class _HangDiagnosis:
         return any(part.invalid is not None and bool(part.invalid.rows[row]) for part in parts)
 
     def _exit_group(self, rank: int) -> _ExitGroup:
+        """Messages are in one finding by line, collectives by sequence and exited ranks."""
         need = self._need_for_exited(rank)
         code = self._exit_code(rank, need, self._exited_of(rank, need))
         calls = self.program.code(rank).calls
@@ -398,6 +408,7 @@ class _HangDiagnosis:
         return _ExitGroup(code, self.call_index.sequence(rank, call), need.ranks)
 
     def _need_for_exited(self, rank: int) -> WaitDependency:
+        """The first of the rank's needs that includes an exited rank; the finding is about it."""
         return next(need for need in self.blocked[rank].needs if self._exited_of(rank, need))
 
     def _exited_of(self, rank: int, need: WaitDependency) -> tuple[int, ...]:
@@ -410,6 +421,13 @@ class _HangDiagnosis:
         return self._exited_in[key]
 
     def _exit_code(self, rank: int, need: WaitDependency, exited: tuple[int, ...]) -> str:
+        """The code of the finding on a rank that waits for exited ranks.
+
+        DS304: for a message that the program of the exited rank does not contain; for an any-source
+        receive, that no sender is left for.
+        DS302: for ranks that all reached the end of their programs. DS303: for a rank that failed,
+        never started, or may have failed before it could send or receive.
+        """
         if self.rows.waits_at_start_up(rank, need):
             return "DS303"
         if self._is_message(rank, need) and (

@@ -1,8 +1,9 @@
 """Find interchangeable ranks: states that differ only by exchanging them count as one state.
 
-The criterion is kept simple. Ranks are interchangeable if their programs are equal call by call, no
-other rank names one of them as sender, receiver or root, and they receive no messages themselves.
-Workers that all send the same to an any-source receive are such ranks.
+The criterion is kept simple: it may miss interchangeable ranks, but never takes others for them,
+because a wrong class would hide states. Ranks are interchangeable if their programs are equal call
+by call, no other rank names one of them as sender, receiver or root, and they receive no messages
+themselves. Workers that all send the same to an any-source receive are such ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ def symmetric_ranks(encoding: ProgramEncoding) -> SymmetryClasses:
 
 
 def _distinguished_ranks(encoding: ProgramEncoding) -> set[int]:
-    """Ranks that receive, that some call of another rank names, or that a fault strikes."""
+    """Ranks that receive, that some call of another rank names, or that a fault strikes.
+
+    Exchanging such a rank with another one would change what a third rank waits for, or which rank
+    a fault strikes.
+    """
     layout = encoding.layout
     found = {layout.chan_dst[channel] for channel in (*encoding.sends, *encoding.receives)}
     sources = {layout.chan_src[channel] for channel in encoding.receives}
@@ -62,7 +67,10 @@ def _roots(encoding: ProgramEncoding) -> Iterator[int]:
 
 
 def _behaviour_of(encoding: ProgramEncoding, rank: int) -> Hashable:
-    """Everything that a rank does, without its own number."""
+    """Everything that a rank does, without its own number.
+
+    A channel has the number of its sender, so it is replaced by its group, receiver and tag.
+    """
     layout, rank_stops = encoding.layout, encoding.rank_stops[rank]
     own_channels = [
         channel for channel in sorted(encoding.sends) if layout.chan_src[channel] == rank

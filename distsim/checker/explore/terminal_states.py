@@ -57,6 +57,8 @@ def _unreceived_messages(
     encoding = machine.encoding
     for pair, messages in enumerate(machine.messages):
         sender = machine.sender_of[pair]
+        # Of these messages the state counts how many were taken, because any receive of the box
+        # may take them.
         sent, taken = machine.sent[pair][state[sender]], state[encoding.consumed + pair]
         for message in messages[taken:sent]:
             yield sender, message.position, message.part
@@ -65,6 +67,7 @@ def _unreceived_messages(
         if channel in encoding.box_of:
             continue
         sender, receiver = layout.chan_src[channel], layout.chan_dst[channel]
+        # Every receive names its sender, so the k-th receive takes the k-th message.
         taken = _posted_by(encoding.receives.get(channel, ()), state[receiver])
         sent = _posted_by(messages, state[sender])
         for message in messages[taken:sent]:
@@ -93,6 +96,7 @@ def deadlock_core(
             awaited = sum(1 << other for other in _missing_ranks(state, request))
             edges[rank] |= awaited & inside
             if request.any:
+                # One message is enough, so it is hopeless only if all its senders have exited.
                 cannot_complete = not awaited & inside
             else:
                 cannot_complete = bool(awaited & ~inside)
@@ -142,6 +146,7 @@ class MismatchCollector:
         mismatched_sequences: set[int] = set()
         for sequence, number, calls in self.potential.sequences:
             arrived = tuple(rank for rank, call in calls if state[rank] >= call.stop)
+            # A call that only one member has reached cannot differ from another one.
             if sequence in mismatched_sequences or len(arrived) < 2:
                 continue
             mismatch = self.potential.mismatch_of(sequence, number, arrived)

@@ -29,12 +29,18 @@ DivergenceKind = Literal["extra", "missing", "swapped", "replaced", "arguments"]
 WINDOW: Final = 96
 _MAX_WINDOWS: Final = 32
 
+# Costs of an alignment. Only their order matters: it decides which explanation of two lists wins.
+#: A call alone.
 _GAP: Final = 4
-#: A gap at a line that only one of the two ranks uses: the line of a branch.
+#: A call alone at a line that only one of the two ranks uses. Such a line is that of a branch, so
+#: this is a better explanation than a gap elsewhere.
 _GAP_AT_OWN_LINE: Final = 3
+#: A pair that differs in one respect costs less than one gap: probably it is the same call.
 _OTHER_LINE: Final = 2
 _OTHER_ARGUMENTS: Final = 2
-_OTHER_LINE_AND_ARGUMENTS: Final = 6
+#: A pair that differs in both costs no more than two calls alone, even at lines of branches. So it
+#: is still a pair, unless other calls fit better.
+_OTHER_LINE_AND_ARGUMENTS: Final = 2 * _GAP_AT_OWN_LINE
 #: More than two gaps, so that calls of different operations are never counterparts.
 _NO_COUNTERPART: Final = 3 * _GAP
 
@@ -218,7 +224,11 @@ class _Alignment:
         return None
 
     def _classify_gap(self, window: _Window, i: int, j: int) -> SequenceDivergence:
-        """The divergence at (i, j), where a call has no counterpart and the window begins."""
+        """The divergence at (i, j), where a call has no counterpart and the window begins.
+
+        Explanations are tried in this order: the same call occurs later; the run was stopped, so
+        nothing later can tell; both ranks make other calls; one rank makes calls in addition.
+        """
         own_calls: list[int] = []
         other_calls: list[int] = []
         length = 0
@@ -240,6 +250,8 @@ class _Alignment:
             return guessed or SequenceDivergence("replaced", i, j, (i,), (j,))
         if not is_one_sided:
             return SequenceDivergence("replaced", i, j, tuple(own_calls), tuple(other_calls))
+        # Later calls alone count as consequences of the same cause. If both ranks have some, only
+        # those at the same lines do.
         later_own = [own for own, other in rest if own is not None and other is None]
         later_other = [other for own, other in rest if other is not None and own is None]
         if own_calls:
@@ -270,7 +282,8 @@ class _Alignment:
     ) -> SequenceDivergence | None:
         """What follows if one rank makes the first lone call later, alone as well.
 
-        Then the ranks have swapped calls, or one rank makes further calls before it.
+        Then the ranks have swapped calls, or one rank makes further calls before it. Both halves do
+        the same, with the ranks exchanged.
         """
         if own_calls:
             i = own_calls[0]

@@ -63,8 +63,8 @@ def _read_limited(source: Path, op: str | None) -> Measurements:
         ) from None
     if text.lstrip().startswith("{") and f'"{BENCH_FORMAT}"' in text[:200]:
         return Measurements(points_from_bench(bench_from_json(text, str(source))), None)
-    points, device = points_from_nccl_tests(text, str(source), op)
-    return Measurements(points, _preset_with_gpu(device))
+    measured = points_from_nccl_tests(text, str(source), op)
+    return Measurements(measured.points, _preset_with_gpu(measured.gpu))
 
 
 def _measurements_of_trace(source: Path) -> Measurements:

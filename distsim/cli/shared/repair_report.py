@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 #: A note on repairs of some kinds, by their number (`ScenarioRepair.kind`).
 _REPAIR_NOTES = {3: ". Check that the program does not need the removed call"}
-
+_RESULT_NOTE = ". Check that the program still computes what you want"
 
 _NO_REPAIR = "no repair found: no change that distsim tried gives verdict ok"
 
@@ -157,7 +157,7 @@ def _repair_lines(number: int, repair: ScenarioRepair) -> list[str]:
     from distsim.output.text_layout import wrapped_lines
 
     backends = ", ".join(repair.completes)
-    note = _REPAIR_NOTES.get(repair.kind, "")
+    note = _REPAIR_NOTES.get(repair.kind, _RESULT_NOTE if repair.changes_results else "")
     changes = f"{number}. {'; '.join(repair.words)}{note}"
     first, *rest = wrapped_lines(changes, indent="     ")
     return [

@@ -221,7 +221,12 @@ class Operation(BaseModel):
         """Rounds of transfers that produce the effect; chunks are numbered as in
         `distsim.operations.core.algorithms`.
         """
-        return next(iter(cls.algorithms.values())).rounds(n, root) if cls.algorithms else []
+        default = cls._default_algorithm()
+        return [] if default is None else default.rounds(n, root)
+
+    @classmethod
+    def _default_algorithm(cls) -> CollectiveAlgorithm | None:
+        return next(iter(cls.algorithms.values()), None)
 
     @classmethod
     def measured_as(cls) -> str:
@@ -233,11 +238,8 @@ class Operation(BaseModel):
     @classmethod
     def chunk_nbytes(cls, n: int, nbytes: int) -> int:
         """Bytes of one chunk of `schedule` when `nbytes` is the operation's size."""
-        return (
-            next(iter(cls.algorithms.values())).chunk_nbytes(n, nbytes)
-            if cls.algorithms
-            else nbytes
-        )
+        default = cls._default_algorithm()
+        return nbytes if default is None else default.chunk_nbytes(n, nbytes)
 
     # --- torch ---
     @classmethod

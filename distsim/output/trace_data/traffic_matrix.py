@@ -101,29 +101,33 @@ def _collective_counts(
     return met
 
 
-def algorithm_transfers(
-    algorithm: CollectiveAlgorithm, n: int, root: int = 0
-) -> tuple[Bytes, Bytes, Bytes]:
-    """Columns over all rounds: sending group rank, receiving group rank, number of chunks."""
+class TransferColumns(NamedTuple):
+    """The transfers of an algorithm over all rounds, in group ranks; ``chunks``: how many."""
+
+    source: Bytes
+    target: Bytes
+    chunks: Bytes
+
+
+def algorithm_transfers(algorithm: CollectiveAlgorithm, n: int, root: int = 0) -> TransferColumns:
+    """What a group of ``n`` ranks transfers."""
     return _cached_transfers(algorithm, n, root)
 
 
 @cache
-def _cached_transfers(
-    algorithm: CollectiveAlgorithm, n: int, root: int
-) -> tuple[Bytes, Bytes, Bytes]:
+def _cached_transfers(algorithm: CollectiveAlgorithm, n: int, root: int) -> TransferColumns:
     if algorithm.rotations is not None:
         ranks = np.arange(n)
         parts = [
             (ranks, (ranks + one.distance) % n, np.full(n, one.rounds * one.chunks))
             for one in algorithm.rotations(n)
         ]
-        return tuple(np.concatenate(column) for column in zip(*parts, strict=True))  # type: ignore[return-value]
+        return TransferColumns(*map(np.concatenate, zip(*parts, strict=True)))
     moved = np.array(
         [(t.src, t.dst) for round_ in algorithm.rounds(n, root) for t in round_], dtype=np.int64
     ).reshape(-1, 2)
     found, count = np.unique(moved, axis=0, return_counts=True)
-    return found[:, 0], found[:, 1], count
+    return TransferColumns(found[:, 0], found[:, 1], count)
 
 
 __all__ = [

@@ -82,6 +82,13 @@ class _RowPair(NamedTuple):
     in_place: _TimedRow
 
 
+class LogMeasurements(NamedTuple):
+    """The measurements in an output, and the name of its GPUs."""
+
+    points: tuple[MeasuredPoint, ...]
+    gpu: str
+
+
 class _LogRun(NamedTuple):
     """One run of a program of nccl-tests. ``program``: its name, or ""."""
 
@@ -90,10 +97,8 @@ class _LogRun(NamedTuple):
     rows: list[_TimedRow]
 
 
-def points_from_nccl_tests(
-    text: str, file: str, op: str | None = None
-) -> tuple[tuple[MeasuredPoint, ...], str]:
-    """(points, the GPU's name) of an output of nccl-tests, text or JSON.
+def points_from_nccl_tests(text: str, file: str, op: str | None = None) -> LogMeasurements:
+    """The measurements in an output of nccl-tests, text or JSON.
 
     A text may contain several runs, prefixes of launchers, and other lines, which are ignored. The
     operation is ``op`` if given; else the output names it (since version 2.17 it contains the name
@@ -107,15 +112,12 @@ def points_from_nccl_tests(
     runs = [_parse_text(run, file) for run in split_runs(lines, row_numbers)]
     # Without any measurement, the first run serves for the error message.
     measured_runs = [run for run in runs if run.rows] or runs[:1]
-    results = [_points_of_run(run, file, op) for run in measured_runs]
-    _, gpu_name = results[0]
-    return tuple(point for points, _ in results for point in points), gpu_name
+    by_run = [_points_of_run(run, file, op) for run in measured_runs]
+    points = tuple(point for measured in by_run for point in measured.points)
+    return LogMeasurements(points, by_run[0].gpu)
 
 
-def _points_of_run(
-    run: _LogRun, file: str, op: str | None
-) -> tuple[tuple[MeasuredPoint, ...], str]:
-    """(points, the GPU's name) of one run."""
+def _points_of_run(run: _LogRun, file: str, op: str | None) -> LogMeasurements:
     name = op or _operation(run.program) or _operation(PurePath(file).stem)
     if name is None:
         raise UsageError(
@@ -137,7 +139,7 @@ def _points_of_run(
         for row in run.rows
         if row.nbytes > 0 and row.ns > 0
     ]
-    return tuple(points), run.devices[0].name
+    return LogMeasurements(tuple(points), run.devices[0].name)
 
 
 def _operation(name: str) -> str | None:

@@ -58,32 +58,30 @@ class RankProcessGroups:
 
         ``call``: the init_process_group step of the program; None if the program has none.
         """
-        options = self.program.options
         startup = self.program.startup
         startup_fails = startup is not None and startup.failed and not self.generation
         if call is None:
             world = self.program.groups[0]
             call = ResolvedCall(op="init_process_group", rank=self.rank, group=world)
-        timeout_ns = call.timeout_ns or options.get("timeout_ns") or self.job.group_timeout_ns
-        method = self._init_method(call, startup_fails)
+        given_timeout_ns = call.timeout_ns or self.program.options.get("timeout_ns")
+        timeout_ns: int = given_timeout_ns or self.job.group_timeout_ns
+        call = replace(
+            call,
+            timeout_ns=timeout_ns,
+            backend=self.job.backend,
+            init_method=self._init_method(call, startup_fails),
+            device_id=self._device_of_init(call),
+        )
         self.generation += 1
-        if method is not None and not startup_fails:
-            self._serve(method)
-
+        if call.init_method is not None and not startup_fails:
+            self._serve(call.init_method)
         store = None
         if startup_fails:
             store = rank_stores.serve_startup_store(self.dist, self.program, self.rank)
         if store is not None:
-            method = None
+            call = replace(call, init_method=None)  # torch takes one of the two
         elif call.store is not None:
             store = rank_stores.create_store(self.dist, call, timeout_ns)
-        backend = self.job.backend
-        device = call.device_id
-        if backend == "nccl" and options.get("init") == "eager":
-            device = self.job.devices.gpu_of(self.job.local_rank(self.rank))
-        call = replace(
-            call, timeout_ns=timeout_ns, backend=backend, init_method=method, device_id=device
-        )
         if store is not None:
             rank, size = rank_stores.stated_rank_and_world(self.program, self.rank, call)
             call = replace(
@@ -93,6 +91,12 @@ class RankProcessGroups:
         self.connected = True
         for group in groups_from_file(self.program):
             self._create_group(group)
+
+    def _device_of_init(self, call: ResolvedCall) -> int | None:
+        """The device that the call names; under eager initialisation, the rank's GPU."""
+        if self.job.backend == "nccl" and self.program.options.get("init") == "eager":
+            return self.job.devices.gpu_of(self.job.local_rank(self.rank))
+        return call.device_id
 
     def _init_method(self, call: ResolvedCall, startup_fails: bool) -> str | None:
         if self.generation:
@@ -147,7 +151,7 @@ class RankProcessGroups:
 
     def step(self, call: ResolvedCall) -> None:
         """A new_group step: creates the group that later calls of this rank mean by its name."""
-        candidates = self._candidates(call)
+        candidates = self._candidates(call, self._number_of_new_group(call))
         group = next((g for g in candidates if g.id not in self._used_ids), None)
         if group is None and candidates:
             group = candidates[0]
@@ -159,12 +163,19 @@ class RankProcessGroups:
         self._used_ids.add(group.id)
         self._create_group(group, call)
 
-    def _candidates(self, call: ResolvedCall) -> list[RankGroup]:
-        """The program's groups that a new_group step may create; counts the step."""
+    def _number_of_new_group(self, call: ResolvedCall) -> int | None:
+        """The number of this new_group call, as torch counts them; None if torch does not."""
+        if call.local_sync:
+            return None
+        number = self._new_group_count
+        self._new_group_count += 1
+        return number
+
+    def _candidates(self, call: ResolvedCall, number: int | None) -> list[RankGroup]:
+        """The program's groups that the new_group call with this number may create."""
         ranks = tuple(sorted(call.ranks))
-        if not call.local_sync:
-            numbered = self._numbered_groups.get((self._new_group_count, ranks))
-            self._new_group_count += 1
+        if number is not None:
+            numbered = self._numbered_groups.get((number, ranks))
             if numbered is not None:
                 return [numbered]
         return [g for g in self._groups_from_steps(ranks) if g.name == call.name]

@@ -17,6 +17,8 @@ from distsim.script_capture.rank.call_sites import CallSiteFinder
 
 #: Nodes behind a module's result that are given its line; a layer has fewer.
 _MAX_NODES: Final = 24
+#: The search for the user's line starts at the hook that calls `_record`.
+_FRAMES_OF_HOOK: Final = 2
 #: The key in a node's metadata.
 _METADATA_KEY: Final = "distsim.line"
 
@@ -61,18 +63,21 @@ class ForwardLineRecorder:
     def _record(self, result: object, nodes_behind: int = 0) -> None:
         """Give the nodes that made these tensors the user's line that is running.
 
-        Nodes that have a line keep it: an inner call gave it to them. ``nodes_behind`` limits how
+        Nodes that have a line keep it: an inner call gave it to them. ``nodes_behind``: about how
         many of the nodes behind them get it too.
         """
         if not self._is_grad_enabled():
             return
         pending = [node for node in self._nodes(result) if _METADATA_KEY not in node.metadata]
-        line = self.sites.running(2) if pending else NO_CALL_SITE
-        for node in pending:  # grows while it is iterated
+        if not pending:
+            return
+        line = self.sites.running(_FRAMES_OF_HOOK)
+        remaining = nodes_behind
+        for node in pending:  # Grows while it is iterated: the search is breadth-first.
             node.metadata[_METADATA_KEY] = line
-            if nodes_behind > 0:
+            if remaining > 0:
                 behind = _nodes_without_line(node.next_functions)
-                nodes_behind -= len(behind)
+                remaining -= len(behind)
                 pending += behind
 
     def _nodes(self, result: object) -> Iterator[Any]:

@@ -11,13 +11,14 @@ Backends with a device are in `distsim.semantics.form.device_compiler`.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import TYPE_CHECKING
 
 from distsim.backends import call_refusal
 from distsim.backends.profile import SHAPE_CHECKED_OPS, BackendProfile
 from distsim.findings.final_state import RankEndStatus
 from distsim.operations.core.resolved_call import RankGroup, ResolvedCall
 from distsim.operations.registry import OPERATIONS
-from distsim.program.code import BufferVector, CodeCall, SharedCode, Vec, at_row
+from distsim.program.code import BufferVector, CodeCall, InvalidRows, SharedCode, Vec, at_row
 from distsim.program.model import Program, RankFault
 from distsim.semantics.form.group_creation import (
     DivergentNewGroup,
@@ -43,12 +44,9 @@ from distsim.semantics.form.instructions import (
     PostLaunch,
     WaitForRows,
 )
-from distsim.semantics.form.invalid_calls import (
-    CallPlace,
-    CallProblem,
-    partners_of_repeated_wait,
-    problem_of_invalid_call,
-)
+
+if TYPE_CHECKING:
+    from distsim.semantics.form.invalid_calls import CallProblem
 
 #: Operations that only take time and have no partners.
 LOCAL_WORK_OPS = ("compute", "assign", "sleep")
@@ -321,27 +319,47 @@ class UnitCompiler:
         return int(self.value(self.code.endpoints[call.endpoint].peer))
 
     # --- calls that may not be made ---
+    # `invalid_calls` is imported inside functions: valid programs do not need it, and start-up time
+    # counts.
     def _problem_of(self, position: int, call: CodeCall) -> CallProblem | None:
         for part in (call, *call.parts):
             if part.invalid is not None and part.invalid.rows[self.vector_row]:
-                collectives_before = self.collective_counts.get(self.group_id(call), 0)
-                place = CallPlace(
-                    self.program, self.profile, self.rank, self.code, position, collectives_before
-                )
-                return problem_of_invalid_call(place, part, part.invalid)
+                return self._problem_of_invalid(position, part, part.invalid)
+        error = self._error_of(position, call)
+        if error is None:
+            return None
+        from distsim.semantics.form.invalid_calls import CallProblem
+
+        return CallProblem("raises", error)
+
+    def _problem_of_invalid(
+        self, position: int, part: CodeCall, invalid: InvalidRows
+    ) -> CallProblem:
+        from distsim.semantics.form.invalid_calls import CallPlace, problem_of_invalid_call
+
+        call = self.code.calls[position]
+        place = CallPlace(
+            self.program,
+            self.profile,
+            self.rank,
+            self.code,
+            position,
+            collectives_before=self.collective_counts.get(self.group_id(call), 0),
+        )
+        return problem_of_invalid_call(place, part, invalid)
+
+    def _error_of(self, position: int, call: CodeCall) -> str | None:
+        """The error that the backend, or torch, raises at a call that keeps the rules."""
         if self._waits_for_ignored(position, call):
             # torch returns None for a call that it ignores.
-            text = "AttributeError: 'NoneType' object has no attribute 'wait'"
-            return CallProblem("raises", text)
+            return "AttributeError: 'NoneType' object has no attribute 'wait'"
         if call.op == "new_group":
             divergent = self.shared.divergent_groups.get((self.rank, position))
-            error = new_group_error(self.resolved(call), divergent, self.profile)
-            return None if error is None else CallProblem("raises", error)
+            return new_group_error(self.resolved(call), divergent, self.profile)
         refusal = self._first_refusal(call)
-        if refusal is not None:
-            return CallProblem("raises", refusal)
-        self._known_as_valid.add(id(call))
-        return None
+        if refusal is None:
+            self._known_as_valid.add(id(call))
+        return refusal
 
     def _waits_for_ignored(self, position: int, call: CodeCall) -> bool:
         targets = {position - distance for distance in call.waits}
@@ -354,6 +372,8 @@ class UnitCompiler:
             self.out.append(WaitForRows(position))
             return True
         if problem.reaction == "hangs":
+            from distsim.semantics.form.invalid_calls import partners_of_repeated_wait
+
             partners = partners_of_repeated_wait(self.code, self.vector_row, position)
             self.out.append(BlockForever(position, partners, problem.text))
             return False

@@ -14,7 +14,8 @@ is paid once per class instead of once per rank.
 It does not decide whether folding pays (`distsim.semantics.local.run`), and it does not check that
 the classes are stable.
 
-``cls`` names a `QuotientClass` in this module.
+In this module ``cls`` is a `QuotientClass`, ``t`` the clocks of a thread on all ranks of a class,
+and ``i`` the rows of one call on all these ranks.
 """
 
 from __future__ import annotations
@@ -71,21 +72,28 @@ def run_quotient(
     return clocks.progress(representatives)
 
 
-def _quotient_inputs(
-    linked: LinkedProgram, conditions: CompletionConditions, quotient: QuotientProgram
-) -> LocalRunInputs:
-    """The inputs of a run of the representatives, with their rows renumbered."""
-    representatives = [int(cls.ranks[0]) for cls in quotient.classes]
-    # Only the representatives' rows take part in the run. They become one dense block, because the
-    # driver keeps a list entry for every row number.
-    base = np.array([cls.base[0] for cls in quotient.classes], dtype=np.int64)
-    sizes = np.array([linked.base[r + 1] - linked.base[r] for r in representatives], dtype=np.int64)
-    first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes)])
-    #: By new row, the row of the linked program.
-    rows = np.repeat(base - first[:-1], sizes) + np.arange(first[-1])
-    all_base = np.array(linked.base, dtype=np.int64)
+class _DenseRows:
+    """The rows of the representatives, as one dense block.
 
-    def renumbered(column: IntArray) -> IntArray:
+    Only these rows take part in the run, and the driver keeps a list entry for every row number.
+    ``rows``: by new row, the row of the linked program. ``first``: by class, the first new row of
+    its representative.
+    """
+
+    def __init__(self, linked: LinkedProgram, quotient: QuotientProgram) -> None:
+        representatives = [int(cls.ranks[0]) for cls in quotient.classes]
+        sizes = np.array(
+            [linked.base[rank + 1] - linked.base[rank] for rank in representatives], dtype=np.int64
+        )
+        ends = np.cumsum(sizes)
+        base = np.array([cls.base[0] for cls in quotient.classes], dtype=np.int64)
+        self.first = ends - sizes
+        self.rows = np.repeat(base - self.first, sizes) + np.arange(sizes.sum())
+        self._class_of_rank = quotient.of
+        self._rank_of_row = linked.rank
+        self._base_of_rank = np.array(linked.base, dtype=np.int64)
+
+    def renumbered(self, column: IntArray) -> IntArray:
         """Rows of any rank as new rows of the representative of its class.
 
         A representative may need a row of a rank that does not run. Stability guarantees that the
@@ -94,17 +102,17 @@ def _quotient_inputs(
         # Negative entries are markers ("none", "never arrives") and stay as they are. The index is
         # clipped to 0 only so that it can be looked up; `where` discards the result.
         row = np.maximum(column, 0)
-        rank = linked.rank[row]
-        return np.where(column >= 0, first[quotient.of[rank]] + row - all_base[rank], column)
+        rank = self._rank_of_row[row]
+        new_row = self.first[self._class_of_rank[rank]] + row - self._base_of_rank[rank]
+        return np.where(column >= 0, new_row, column)
 
-    partial_waits: dict[int, tuple[int, ...]] = {}
-    if conditions.partial_waits:
-        new_row = {int(row): i for i, row in enumerate(rows.tolist())}
-        for row, needs in conditions.partial_waits.items():
-            if row in new_row:
-                needed = renumbered(np.array(needs, dtype=np.int64))
-                # Several needed ranks may have one representative: wait for it once.
-                partial_waits[new_row[row]] = tuple(dict.fromkeys(needed.tolist()))
+
+def _quotient_inputs(
+    linked: LinkedProgram, conditions: CompletionConditions, quotient: QuotientProgram
+) -> LocalRunInputs:
+    """The inputs of a run of the representatives, with their rows renumbered."""
+    dense = _DenseRows(linked, quotient)
+    rows = dense.rows
     instance = linked.instance[rows]
     # An instance counts down the members that it still waits for. Here the members of one class
     # arrive together, so the count is that of the distinct places, not of the ranks.
@@ -114,29 +122,46 @@ def _quotient_inputs(
     ]
     hosts: list[LocalThread] = []
     streams: list[LocalThread] = []
-    for cls, rank in zip(quotient.classes, representatives, strict=True):
+    for cls in quotient.classes:
+        rank = int(cls.ranks[0])
         # Instances of one kind behave equally, so the run needs one instance for each kind.
         rendezvous = [int(quotient.kinds[i]) for i in linked.rendezvous_of[rank]]
         steps = flatten_unit_threads(linked, cls.unit)
         host, host_streams = create_rank_threads(
-            linked, steps, cls.number, int(first[cls.number]), rendezvous, rank
+            linked, steps, cls.number, int(dense.first[cls.number]), rendezvous, rank
         )
         hosts.append(host)
         streams += host_streams
     return LocalRunInputs(
         linked,
         conditions,
-        need=renumbered(conditions.need[rows]).tolist(),
-        freed_by=renumbered(conditions.freed_by[rows]).tolist(),
+        need=dense.renumbered(conditions.need[rows]).tolist(),
+        freed_by=dense.renumbered(conditions.freed_by[rows]).tolist(),
         lag=conditions.lag[rows].tolist(),
         duration=conditions.duration[rows].tolist(),
         instance=np.where(instance >= 0, quotient.kinds[instance], -1).tolist(),
         kind=linked.kind[rows].tolist(),
-        partial_waits=partial_waits,
+        partial_waits=_partial_waits(conditions, dense),
         missing=missing,
         hosts=hosts,
         streams=streams,
     )
+
+
+def _partial_waits(
+    conditions: CompletionConditions, dense: _DenseRows
+) -> dict[int, tuple[int, ...]]:
+    """The rows that a row of an irregular collective needs, both as new rows."""
+    if not conditions.partial_waits:
+        return {}
+    found: dict[int, tuple[int, ...]] = {}
+    new_row = {int(row): i for i, row in enumerate(dense.rows.tolist())}
+    for row, needs in conditions.partial_waits.items():
+        if row in new_row:
+            needed = dense.renumbered(np.array(needs, dtype=np.int64))
+            # Several needed ranks may have one representative: wait for it once.
+            found[new_row[row]] = tuple(dict.fromkeys(needed.tolist()))
+    return found
 
 
 class _ClassClocks:

@@ -82,7 +82,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         self.layers_of_stage = train.layers_of_stages(context)
         self.stages = train.stages(context)
         self.context_axis = train.axis("context", context)
-        self.expert_axis = train.axis("experts", context) if self.cost.experts > 1 else None
+        self.expert_axis = train.axis("experts", context) if self.cost.expert_ranks > 1 else None
         data_axes = train.data_axes(context)
         self.dense_group = self.joint_group(data_axes)
         self.expert_group = self.joint_group(
@@ -146,12 +146,12 @@ class TransformerLayerWriter(TransformerTensorWriter):
         if self.is_layer_local:
             flops = cost.layer_flops + cost.padding_flops + attention_extra
             product = self.matmul("forward", flops)
-            return [*launches, product, *self.misaligned_scores(1), traffic]
+            return [*launches, product, *self.scores_without_tensor_cores(1), traffic]
         attention = self.block_forward(
             "attention",
             cost.attention_flops + attention_extra,
             self.gather_keys(),
-            self.misaligned_scores(1),
+            self.scores_without_tensor_cores(1),
         )
         mlp = self.block_forward(
             "mlp",
@@ -166,7 +166,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         before = [
             *self.recomputation(),
             *self.kernel_launches(2),
-            *self.misaligned_scores(self.score_backward_passes()),
+            *self.scores_without_tensor_cores(self.score_backward_passes()),
         ]
         traffic = self.memory_traffic("backward")
         mlp_flops = 2 * (cost.mlp_flops + cost.padding_flops)
@@ -232,19 +232,19 @@ class TransformerLayerWriter(TransformerTensorWriter):
 
         Fused attention reaches only a share of that rate (`attention_efficiency`). It also stays in
         the model's dtype if the products are in 8 bits, at twice the rate of 16 bits. The result is
-        negative if the scores have an entry of their own (`misaligned_scores`).
+        negative if the scores have an entry of their own (`scores_without_tensor_cores`).
         """
         scores_flops = self.cost.scores_flops
-        if self.cost.misaligned:
+        if self.cost.scores_miss_tensor_cores:
             return -round(passes * scores_flops)
         slowdown = 1 / self.train.attention_efficiency if self.cost.flash else 1.0
         dtype_ratio = FLOAT_DTYPE_BYTES[self.train.dtype] / FLOAT_DTYPE_BYTES[self.product_dtype]
         equivalent = (scores_flops + self.cost.idle_flops) * slowdown * dtype_ratio
         return round(passes * (equivalent - scores_flops))
 
-    def misaligned_scores(self, passes: float) -> list[Entry]:
+    def scores_without_tensor_cores(self, passes: float) -> list[Entry]:
         """Scores that cannot use the tensor cores, at the rate of float32."""
-        if not self.cost.misaligned:
+        if not self.cost.scores_miss_tensor_cores:
             return []
         flops = units.flops_text(passes * self.cost.scores_flops)
         return [compute("scores", {"flops": flops, "dtype": "float32"})]
@@ -291,7 +291,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         """FLOPs of the projections of queries, keys and values; of latent attention as one."""
         model = self.model
         per_matrix = [
-            2 * self.cost.tokens * model.hidden * columns // self.cost.tensor
+            2 * self.cost.tokens * model.hidden * columns // self.cost.tensor_ranks
             for columns in (model.q_hidden, model.kv_hidden, model.kv_hidden)
         ]
         return per_matrix if model.latent is None else [sum(per_matrix)]
@@ -311,9 +311,9 @@ class TransformerLayerWriter(TransformerTensorWriter):
         cost = self.cost
         is_backward = word == "backward"
         total = (1 + is_backward) * cost.layer_traffic
-        total += cost.products_traffic[is_backward] + cost.routing_traffic
+        total += cost.products_traffic.of(word) + cost.routing_traffic
         if self.product_dtype.startswith("float8"):
-            total += cost.casts_traffic[is_backward]
+            total += cost.casts_traffic.of(word)
         if is_backward:
             total += cost.sums_traffic
         if cost.autocast:
@@ -329,13 +329,13 @@ class TransformerLayerWriter(TransformerTensorWriter):
     # --- messages of a layer ---
     def gather_keys(self) -> list[Entry]:
         """Context parallelism: gather the keys and values of the whole sequence."""
-        if self.cost.context == 1:
+        if self.cost.context_ranks == 1:
             return []
         return [self.all_gather(self.cost.kv_numel, self.context_axis)]
 
     def scatter_key_gradients(self) -> list[Entry]:
         """Context parallelism: sum and scatter the gradients of keys and values."""
-        if self.cost.context == 1:
+        if self.cost.context_ranks == 1:
             return []
         return [self.reduce_scatter(self.cost.kv_numel, self.context_axis)]
 
@@ -352,7 +352,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         """An exchange among the ranks of the experts, with evenly spread tokens."""
         if self.expert_axis is None:
             return []
-        ranks = self.cost.experts
+        ranks = self.cost.expert_ranks
         numel = -(-round(self.cost.boundary_numel * self._copies_per_token) // ranks) * ranks
         return [
             step(
@@ -398,14 +398,14 @@ class TransformerLayerWriter(TransformerTensorWriter):
         Each rank has all norms and the whole router.
         """
         model = self.model
-        tensor_ranks = self.cost.tensor
+        tensor_ranks = self.cost.tensor_ranks
         norms = model.norms * total_numel(model.norm_shapes())
         router = model.experts * model.hidden
         unsplit = norms + router
         matrices = model.layer_parameters - model.expert_parameters - unsplit
         return ParameterCounts(
             dense=unsplit + matrices // tensor_ranks,
-            expert=model.expert_parameters // (tensor_ranks * self.cost.experts),
+            expert=model.expert_parameters // (tensor_ranks * self.cost.expert_ranks),
         )
 
     def end_parameters(self, stage: int) -> ParameterCounts:
@@ -413,11 +413,11 @@ class TransformerLayerWriter(TransformerTensorWriter):
         model = self.model
         numel = 0
         if stage == 0:
-            numel += model.embedding_parameters // self.cost.tensor
+            numel += model.embedding_parameters // self.cost.tensor_ranks
         if stage == self.stages - 1:
             has_second_copy = model.tied and self.stages > 1
             tied = model.vocabulary * model.hidden if has_second_copy else 0
-            numel += (model.head_parameters + tied) // self.cost.tensor
+            numel += (model.head_parameters + tied) // self.cost.tensor_ranks
         return ParameterCounts(numel)
 
     def model_stage(self, stage: int) -> int:
@@ -434,7 +434,7 @@ class TransformerLayerWriter(TransformerTensorWriter):
         end_of_dense = min(self.model.dense, first_layer + layers)
         dense_layers = max(0, end_of_dense - first_layer)
         expert_layers = layers - dense_layers
-        dense_layer_numel = dense_layers * self.model.dense_parameters // self.cost.tensor
+        dense_layer_numel = dense_layers * self.model.dense_parameters // self.cost.tensor_ranks
         return ParameterCounts(
             dense=ends.dense + expert_layers * layer.dense + dense_layer_numel,
             expert=ends.expert + expert_layers * layer.expert,

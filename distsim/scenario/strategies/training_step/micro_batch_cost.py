@@ -27,6 +27,8 @@ RecomputePolicy = Literal["none", "selective", "modules", "op", "full"]
 #: Rows of a tile of fused attention, and a typical number of multiprocessors (`idle_flops`).
 _ATTENTION_TILE_ROWS = 128
 _MULTIPROCESSORS = 128
+#: Rows of a tile of a matrix product: cutlass' default.
+_PRODUCT_TILE_ROWS = 128
 
 
 class _MatrixProduct(NamedTuple):
@@ -41,19 +43,31 @@ class _MatrixProduct(NamedTuple):
     is_split: bool
 
 
+class PassTraffic(NamedTuple):
+    """Bytes that the forward pass moves, and the backward pass."""
+
+    forward: int
+    backward: int
+
+    def of(self, word: Literal["forward", "backward"]) -> int:
+        """Bytes of one of the passes."""
+        return self.forward if word == "forward" else self.backward
+
+
 class MicroBatchCost(NamedTuple):
     """The layout of one rank, and the cost of a micro-batch on it.
 
-    ``tensor``: ranks that share a layer's matrices. With ``sequence_parallel`` these ranks also
-    share the activations between the matrices. ``context``: ranks that share a sequence.
-    ``experts``: ranks that share the experts; each rank keeps its own tokens, except while an
-    expert on another rank processes them.
+    ``tensor_ranks`` share a layer's matrices. With ``sequence_parallel`` they also share the
+    activations between the matrices. ``context_ranks`` share a sequence. ``expert_ranks`` share the
+    experts; each rank keeps its own tokens, except while an expert on another rank processes them.
 
     ``flash``: attention is fused and never writes its scores to memory. ``causal``: only the used
-    half of the scores is computed; the papers count all scores. ``gathered``: the modules are
-    PyTorch's, and the input that sequence-parallel ranks gather before a block is kept for the
-    backward pass, as DTensor does; otherwise it is gathered again. ``whole_logits``: each rank has
-    all logits for the loss.
+    half of the scores is computed; the papers count all scores. ``whole_logits``: each rank has all
+    logits for the loss.
+
+    ``pytorch_modules``: the modules are PyTorch's own, eager, with DTensor. DTensor keeps the input
+    that sequence-parallel ranks gather before a block for the backward pass. Otherwise the modules
+    are Megatron-LM's, whose kernels are fused, and the input is gathered again.
 
     ``autocast``: weights and the activations between layers are float32, and each product casts its
     inputs to ``itemsize`` bytes. An activation is cast once for each matrix that reads it, because
@@ -68,25 +82,25 @@ class MicroBatchCost(NamedTuple):
     micro_batch: int = 1
     sequence: int = 2048
     itemsize: int = 2
-    tensor: int = 1
+    tensor_ranks: int = 1
     sequence_parallel: bool = False
-    context: int = 1
-    experts: int = 1
+    context_ranks: int = 1
+    expert_ranks: int = 1
     recompute: RecomputePolicy = "none"
     flash: bool = False
     causal: bool = False
-    gathered: bool = False
+    pytorch_modules: bool = False
     whole_logits: bool = False
     autocast: bool = False
     keeps_8_bit_inputs: bool = False
 
     @property
-    def between(self) -> int:
+    def between_itemsize(self) -> int:
         """Bytes of one element of an activation between two layers."""
         return 4 if self.autocast else self.itemsize
 
     @property
-    def casts(self) -> int:
+    def casts_of_norms(self) -> int:
         """How often the outputs of a layer's two norms are cast for the matrices that read them.
 
         Queries, keys and values are three matrices; the feed-forward layer's last matrix reads no
@@ -97,17 +111,17 @@ class MicroBatchCost(NamedTuple):
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch on one rank."""
-        return self.micro_batch * self.sequence // self.context
+        return self.micro_batch * self.sequence // self.context_ranks
 
     @property
     def _sequence_ranks(self) -> int:
         """Tensor ranks that share the activations between the matrices."""
-        return self.tensor if self.sequence_parallel else 1
+        return self.tensor_ranks if self.sequence_parallel else 1
 
     @property
     def _is_logits_split(self) -> bool:
         """Whether the loss works on logits that are split among tensor ranks."""
-        return self.tensor > 1 and not self.whole_logits
+        return self.tensor_ranks > 1 and not self.whole_logits
 
     # --- floating-point operations, a multiply-add counted as two ---
     @property
@@ -118,7 +132,7 @@ class MicroBatchCost(NamedTuple):
         and the sequence parts.
         """
         columns = self.model.q_hidden + self.model.o_hidden
-        full = 2 * self.tokens * self.sequence * columns // self.tensor
+        full = 2 * self.tokens * self.sequence * columns // self.tensor_ranks
         return full // 2 if self.causal else full
 
     @property
@@ -139,13 +153,13 @@ class MicroBatchCost(NamedTuple):
     @property
     def attention_flops(self) -> int:
         """Forward FLOPs of one layer's attention: 2 per token and weight, and the scores."""
-        projections = 2 * self.tokens * self.model.attention_weights // self.tensor
+        projections = 2 * self.tokens * self.model.attention_weights // self.tensor_ranks
         return projections + self.scores_flops
 
     @property
     def output_flops(self) -> int:
         """Forward FLOPs of attention's output projection, which `attention_flops` includes."""
-        return 2 * self.tokens * self.model.o_hidden * self.model.hidden // self.tensor
+        return 2 * self.tokens * self.model.o_hidden * self.model.hidden // self.tensor_ranks
 
     @property
     def mlp_flops(self) -> int:
@@ -157,10 +171,10 @@ class MicroBatchCost(NamedTuple):
         model = self.model
         weights = model.matrices * model.hidden * model.active_ffn
         router = 2 * self.tokens * model.hidden * model.experts
-        return 2 * self.tokens * weights // self.tensor + router
+        return 2 * self.tokens * weights // self.tensor_ranks + router
 
     @property
-    def misaligned(self) -> bool:
+    def scores_miss_tensor_cores(self) -> bool:
         """Whether the products of unfused attention miss the tensor cores.
 
         They do if a row of a head's queries or keys is no multiple of 16 bytes (NVIDIA, Matrix
@@ -175,7 +189,7 @@ class MicroBatchCost(NamedTuple):
     @property
     def head_flops(self) -> int:
         """Forward FLOPs of the logits: 2 b s h V."""
-        return 2 * self.tokens * self.model.hidden * self.model.vocabulary // self.tensor
+        return 2 * self.tokens * self.model.hidden * self.model.vocabulary // self.tensor_ranks
 
     @property
     def recompute_flops(self) -> int:
@@ -197,7 +211,7 @@ class MicroBatchCost(NamedTuple):
         if latent is None:
             return 0
         weights = latent.queries * self.model.q_hidden + latent.keys * 2 * self.model.kv_hidden
-        return 2 * self.tokens * weights // self.tensor
+        return 2 * self.tokens * weights // self.tensor_ranks
 
     @property
     def modules_recompute_traffic(self) -> int:
@@ -212,7 +226,7 @@ class MicroBatchCost(NamedTuple):
         model = self.model
         if model.experts:
             weights = model.matrices * model.hidden * model.ffn * model.top_k
-            flops += 2 * self.tokens * weights // self.tensor
+            flops += 2 * self.tokens * weights // self.tensor_ranks
         return flops
 
     @property
@@ -245,32 +259,32 @@ class MicroBatchCost(NamedTuple):
         """
         mask_bytes = 2 if self.model.dropout else 0
         # Eight of ten reads and writes have the dtype between layers, two that of the products.
-        token_bytes = 8 * self.between + 2 * self.itemsize + mask_bytes
-        token_bytes += self.casts * (self.between + self.itemsize)
+        token_bytes = 8 * self.between_itemsize + 2 * self.itemsize + mask_bytes
+        token_bytes += self.casts_of_norms * (self.between_itemsize + self.itemsize)
         return self.tokens * self.model.hidden * token_bytes // self._sequence_ranks
 
     @property
     def _nonlinearity_traffic(self) -> int:
         """Bytes of the feed-forward layer's non-linearity; a gated one also reads the gate."""
         accesses = 3 if self.model.mlp == "swiglu" else 2
-        return self.itemsize * self.tokens * accesses * self.model.active_ffn // self.tensor
+        return self.itemsize * self.tokens * accesses * self.model.active_ffn // self.tensor_ranks
 
     @property
     def _rotary_traffic(self) -> int:
         """Bytes of the rotary embeddings of queries and keys.
 
-        Fused, each element is read and written once. PyTorch's modules (`gathered`) cast to
+        Fused, each element is read and written once. PyTorch's modules cast to
         float32, multiply as complex numbers and cast back: 20 bytes an element (23 on an H100,
         benchmarks/gpu/compute_h100.json).
         """
-        element_bytes = 20 if self.gathered else 2 * self.itemsize
-        return self.tokens * element_bytes * self.model.rotary_columns // self.tensor
+        element_bytes = 20 if self.pytorch_modules else 2 * self.itemsize
+        return self.tokens * element_bytes * self.model.rotary_columns // self.tensor_ranks
 
     @property
     def _softmax_traffic(self) -> int:
         """Bytes of an unfused softmax; its dropout reads and writes again, and writes a mask."""
         score_bytes = 4 * self.itemsize + 1 if self.model.dropout else 2 * self.itemsize
-        return self.tokens * self.model.heads * self.sequence * score_bytes // self.tensor
+        return self.tokens * self.model.heads * self.sequence * score_bytes // self.tensor_ranks
 
     @property
     def _product_columns_in(self) -> int:
@@ -280,7 +294,7 @@ class MicroBatchCost(NamedTuple):
         layers.
         """
         model = self.model
-        split = (model.o_hidden + model.active_ffn) // self.tensor
+        split = (model.o_hidden + model.active_ffn) // self.tensor_ranks
         return (1 + self._feed_forward_inputs) * model.hidden + split
 
     @property
@@ -288,7 +302,7 @@ class MicroBatchCost(NamedTuple):
         """Columns that one layer's matrix products write for each token."""
         model = self.model
         split = model.q_hidden + 2 * model.kv_hidden + (model.matrices - 1) * model.active_ffn
-        return (1 + self._feed_forward_inputs) * model.hidden + split // self.tensor
+        return (1 + self._feed_forward_inputs) * model.hidden + split // self.tensor_ranks
 
     @property
     def _feed_forward_inputs(self) -> int:
@@ -296,7 +310,7 @@ class MicroBatchCost(NamedTuple):
         return self.model.active_experts + bool(self.model.shared)
 
     @property
-    def products_traffic(self) -> tuple[int, int]:
+    def products_traffic(self) -> PassTraffic:
         """Bytes that one layer's matrix products write, forward and backward.
 
         Backward these are the gradients of inputs and weights. Only writes count, because a tile's
@@ -304,11 +318,12 @@ class MicroBatchCost(NamedTuple):
         media/docs/efficient_gemm.md, "Epilogue").
         """
         model = self.model
-        expert_width = max(model.experts // self.experts, 1) * model.ffn + model.shared
+        expert_width = max(model.experts // self.expert_ranks, 1) * model.ffn + model.shared
         weights = model.attention_weights + model.matrices * model.hidden * expert_width
         forward = self.itemsize * self.tokens * self._product_columns_out
         input_gradients = self.tokens * self._product_columns_in
-        return forward, self.itemsize * (input_gradients + weights // self.tensor)
+        backward = self.itemsize * (input_gradients + weights // self.tensor_ranks)
+        return PassTraffic(forward, backward)
 
     @property
     def sums_traffic(self) -> int:
@@ -318,7 +333,7 @@ class MicroBatchCost(NamedTuple):
         of each block, writes a whole gradient of the block's input, and a sum reads two and writes
         one. No tensor rank moves less of it.
         """
-        if not self.gathered:
+        if not self.pytorch_modules:
             return 0
         model = self.model
         attention_sums = 0 if model.latent else 2
@@ -327,15 +342,16 @@ class MicroBatchCost(NamedTuple):
         return 4 * self.itemsize * self.tokens * model.hidden * sums
 
     @property
-    def casts_traffic(self) -> tuple[int, int]:
+    def casts_traffic(self) -> PassTraffic:
         """Bytes that 8-bit matrix products add, forward and backward.
 
         Forward the inputs are written in 8 bits, backward the gradients of the outputs; each by
         rows and by columns. The operation that produces a tensor also casts it (Transformer
         Engine's fused casts), so there are no reads.
         """
-        return 2 * self.tokens * self._product_columns_in, (
-            2 * self.tokens * self._product_columns_out
+        return PassTraffic(
+            forward=2 * self.tokens * self._product_columns_in,
+            backward=2 * self.tokens * self._product_columns_out,
         )
 
     @property
@@ -348,31 +364,39 @@ class MicroBatchCost(NamedTuple):
         """
         if not self.model.experts:
             return 0
-        accesses = 8 if self.experts > 1 else 4
+        accesses = 8 if self.expert_ranks > 1 else 4
         return self.itemsize * self.routed_numel * accesses
 
     @property
     def padding_flops(self) -> int:
         """FLOPs that the padding of the experts' last tiles wastes.
 
-        Half a tile of 128 rows for each expert (grouped products, cutlass' default tile).
+        On average half of the last tile of each expert is padding (grouped products).
         """
         model = self.model
         if not model.experts:
             return 0
-        expert_flops = 2 * 64 * model.matrices * model.hidden * model.ffn // self.tensor
-        return expert_flops * (model.experts // self.experts)
+        padding_rows = _PRODUCT_TILE_ROWS // 2
+        expert_flops = (
+            2 * padding_rows * model.matrices * model.hidden * model.ffn // self.tensor_ranks
+        )
+        return expert_flops * (model.experts // self.expert_ranks)
 
     @property
-    def logits_traffic(self) -> tuple[int, int]:
+    def logits_traffic(self) -> PassTraffic:
         """Bytes that the logits and their loss move, forward and backward.
 
-        float32, as in PyTorch's cross_entropy. Forward: the product writes the logits, a cast
-        converts them, log_softmax reads them twice and writes once. Backward: the loss's gradient,
-        log_softmax's gradient from two inputs, and the cast back.
+        The loss works in float32, as PyTorch's cross_entropy does.
         """
-        logits = self.tokens * self.model.vocabulary // self.tensor
-        return logits * (2 * self.itemsize + 16), logits * (self.itemsize + 20)
+        logits = self.tokens * self.model.vocabulary // self.tensor_ranks
+        float32 = 4
+        # Forward, in the dtype of the product: written, and read by the cast. In float32: written
+        # by the cast, and two reads and a write of log_softmax.
+        forward_bytes = 2 * self.itemsize + 4 * float32
+        # Backward, in float32: the gradient of the loss is written; log_softmax reads it and its
+        # own output, and writes; the cast reads. The cast writes in the dtype of the product.
+        backward_bytes = 5 * float32 + self.itemsize
+        return PassTraffic(logits * forward_bytes, logits * backward_bytes)
 
     # --- activations that the forward pass keeps for the backward pass ---
     @property
@@ -382,10 +406,10 @@ class MicroBatchCost(NamedTuple):
         s b h (34 + 5 a s / h) for GPT on one rank (Korthikanti, equations 1 to 6).
         """
         if self.recompute == "full":
-            return self.between * self.hidden_numel // self._sequence_ranks
+            return self.between_itemsize * self.hidden_numel // self._sequence_ranks
         if self.recompute == "op":
             return self._op_bytes
-        split_bytes = (self._inner_bytes + self._scores_bytes) // self.tensor
+        split_bytes = (self._inner_bytes + self._scores_bytes) // self.tensor_ranks
         between_bytes = self._between_bytes // self._sequence_ranks
         return self._kept_gathers_bytes + between_bytes + split_bytes
 
@@ -395,7 +419,7 @@ class MicroBatchCost(NamedTuple):
 
         `_between_bytes` has the rank's own part.
         """
-        if not self.gathered:
+        if not self.pytorch_modules:
             return 0
         own_numel = self.hidden_numel // self._sequence_ranks
         return 2 * self.itemsize * (self.hidden_numel - own_numel)
@@ -441,7 +465,7 @@ class MicroBatchCost(NamedTuple):
         if self._keeps_all_products:
             return []
         return [
-            2 * self.tokens * product.columns_in * product.columns_out // self.tensor
+            2 * self.tokens * product.columns_in * product.columns_out // self.tensor_ranks
             for product in self._products[1::2]
         ]
 
@@ -456,16 +480,16 @@ class MicroBatchCost(NamedTuple):
         """
         model = self.model
         kept = self._products if self._keeps_all_products else self._products[::2]
-        columns = model.o_hidden // self.tensor
+        columns = model.o_hidden // self.tensor_ranks
         for product in kept:
-            columns += product.columns_out // (self.tensor if product.is_split else 1)
+            columns += product.columns_out // (self.tensor_ranks if product.is_split else 1)
         # With sequence parallelism also the scattered outputs of the two blocks.
         kept_between = 3 if self.sequence_parallel else 1
         columns += model.hidden * kept_between // self._sequence_ranks
-        routed = 2 * self.routed_numel if self.experts > 1 else 0
+        routed = 2 * self.routed_numel if self.expert_ranks > 1 else 0
         # Fused attention keeps one float32 per row of scores.
         row_bytes = 4 if self.flash else self.sequence * self.itemsize
-        scores_bytes = self.tokens * model.heads * row_bytes // self.tensor
+        scores_bytes = self.tokens * model.heads * row_bytes // self.tensor_ranks
         return self.itemsize * (self.tokens * columns + routed) + scores_bytes
 
     @property
@@ -481,10 +505,10 @@ class MicroBatchCost(NamedTuple):
         output is kept instead of the output. The policy `modules` recomputes the outputs of norms.
         """
         mask_bytes = 2 if self.model.dropout else 0
-        norm_outputs = self.casts or 2
+        norm_outputs = self.casts_of_norms or 2
         if self.recompute == "modules":
             norm_outputs = 0
-        element_bytes = 2 * self.between + norm_outputs * self._input_itemsize + mask_bytes
+        element_bytes = 2 * self.between_itemsize + norm_outputs * self._input_itemsize + mask_bytes
         return self.hidden_numel * element_bytes
 
     @property
@@ -509,7 +533,9 @@ class MicroBatchCost(NamedTuple):
             inputs += model.o_hidden
         if model.experts:
             # The caller divides by the tensor ranks, but each of them has the whole input.
-            inputs += model.hidden * model.active_experts * self.tensor * (1 + self.gathered)
+            inputs += (
+                model.hidden * model.active_experts * self.tensor_ranks * (1 + self.pytorch_modules)
+            )
         token_bytes = self.itemsize * attention + self._input_itemsize * inputs
         # With `modules`, inputs of activation functions are kept in 8 bits too (DeepSeek-V3,
         # section 3.3.3; Megatron-LM's --activation-func-fp8-input-store).
@@ -528,7 +554,7 @@ class MicroBatchCost(NamedTuple):
         if self.recompute == "modules" and model.latent is not None:
             latent = model.latent
             compressed = latent.queries + latent.keys + latent.rotary
-            return model.o_hidden + compressed * self.tensor
+            return model.o_hidden + compressed * self.tensor_ranks
         columns = model.q_hidden + model.o_hidden + 2 * model.kv_hidden
         return columns + (model.q_hidden + model.kv_hidden if model.qk_norm else 0)
 
@@ -541,7 +567,7 @@ class MicroBatchCost(NamedTuple):
         """
         if self.model.mlp == "gelu":
             return 2
-        fuses_gate = self.flash and not self.gathered
+        fuses_gate = self.flash and not self.pytorch_modules
         return 3 if fuses_gate else 4
 
     @property
@@ -573,15 +599,17 @@ class MicroBatchCost(NamedTuple):
         4 s b h (1 + V / h) / t (Korthikanti, section 4.3). DTensor keeps the projection's input
         whole.
         """
-        norm_input = self.between * self.hidden_numel // self._sequence_ranks
-        projection_ranks = 1 if self.gathered else self._sequence_ranks
+        norm_input = self.between_itemsize * self.hidden_numel // self._sequence_ranks
+        projection_ranks = 1 if self.pytorch_modules else self._sequence_ranks
         projection_input = self.itemsize * self.hidden_numel // projection_ranks
         return norm_input + projection_input + 4 * self.logits
 
     @property
     def logits(self) -> int:
         """Elements of a rank's logits in the loss."""
-        return self.tokens * self.model.vocabulary // (1 if self.whole_logits else self.tensor)
+        return (
+            self.tokens * self.model.vocabulary // (1 if self.whole_logits else self.tensor_ranks)
+        )
 
     @property
     def loss_bytes(self) -> int:
@@ -595,7 +623,7 @@ class MicroBatchCost(NamedTuple):
         bytes a logit with the 4 kept, 14 not split). Megatron's loss works in place
         (tensor_parallel/cross_entropy.py): only the gradient of the logits, in their dtype.
         """
-        if not self.gathered:
+        if not self.pytorch_modules:
             return self.logits * self.itemsize
         float32_bytes = 12 if self._is_logits_split else 8
         return self.logits * (self.itemsize + float32_bytes)
@@ -623,7 +651,7 @@ class MicroBatchCost(NamedTuple):
 
         Context parallel ranks exchange these.
         """
-        return 2 * self.tokens * self.model.kv_hidden // self.tensor
+        return 2 * self.tokens * self.model.kv_hidden // self.tensor_ranks
 
     @property
     def routed_numel(self) -> int:
@@ -634,13 +662,13 @@ class MicroBatchCost(NamedTuple):
         return self.boundary_numel * self.model.active_experts
 
 
-def step_flops(one: MicroBatchCost, batch: int) -> int:
+def step_flops(cost: MicroBatchCost, batch: int) -> int:
     """Model FLOPs of one training step over ``batch`` sequences, on all ranks together.
 
-    Forward once, backward twice, and the recomputation of ``one``. For GPT with full recomputation
+    Forward once, backward twice, and the recomputation of ``cost``. For GPT with full recomputation
     and plain attention, this is 96 B s l h^2 (1 + s/6h + V/16lh) (Narayanan, equation 3). Both
     count the logits with three passes.
     """
-    whole = one._replace(tensor=1, context=1, micro_batch=batch)
+    whole = cost._replace(tensor_ranks=1, context_ranks=1, micro_batch=batch)
     layer_flops = 3 * whole.layer_flops + whole.recompute_flops
-    return one.model.layers * layer_flops + 3 * whole.head_flops
+    return cost.model.layers * layer_flops + 3 * whole.head_flops

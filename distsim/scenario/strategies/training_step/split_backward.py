@@ -40,7 +40,7 @@ class SplitBackwardWriter(TransformerLayerWriter):
     def layer_backward_input(self) -> list[Entry]:
         cost = self.cost
         before = [*self.recomputation(), *self.kernel_launches(1)]
-        before += self.misaligned_scores(self.score_backward_passes())
+        before += self.scores_without_tensor_cores(self.score_backward_passes())
         traffic = self.memory_traffic("backward")
         attention_flops = self.attention_backward_flops() - self._attention_weight_flops
         mlp_flops = 2 * (cost.mlp_flops + cost.padding_flops) - self._mlp_weight_flops
@@ -89,7 +89,7 @@ class SplitBackwardWriter(TransformerLayerWriter):
             "attention",
             cost.attention_flops + self.attention_extra_flops(1),
             self.gather_keys(),
-            self.misaligned_scores(1),
+            self.scores_without_tensor_cores(1),
         )
         mlp_flops = cost.mlp_flops + cost.padding_flops
         forward_mlp = self.block_forward("mlp", mlp_flops, [], [])
@@ -105,7 +105,7 @@ class SplitBackwardWriter(TransformerLayerWriter):
         return [
             *self.recomputation(),
             *self.kernel_launches(3),
-            *self.misaligned_scores(self.score_backward_passes()),
+            *self.scores_without_tensor_cores(self.score_backward_passes()),
             *self.dispatch_tokens(names[0]),
             *forward_attention,
             self.memory_traffic("forward"),

@@ -52,7 +52,7 @@ class TransformerMemory(SplitBackwardWriter):
         footprint = self.footprint((0,), [PipelineAction(0, "F", 0), PipelineAction(0, "B", 0)])
         if self.train.autocast:
             allocated = self.autocast_peak_bytes()
-        elif self.train.zero >= 2 and self.cost.gathered:
+        elif self.train.zero >= 2 and self.cost.pytorch_modules:
             allocated = self.fully_shard_peak_bytes()
         else:
             return _nonzero_sizes(footprint)
@@ -109,7 +109,7 @@ class TransformerMemory(SplitBackwardWriter):
             return self.group_size[group]
         if group == self.dense_group:
             return data_ranks
-        return max(data_ranks // self.cost.experts, 1)
+        return max(data_ranks // self.cost.expert_ranks, 1)
 
     def cast_parameter_bytes(self) -> int:
         """Bytes of the weights that autocast has cast for products.
@@ -131,10 +131,10 @@ class TransformerMemory(SplitBackwardWriter):
         to_accumulated_grad_if_needed; read on an H100, benchmarks/gpu/memory_h100.json).
         """
         has_embedding = any(self.model_stage(stage) == 0 for stage in stages)
-        if self.train.zero > 1 or not self.cost.gathered or not has_embedding:
+        if self.train.zero > 1 or not self.cost.pytorch_modules or not has_embedding:
             return 0
         whole = self.model.vocabulary * self.model.hidden
-        return (whole - whole // self.cost.tensor) * self._gradient_itemsize
+        return (whole - whole // self.cost.tensor_ranks) * self._gradient_itemsize
 
     # --- activations ---
     @cached_property
@@ -191,7 +191,7 @@ class TransformerMemory(SplitBackwardWriter):
         kept = self.layers_of_stage[0] * cost.activation_bytes
         working = max(cost.peak_layer_bytes - cost.activation_bytes, 0)
         embedding_numel = self.model.vocabulary * self.model.hidden
-        head_numel = embedding_numel // cost.tensor
+        head_numel = embedding_numel // cost.tensor_ranks
 
         in_loss = (
             gradients_before

@@ -62,7 +62,7 @@ class TransformerTensorWriter(EntryWriter):
     @property
     def is_tensor_parallel(self) -> bool:
         """Whether several ranks share the matrices."""
-        return self.tensor_axis is not None and self.cost.tensor > 1
+        return self.tensor_axis is not None and self.cost.tensor_ranks > 1
 
     @property
     def splits_vocabulary(self) -> bool:
@@ -114,7 +114,7 @@ class TransformerTensorWriter(EntryWriter):
     @property
     def hidden_part_numel(self) -> int:
         """Elements of a tensor rank's part of the activation between two blocks."""
-        return self.cost.hidden_numel // self.cost.tensor
+        return self.cost.hidden_numel // self.cost.tensor_ranks
 
     def gather_hidden(self, handle: str | None = None) -> Entry:
         """Sequence parallelism: gather the activation before a block."""
@@ -141,7 +141,7 @@ class TransformerTensorWriter(EntryWriter):
         """The call after a block, if any."""
         if self.cost.sequence_parallel:
             return [self.scatter_hidden()]
-        return [self.all_reduce_hidden()] if self.cost.tensor > 1 else []
+        return [self.all_reduce_hidden()] if self.cost.tensor_ranks > 1 else []
 
     # --- embedding, logits, loss ---
     def embedding_forward(self) -> list[Entry]:
@@ -175,14 +175,14 @@ class TransformerTensorWriter(EntryWriter):
     def loss_traffic(self, word: Literal["forward", "backward"]) -> Entry:
         """The memory traffic of the loss: of a part of the logits, unless they were gathered."""
         is_gathered = self.splits_vocabulary and not self.train.loss_parallel
-        parts = self.cost.tensor if is_gathered else 1
-        part_bytes = self.cost.logits_traffic[word == "backward"]
+        parts = self.cost.tensor_ranks if is_gathered else 1
+        part_bytes = self.cost.logits_traffic.of(word)
         return compute(f"{word} loss", {"bytes": units.size_text(parts * part_bytes)})
 
     def loss_calls(self) -> list[Entry]:
         """The reductions of a loss on split logits, or the gather of the logits."""
         if not self.train.loss_parallel:
-            vocabulary_part = -(-self.model.vocabulary // self.cost.tensor)
+            vocabulary_part = -(-self.model.vocabulary // self.cost.tensor_ranks)
             return [self.all_gather(self.cost.tokens * vocabulary_part, self.tensor_axis)]
         number_per_token = tensor_declaration(self.cost.tokens, "float32")
         return [
@@ -256,7 +256,7 @@ class TransformerTensorWriter(EntryWriter):
         of the scatter the last product. ``first_flops`` and ``last_flops`` are the FLOPs of these
         two products, ``inner`` the entries between them.
         """
-        ranks = self.cost.tensor
+        ranks = self.cost.tensor_ranks
         handle = f"{self.prefix}_{word.replace(' ', '_')}"
         during_gather = first_flops - first_flops // ranks
         during_scatter = last_flops - last_flops // ranks
@@ -272,7 +272,7 @@ class TransformerTensorWriter(EntryWriter):
     def scatter_in_pieces(self, word: str, handle: str, flops: int) -> list[Entry]:
         """A reduce_scatter that overlaps with products, except for its last piece."""
         part = self.hidden_part_numel
-        last_piece = max(part // self.cost.tensor, 1)
+        last_piece = max(part // self.cost.tensor_ranks, 1)
         axis = self.tensor_axis
         product = self.matmul(f"{word}, pieces", flops)
         if last_piece == part:
@@ -305,7 +305,7 @@ class TransformerTensorWriter(EntryWriter):
         wait_for_input: list[Entry] = [wait(f"{handle}_input")] if gathers_again else []
 
         row_flops = self.overlapped_row_flops(word) if ends_in_row_matrix else 0
-        during_gather = row_flops - row_flops // self.cost.tensor
+        during_gather = row_flops - row_flops // self.cost.tensor_ranks
         gather_output_gradient: list[Entry] = []
         if row_flops:
             gather_output_gradient = [

@@ -358,7 +358,7 @@ class TransformerStepWriter(TransformerMemory):
         has_embeddings = 0 in stages or self.stages - 1 in stages
         if not self.has_tied_embedding_copies or not has_embeddings:
             return []
-        numel = self.model.vocabulary * self.model.hidden // self.cost.tensor
+        numel = self.model.vocabulary * self.model.hidden // self.cost.tensor_ranks
         tensor = tensor_declaration(numel, self.train.gradient_dtype)
         return [step("all_reduce", tensor=tensor, group=self._tied_embedding_group_name)]
 

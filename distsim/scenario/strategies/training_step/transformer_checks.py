@@ -58,7 +58,7 @@ class CheckedTransformer(TransformerFields):
 
     def _refuse_tensor_axis(self, cost: MicroBatchCost) -> Iterator[Refusal]:
         """Sizes of the model that the tensor ranks cannot share equally."""
-        model, ranks = cost.model, cost.tensor
+        model, ranks = cost.model, cost.tensor_ranks
         sizes = {
             "heads": model.heads,
             "kv_heads": model.kv_heads,
@@ -75,25 +75,25 @@ class CheckedTransformer(TransformerFields):
 
     def _refuse_sequence(self, cost: MicroBatchCost) -> Iterator[Refusal]:
         """Sequences that context and tensor ranks cannot share equally."""
-        if cost.sequence % cost.context:
+        if cost.sequence % cost.context_ranks:
             yield (
                 ("sequence",),
-                f"sequence {cost.sequence} is not divisible by the context axis of {cost.context} "
-                "ranks",
+                f"sequence {cost.sequence} is not divisible by the context axis of "
+                f"{cost.context_ranks} ranks",
             )
-        elif cost.sequence_parallel and cost.sequence // cost.context % cost.tensor:
-            part = cost.sequence // cost.context
+        elif cost.sequence_parallel and cost.sequence // cost.context_ranks % cost.tensor_ranks:
+            part = cost.sequence // cost.context_ranks
             sequence = f"the part of {part} tokens on a context rank"
-            if cost.context == 1:
+            if cost.context_ranks == 1:
                 sequence = f"sequence {part}"
             yield (
                 ("sequence",),
                 (
-                    f"{sequence} is not divisible by the tensor axis of {cost.tensor} ranks, "
+                    f"{sequence} is not divisible by the tensor axis of {cost.tensor_ranks} ranks, "
                     "which sequence_parallel needs"
                 ),
             )
-        if self.tensor_overlap and cost.tensor > 1 and not cost.sequence_parallel:
+        if self.tensor_overlap and cost.tensor_ranks > 1 and not cost.sequence_parallel:
             yield (
                 ("tensor_overlap",),
                 (
@@ -103,7 +103,7 @@ class CheckedTransformer(TransformerFields):
             )
 
     def _refuse_experts(self, cost: MicroBatchCost, context: ExpansionContext) -> Iterator[Refusal]:
-        model, ranks = cost.model, cost.experts
+        model, ranks = cost.model, cost.expert_ranks
         if ranks > 1 and model.experts == 0:
             axis = self.axis("experts", context)
             yield (

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from distsim.backends import BACKEND_PROFILES, DEFAULT_BACKEND
 from distsim.common.errors import UsageError
-from distsim.common.units import duration_text
+from distsim.common.units import duration_text, size_text
 from distsim.hardware.cluster import PRESETS, cluster_from
 from distsim.program.model import Program, RankFault
 from distsim.scenario.format.models.sections import ProcessGroupOptions
@@ -205,6 +205,11 @@ def _option_fields(options: Mapping[str, object]) -> dict[str, object]:
     timeout = fields.get("timeout")
     if isinstance(timeout, int):
         fields["timeout"] = duration_text(timeout)
+    for profile in BACKEND_PROFILES.values():
+        name = profile.buffer_option.name if profile.buffer_option is not None else ""
+        nbytes = fields.get(name)
+        if isinstance(nbytes, int):
+            fields[name] = size_text(nbytes)
     return fields
 
 

@@ -49,11 +49,12 @@ def _finding_lines() -> Iterator[str]:
         GENERATED_NOTICE,
         (
             "`distsim explain DS301` prints the section of one code. The meaning of a code never "
-            "changes."
+            "changes. A finding that sets no verdict leaves it to other findings. Without any, the "
+            "verdict is `ok`, because calls match, even if a rank raises (DS802)."
         ),
     )
     for info in CODES.values():
-        verdict = f"verdict `{info.verdict}`" if info.verdict else "does not change the verdict"
+        verdict = f"verdict `{info.verdict}`" if info.verdict else "sets no verdict"
         yield f"## {info.code}: {info.title}"
         yield f"{info.severity.capitalize()}, {verdict}."
         yield wrapped(info.what)

@@ -56,7 +56,11 @@ def explain_code(code: str, width: int = _WIDTH) -> str:
         near = nearest_code(code)
         hint = f"did you mean {near}?" if near else f"codes run from {min(CODES)} to {max(CODES)}"
         raise KeyError(f"no finding has the code {code}; {hint}")
-    gives = f"verdict {info.verdict}" if info.verdict else "does not change the verdict"
+    gives = (
+        f"verdict {info.verdict}"
+        if info.verdict
+        else "sets no verdict (other findings do, or it is ok)"
+    )
     title = fill(
         f"{info.code}  {info.title}",
         width,

@@ -98,8 +98,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "sets this key.",
         "`get` and `wait` raise after the store's timeout of 5 minutes. A loop around `check` "
         "runs forever. Other ranks wait for this rank.",
-        "Let a rank set the key in every run, and not after a barrier (or another call) that waits "
-        "for the reading rank. Compare the spelling of the key, and the prefix of a PrefixStore.",
+        "Let a rank set the key in every run. Before that, this rank must not wait for the reading rank, "
+        "for example in a barrier. Compare the spelling of the key, and the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'
         "c10d = dist.distributed_c10d\n"
@@ -191,8 +191,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "request never waited for",
         "warning",
         "leak",
-        "A rank never waits for a request (isend, irecv, an async collective or a batch with a "
-        "handle).",
+        "A rank never waits for the request (`Work` object) of an isend, irecv, batch or asynchronous "
+        "collective.",
         (
             "The rank cannot know whether its data has arrived, or whether it may reuse the buffer. "
             "Errors of the request are lost."

@@ -95,8 +95,9 @@ PORTABILITY_AND_FAULT_CODES: tuple[CodeInfo, ...] = (
         "warning",
         None,
         (
-            "The program fails in some orders of events and completes in others. The outcome "
-            "depends on which message a receive from any source takes, or on which sends are buffered."
+            "The program fails in some orders of events and completes in others. Another finding describes "
+            "the failure and sets the verdict. DS609 adds an order in which it happens: which message a "
+            "receive from any source takes, or which sends are buffered."
         ),
         ("The program may work a hundred times, and then hang when one rank is slower than usual."),
         "Name the source of the receive, or use different tags for different kinds of messages. "
@@ -147,9 +148,9 @@ program:
         "barrier and signals share a channel",
         "warning",
         None,
-        "A barrier of symmetric memory uses the same cells of the signal pad as put_signal and "
-        "wait_signal on its channel. Here the barrier takes a signal that put_signal sent, "
-        "or wait_signal takes a signal that the barrier sent.",
+        "Symmetric memory stores signals in cells: one for each sender and channel (a number, default 0). "
+        "A barrier uses the same cells as put_signal and wait_signal on its channel. Here the barrier "
+        "takes a signal of put_signal, or wait_signal takes a signal of the barrier.",
         (
             "The barrier accepts any signal in the cell. A rank returns from the barrier before the "
             "other rank arrives, so the barrier orders nothing. The later wait_signal then gets the "
@@ -217,7 +218,8 @@ program:
         "operation not supported by the backend",
         "error",
         None,
-        "The backend does not have this operation, or torch cannot create this group on it.",
+        "The backend does not have this operation. Or the operation is new_group with "
+        "use_local_synchronization, and torch cannot create the group.",
         "torch raises on every calling rank. For example, only gloo has monitored_barrier.",
         "Use a supported operation (`distsim explain backends` has the table).",
         example_scenario(2, "", "monitored_barrier", backend="nccl"),
@@ -445,8 +447,8 @@ program:
         "request dropped before it completes",
         "warning",
         None,
-        "The program does not wait for an isend, irecv or batch. It drops the request, or "
-        "overwrites its handle.",
+        "The program drops the request of an isend, irecv or batch, or overwrites its handle. If no other "
+        "failure ends the program before, DS304 or DS501 reports this request instead.",
         (
             "Gloo cancels a message whose request is dropped, unless the peer has already made the "
             "matching call. So the outcome depends on which rank arrives first. torch's MPI backend "
@@ -458,7 +460,7 @@ program:
             3,
             "",
             "{isend: {tensor: x, dst: 1}, ranks: 2}",
-            "{recv: {tensor: y, src: 1 - rank}, ranks: rank < 2}",
+            "{recv: {tensor: y, src: 1 - rank}, ranks: rank < 2}  # another failure: ranks 0 and 1 hang",
             "{send: {tensor: y, dst: 1 - rank}, ranks: rank < 2}",
             "{recv: {tensor: x, src: 2}, ranks: 1}",
         ),

@@ -15,6 +15,7 @@ import numpy as np
 from distsim.common.expressions import Expression
 from distsim.operations.core.collective_results import numpy_dtype, reduce_arrays
 from distsim.operations.core.field_types import PerRank
+from distsim.operations.core.resolved_call import TensorBuffer
 from distsim.values.lineage import Content, FlatArray, Numbers, numel_of
 
 #: Tensors up to this many elements can have elements that differ; larger ones are uniform or
@@ -115,6 +116,20 @@ def widen_numbers(numbers: FlatArray) -> object:
         target = np.bool_
     widened: FlatArray = numbers.astype(target)
     return widened[0].item() if widened.size == 1 else widened
+
+
+def broadcast_numbers(numbers: object, buffer: TensorBuffer, target: TensorBuffer) -> object:
+    """The widened numbers of a buffer, repeated until they are as many as the target has.
+
+    None if they do not fit, by the rules of torch: `target.copy_(buffer)` would raise. Buffers of
+    as many elements fit too, because a scenario may declare a matrix as a list of its elements.
+    """
+    if not isinstance(numbers, np.ndarray) or buffer.numel == target.numel:
+        return numbers
+    try:
+        return np.broadcast_to(numbers.reshape(buffer.shape), target.shape).ravel()
+    except ValueError:
+        return None
 
 
 def numbers_of_content(content: Content, dtype: str, limit: int = LIMIT_ELEMENTS) -> Numbers:

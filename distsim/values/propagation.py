@@ -35,7 +35,13 @@ from distsim.values.lineage import (
     slice_content,
 )
 from distsim.values.matched_calls import MatchedCalls
-from distsim.values.numbers import LIMIT_ELEMENTS, fill_numbers, numbers_of_content, widen_numbers
+from distsim.values.numbers import (
+    LIMIT_ELEMENTS,
+    broadcast_numbers,
+    fill_numbers,
+    numbers_of_content,
+    widen_numbers,
+)
 
 
 def compute_values(
@@ -338,8 +344,13 @@ class _ValuePass:
             names[buffer.name] = None if numbers is None else widen_numbers(numbers)
         for target in _assigned_buffers(call):
             target_numbers: Numbers = None
-            if all_known:
-                target_numbers = self._fill(call.value, {**names, "copy": target.index}, target)
+            operands = {
+                buffer.name: broadcast_numbers(names[buffer.name], buffer, target)
+                for buffer in self._tensors_in_value(call)
+            }
+            if all_known and not any(numbers is None for numbers in operands.values()):
+                environment = {**names, **operands, "copy": target.index}
+                target_numbers = self._fill(call.value, environment, target)
             content = self._assigned_content(call, target, contents, target_numbers, row)
             self.write(call.rank, target, content, row)
         self.read[row] = ()

@@ -387,3 +387,22 @@ def test_only_declared_values_and_assigns_introduce_numbers() -> None:
             [[{"op": "compute", "writes": "x"}]], {"x": ((1,), "int64", None)}
         ).program.features
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2,), "[[10, 11], [10, 11]]"),  # repeated for each row
+        ((2, 1), "[[10, 10], [11, 11]]"),
+        ((4,), "[[10, 11], [12, 13]]"),  # as many elements, in another shape
+        ((3,), "?"),  # does not fit: torch raises
+    ],
+)
+def test_a_tensor_in_an_assigned_value_is_broadcast_to_the_target(shape, expected) -> None:
+    case = ByHand(
+        [[{"op": "assign", "tensor": "x", "value": "10 + y"}]],
+        {"x": ((2, 2), "int64", None), "y": (shape, "int64", "index")},
+    )
+    values = compute_values(case.program, case.trace([]))
+
+    assert values.text(0, "x") == expected

@@ -84,7 +84,7 @@ NprocOption = Annotated[
         "--nproc",
         metavar="N",
         help="Number of ranks per node. "
-        "[default: that of torchrun, srun or mp.spawn in the command]",
+        "[default: that of the launcher, or of mp.spawn in the script]",
     ),
 ]
 NnodesOption = Annotated[

@@ -114,9 +114,9 @@ def command(arguments: CheckArguments) -> None:
     Without files, check finds the scenarios under the current folder. pyproject.toml sets defaults
     under [tool.distsim.check]: paths, exclude, strict, max-states, max-calls.
 
-    Exit status 2: a file cannot be read. Exit status 1: a scenario has an error or does not
-    complete on its backend, or the search over orders of events stopped early and a hang remains
-    possible. Exit status 0: none of these.
+    Exit status 2: a file cannot be read. Exit status 1: a scenario has an error, does not complete
+    on its backend, or may hang in an order of events that the search did not reach. Exit status 0:
+    none of these.
 
     \b
     Example: distsim check scenarios/ring_of_four.yaml

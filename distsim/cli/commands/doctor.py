@@ -48,8 +48,8 @@ LiveOption = Annotated[
     typer.Option(
         "--live",
         metavar="PID",
-        help="Process ID of a launcher (or rank); doctor inspects all ranks below it and their "
-        "child processes twice, and writes a bundle (hang-PID.zip, or -o F.zip).",
+        help="Process ID of a launcher (or rank); doctor takes two snapshots of its ranks and "
+        "their child processes, to see progress, and writes a bundle (hang-PID.zip, or -o F.zip).",
     ),
 ]
 ViewOption = Annotated[

@@ -50,7 +50,7 @@ ReferenceOption = Annotated[
         "--cluster",
         metavar="NAME",
         help="Compare communication with times predicted for this hardware model (preset or file), "
-        "with one rank per node. [default: compare with the usual times in the recording]",
+        "assuming one rank per node. [default: compare with the usual times in the recording]",
     ),
 ]
 WhatIfOption = Annotated[

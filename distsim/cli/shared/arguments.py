@@ -86,8 +86,8 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Refuse programs of more than N calls. If you set N, the limits on ranks (131072) "
-            "and on the simulator's memory (2.3 GiB) do not apply. [default: 5000000]"
+            "Accept up to N calls, whatever the number of ranks and the memory. "
+            "[default limits: 5000000 calls, 131072 ranks, 2.3 GiB]"
         ),
     ),
 ]

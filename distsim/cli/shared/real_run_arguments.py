@@ -72,7 +72,7 @@ RepeatOption = Annotated[
         metavar="N",
         min=1,
         max=1000,
-        help="Number of measured runs after one warm-up run.",
+        help="Number of measured runs; if more than 1, after a warm-up run.",
     ),
 ]
 ForceOption = Annotated[

@@ -68,9 +68,9 @@ StragglersOption = Annotated[
     str | None,
     typer.Option(
         "--stragglers",
-        metavar="SHARE x FACTOR",
-        help="With --seeds: make random ranks slower. 1%x1.3 makes 1 % of the ranks slower "
-        "by a factor of 1.3.",
+        metavar="SHARExFACTOR",
+        help="With --seeds: make random ranks slower. For example, 1%x1.3 makes "
+        "1 % of the ranks slower by a factor of 1.3.",
     ),
 ]
 

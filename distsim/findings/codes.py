@@ -56,11 +56,7 @@ def explain_code(code: str, width: int = _WIDTH) -> str:
         near = nearest_code(code)
         hint = f"did you mean {near}?" if near else f"codes run from {min(CODES)} to {max(CODES)}"
         raise KeyError(f"no finding has the code {code}; {hint}")
-    gives = (
-        f"verdict {info.verdict}"
-        if info.verdict
-        else "sets no verdict (other findings do, or it is ok)"
-    )
+    verdict = f"verdict {info.verdict}" if info.verdict else "leaves the verdict to other findings"
     title = fill(
         f"{info.code}  {info.title}",
         width,
@@ -68,7 +64,7 @@ def explain_code(code: str, width: int = _WIDTH) -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    parts = [title, f"{info.severity}, {gives}"]
+    parts = [title, fill(f"{info.severity}, {verdict}", width)]
     chapters = {"What it is": info.what, "What happens": info.why, "What to do": info.remedy}
     parts += [f"{head}\n{_wrapped_text(body, width)}" for head, body in chapters.items()]
     parts.append(

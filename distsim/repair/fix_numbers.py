@@ -133,6 +133,51 @@ def roots_as_numbers(
                 yield words, with_steps_replaced(data, path, [step])
 
 
+def root_of_other_ranks(
+    data: ScenarioData,
+    program: Program,
+    named: list[DataPath],
+    lines: Mapping[DataPath, int],
+    user_lines: Mapping[DataPath, int],
+) -> Iterator[tuple[str, ScenarioData]]:
+    """A root becomes the one that other ranks name for this operation, as a number.
+
+    The expression itself cannot be copied: `src: rank` names another rank on each of them.
+    """
+    for path in named:
+        entry = value_at(data, path)
+        op, fields = op_of(entry), fields_of(entry)
+        key = next((key for key in ("src", "dst") if key in fields), None)
+        if key is None or not OPERATIONS[op].root_field:
+            continue
+        own_roots = _roots_at(program, op, lines[path])
+        for other in named:
+            if other == path or op_of(value_at(data, other)) != op:
+                continue
+            selectors = _selectors_around(data, other)
+            for number in sorted(_roots_at(program, op, lines[other]) - own_roots):
+                root = written_number(data, program, number, fields[key], selectors)
+                step = make_step(op, {**fields, key: root}, ranks_of(entry))
+                words = f"{op}: set {key} to {root}, the root that line {user_lines[other]} names"
+                yield words, with_steps_replaced(data, path, [step])
+
+
+def _selectors_around(data: ScenarioData, path: DataPath) -> list[object]:
+    """The `ranks` of a step and of the blocks around it."""
+    entries = (value_at(data, path[:length]) for length in range(1, len(path) + 1))
+    return [entry["ranks"] for entry in entries if isinstance(entry, dict) and "ranks" in entry]
+
+
+def _roots_at(program: Program, op: str, line: int) -> set[int]:
+    """The roots that calls of an operation on this line name, as global ranks."""
+    return {
+        call.root
+        for rank in program.present
+        for position, call in program.calls_of(rank)
+        if call.op == op and call.root is not None and program.place(rank, position).line == line
+    }
+
+
 def splits_as_numbers(
     data: ScenarioData, program: Program, named: list[DataPath], lines: Mapping[DataPath, int]
 ) -> Iterator[tuple[str, ScenarioData]]:
@@ -234,6 +279,7 @@ __all__ = [
     "fewer_iterations",
     "more_iterations",
     "outputs_as_sent",
+    "root_of_other_ranks",
     "roots_as_numbers",
     "splits_as_numbers",
 ]

@@ -79,6 +79,7 @@ from distsim.repair.fix_numbers import (
     fewer_iterations,
     more_iterations,
     outputs_as_sent,
+    root_of_other_ranks,
     roots_as_numbers,
     splits_as_numbers,
 )
@@ -346,6 +347,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
     arguments = chain(
         receive_into_awaited(data, calls.named),
         equal_iterations(data, program, hints.user_lines),
+        root_of_other_ranks(data, program, calls.named_steps, hints.lines, hints.user_lines),
         roots_as_numbers(data, program, calls.named_steps),
         splits_as_numbers(data, program, calls.named_steps, hints.lines),
         outputs_as_sent(data, program, calls.named_steps),

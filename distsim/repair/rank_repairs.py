@@ -23,7 +23,7 @@ class RepairDoubts(NamedTuple):
     calls in another order than on other ranks. ``unusual``: calls in another order than that of the
     declarations of their tensors. ``unused_names``: declared names that nothing uses.
     ``warnings``: warnings of `check`, such as a condition that no rank meets. ``unreached``: steps
-    that no rank reaches.
+    that no rank reaches. ``fixed_numbers``: expressions that become numbers.
     """
 
     against_words: int = 0
@@ -32,6 +32,7 @@ class RepairDoubts(NamedTuple):
     unused_names: int = 0
     warnings: int = 0
     unreached: int = 0
+    fixed_numbers: int = 0
 
 
 class ScenarioRepair(NamedTuple):
@@ -86,6 +87,7 @@ def preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.flow.lost_reads,
         fix.doubts.unreached,
         fix.doubts.unused_names,
+        fix.doubts.fixed_numbers,
         removes_local_work,
         -len(fix.completes),
         fix.doubts.warnings,

@@ -51,6 +51,7 @@ from distsim.repair.scenario_data import (
 from distsim.repair.text_hints import TextHints, unusual_orders
 from distsim.repair.text_patch import line_numbers_before, patched_text, unified_diff
 from distsim.repair.update_expectations import updated_expectations
+from distsim.repair.written_numbers import numbers_for_expressions
 from distsim.scenario import loads
 from distsim.scenario.format.source.construct import construct
 from distsim.scenario.format.source.document import YamlDocument, compose
@@ -189,14 +190,13 @@ class _Original:
     def __init__(self, first: _RepairCandidate) -> None:
         program, verdict = _program_of(first), first.verdict
         self.text = first.text
+        self.content = plain_data(_parse_document(first.text, "").root)
         self.tensors = FilledTensors(program)
         self.data = ExchangedData(program, self.tensors.empty_roots)
         self.flow = DataFlow(program)
         self.undefined_reads = self.flow.undefined_reads()
         self.results = ProgramResults(program)
-        self.hints = TextHints(
-            first.text, plain_data(_parse_document(first.text, "").root), program
-        )
+        self.hints = TextHints(first.text, self.content, program)
         # A race or a leak is a fault in the order of events: the data of all ranks are right.
         is_misbehaviour = verdict.verdict not in ("race", "leak")
         outliers = set(verdict.culprits) if is_misbehaviour else set()
@@ -218,6 +218,7 @@ class _Original:
             unusual,
             len(unused_names(data)),
             unreached=_unreached_steps(document, program),
+            fixed_numbers=numbers_for_expressions(self.content, data),
         )
 
     def loss_in(self, program: Program, tensors: FilledTensors) -> DataLoss | None:

@@ -60,7 +60,7 @@ class SharedDecisions:
 
 def _unbroken(words: str) -> str:
     """The words without line breaks and the marks of comments."""
-    return re.sub(r"\s*\n\s*#?\s*", " ", words)
+    return " ".join(line.strip().removeprefix("#").strip() for line in words.splitlines())
 
 
 def _condition_without_rank(program: Program, selector: object) -> str:

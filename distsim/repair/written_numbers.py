@@ -7,11 +7,18 @@ that writes numbers keeps numbers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from distsim.program.model import Program
 from distsim.repair.expression_text import name_order, with_name_replaced
-from distsim.repair.scenario_data import ScenarioData, value_by_rank
+from distsim.repair.scenario_data import (
+    ScenarioData,
+    fields_of,
+    step_paths,
+    value_at,
+    value_by_rank,
+)
 
 
 def written_number(
@@ -27,6 +34,27 @@ def written_number(
         if set(value_by_rank(program, text)) == {number}:
             return text
     return number
+
+
+def numbers_for_expressions(before: ScenarioData, after: ScenarioData) -> int:
+    """How many fields of steps lose an expression that names something, and get a number."""
+    lost = Counter(key for key, _ in (_expressions(before) - _expressions(after)).elements())
+    gained = Counter(key for key, _ in (_numbers(after) - _numbers(before)).elements())
+    return (lost & gained).total()
+
+
+def _expressions(data: ScenarioData) -> Counter[tuple[str, str]]:
+    fields = _fields_of_steps(data)
+    return Counter((key, value) for key, value in fields if isinstance(value, str))
+
+
+def _numbers(data: ScenarioData) -> Counter[tuple[str, int]]:
+    return Counter((key, value) for key, value in _fields_of_steps(data) if type(value) is int)
+
+
+def _fields_of_steps(data: ScenarioData) -> Iterator[tuple[str, object]]:
+    for path in step_paths(data):
+        yield from fields_of(value_at(data, path)).items()
 
 
 def _parts_of(written: object) -> Iterator[str]:
@@ -53,4 +81,4 @@ def _changed_names(data: ScenarioData, before: object, likely: list[str]) -> Ite
             yield from (with_name_replaced(part, name, other) for other in others)
 
 
-__all__ = ["written_number"]
+__all__ = ["numbers_for_expressions", "written_number"]

@@ -46,6 +46,30 @@ _PROGRAMS = {
         "      - send: {tensor: y, dst: 0, tag: request}\n",
         "dst: 0, tag: answer",
     ),
+    "the root that has the data, as other ranks name it": (
+        "world: 3\nmesh: {stage: 3}\ntensors: {x: {shape: [2], value: 1}}\n"
+        "program:\n"
+        "  - ranks: stage == stage_size - 1\n"
+        "    steps: [{assign: {tensor: x, value: 7}}, {broadcast: {tensor: x, src: rank}}]\n"
+        "  - ranks: stage < stage_size - 1\n"
+        "    steps:\n"
+        "      - broadcast: {tensor: x, src: 0}\n",
+        "src: stage_size - 1",
+    ),
+    "the index of the loop as the root, like the sibling": (
+        "world: 4\nmesh: {row: 2, column: 2}\n"
+        "tensors: {a: {shape: [2]}, b: {shape: [2]}}\n"
+        "program:\n"
+        "  - repeat:\n"
+        "      times: 2\n"
+        "      index: k\n"
+        "      steps:\n"
+        "        - assign: {tensor: a, value: rank}\n"
+        "        - broadcast: {tensor: a, group: column, group_src: k}\n"
+        "        - assign: {tensor: b, value: rank}\n"
+        "        - broadcast: {tensor: b, group: row, group_src: row}\n",
+        "group: row, group_src: k",
+    ),
     "a group that no call uses": (
         "world: 3\niterations: 2\nvars: {stays: rank < 2}\ngroups: {stayers: [0, 1]}\n"
         "tensors: {x: {shape: [4]}}\n"

@@ -23,9 +23,7 @@ def tree(path: Path) -> ast.Module:
 @cache
 def nodes(path: Path) -> tuple[ast.AST, ...]:
     with no_garbage_collection():
-        found = tuple(ast.walk(tree(path)))
-        gc.freeze()  # they stay, so the collector need not look at them again
-        return found
+        return tuple(ast.walk(tree(path)))
 
 
 @contextmanager

@@ -23,7 +23,7 @@ _TRACE_HEAD = re.compile(r"^\s*Traceback \(most recent call last\):\s*$")
 _HARMLESS_TRACEBACK = re.compile(
     r"^\s*(Exception ignored (?:in|on)|--- Logging error ---|Exception in thread |Error in atexit)"
 )
-_TRACE_FILE = re.compile(r'^\s+File "(.*?)", line (\d+), in (.*)$')
+_TRACE_FILE = re.compile(r'^\s+File "([^"]*)", line (\d+), in (.*)$')
 _ERROR = re.compile(
     r"^((?:\w+\.)*[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Timeout|Warning)\b)(?::\s?(.*))?$"
 )

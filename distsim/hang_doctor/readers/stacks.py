@@ -21,7 +21,7 @@ _PYSPY_VALUE_HEADS = ("Arguments:", "Locals:", "Arguments::", "Locals::")
 _FAULT_THREAD = re.compile(
     r"^(?:Current thread|Thread) (0x[0-9a-fA-F]+)(?: \[(.*?)\])? \(most recent call first\):\s*$"
 )
-_FAULT_FRAME = re.compile(r'^\s*File "(.*?)", line (\d+) in (.*)$')
+_FAULT_FRAME = re.compile(r'^\s*File "([^"]*)", line (\d+) in (.*)$')
 _FAULT_NO_FRAME = ("<no Python frame>", "...")
 _COMMAND_RANK = re.compile(r"--(?:node_)?rank[= ](\d{1,7})\b")
 #: Functions in which every thread but the main one starts.

@@ -84,7 +84,8 @@ NprocOption = Annotated[
         "--nproc",
         metavar="N",
         help="Number of ranks per node. "
-        "[default: that of the launcher, or of mp.spawn in the script]",
+        "[default: that of the launcher, or of mp.spawn in the script; "
+        "without both, RANK is not set]",
     ),
 ]
 NnodesOption = Annotated[

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support.source_trees import no_garbage_collection
+from distsim.common.records import gc_paused
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,7 +126,7 @@ def passages_of_page(source: str) -> Iterator[Passage]:
 
 def passages_of_module(source: str) -> Iterator[Passage]:
     """Every string constant and comment of a Python module."""
-    with no_garbage_collection():
+    with gc_paused():
         tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:

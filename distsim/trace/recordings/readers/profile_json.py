@@ -9,12 +9,12 @@ The text is parsed as a whole if its first list of events is a nested one.
 
 from __future__ import annotations
 
-import gc
 import json
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
+
+from distsim.common.records import gc_paused
 
 _EVENTS_KEY = re.compile(r'"traceEvents"\s*:\s*\[')
 _BETWEEN = re.compile(r"[\s,]*")
@@ -35,7 +35,7 @@ class ParsedProfile(NamedTuple):
 def parse_profile(content: bytes, keep: Callable[[Any], Kept | None]) -> ParsedProfile:
     """Parse a profile. Raises ValueError or RecursionError for damaged JSON."""
     text = content.decode(json.detect_encoding(content), "surrogatepass")
-    with _paused_garbage_collection():
+    with gc_paused():
         found = _EVENTS_KEY.search(text)
         parsed = None if found is None else _parse_in_pieces(text, found, keep)
         return _parse_whole(text, keep) if parsed is None else parsed
@@ -68,17 +68,6 @@ def _parse_whole(text: str, keep: Callable[[Any], Kept | None]) -> ParsedProfile
         return ParsedProfile(values, [], False)
     kept = [one for one in map(keep, events) if one is not None]
     return ParsedProfile(values, kept, True)
-
-
-@contextmanager
-def _paused_garbage_collection() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 __all__ = ["ParsedProfile", "parse_profile"]

@@ -74,13 +74,12 @@ def complement_conditions(
     when their work is done.
     """
     barriers = [path for path in step_paths(data) if call_name(value_at(data, path)) == "barrier"]
-    for path in barriers:
-        conditions = [ranks_of(value_at(data, other)) for other in barriers if other != path]
-        for condition in dict.fromkeys(filter(None, map(_as_text, conditions))):
+    conditions = dict.fromkeys(_as_text(ranks_of(value_at(data, path))) for path in barriers)
+    of_all_ranks = [path for path in barriers if ranks_of(value_at(data, path)) is None]
+    for path in of_all_ranks:
+        for condition in filter(None, conditions):
             opposite = negated(condition)
-            if ranks_of(value_at(data, path)) is not None or not any(
-                value_by_rank(program, opposite)
-            ):
+            if not any(value_by_rank(program, opposite)):
                 continue
             changed = copy.deepcopy(data)
             step = {"barrier": fields_of(value_at(data, path)), "ranks": opposite}

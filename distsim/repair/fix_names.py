@@ -13,6 +13,7 @@ from typing import Final
 from distsim.program.model import Program
 from distsim.repair.declared_names import unused_names
 from distsim.repair.expression_text import name_order, with_name_replaced
+from distsim.repair.fix_messages import PEER_FIELD
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -30,17 +31,16 @@ from distsim.repair.scenario_data import (
     with_steps_replaced,
 )
 
+#: The field with the peer, of messages and of calls on another rank's memory.
 _PEER_FIELD: Final = {
-    "send": "dst",
-    "isend": "dst",
-    "recv": "src",
-    "irecv": "src",
+    **PEER_FIELD,
     "put_signal": "dst",
     "wait_signal": "src",
     "put": "dst",
     "get": "src",
 }
-#: A name that is not declared, and the one that people write in its place by mistake.
+#: Names that exist without a declaration. `rank` takes the place of `world_size` only, because
+#: people write one for the other.
 _RANK: Final = "rank"
 _WORLD_SIZE: Final = "world_size"
 _COPY_FIELDS: Final = ("tensor", "input", "output", "as", "handles")

@@ -248,9 +248,6 @@ def _kinds_of_changes(
         else add_relative_counterparts(data, hints.program, calls.named),
     ):
         yield _of_kind(ADDS_CALLS, additions)
-    if hints.program is not None:
-        relative = add_relative_counterparts(data, hints.program, calls.named)
-        yield _of_kind(ADDS_CALLS, relative)
     yield _of_kind(
         REMOVES_CALLS, _removals(data, list(dict.fromkeys((*calls.named, *calls.with_objects))))
     )

@@ -423,8 +423,8 @@ class _HangDiagnosis:
     def _exit_code(self, rank: int, need: WaitDependency, exited: tuple[int, ...]) -> str:
         """The code of the finding on a rank that waits for exited ranks.
 
-        DS304: for a message that the program of the exited rank does not contain; for an any-source
-        receive, that no sender is left for.
+        DS304: for a message that the program of the exited rank does not contain, and for an
+        any-source receive without a sender that still runs.
         DS302: for ranks that all reached the end of their programs. DS303: for a rank that failed,
         never started, or may have failed before it could send or receive.
         """

@@ -190,7 +190,6 @@ class SymbolTable:
         for name, group in self.scenario.groups.items():
             settings = _GroupSettings(group.backend, group.timeout_ns)
             if group.ranks is not None:
-                self._check_group(name, group.ranks)
                 self._groups[name] = self.tables.group(name, group.ranks, *settings)
             elif group.axes is not None:
                 self._groups[name] = self._axis_groups(tuple(group.axes), name, settings)
@@ -199,19 +198,6 @@ class SymbolTable:
                 by_rank = np.broadcast_to(np.asarray(value), self.world_size)
                 name_of = partial("{0}[{1}]".format, name)
                 self._groups[name] = self._partition(by_rank, name_of, settings)
-
-    def _check_group(self, name: str, ranks: tuple[int, ...]) -> None:
-        outside = [rank for rank in ranks if not 0 <= rank < self.world_size]
-        if outside:
-            self.problem(
-                ("groups", name),
-                (
-                    f"group {name} contains rank {outside[0]}, but the world has ranks 0 to "
-                    f"{self.world_size - 1}"
-                ),
-            )
-        if len(set(ranks)) != len(ranks):
-            self.problem(("groups", name), f"group {name} lists a rank twice: {list(ranks)}")
 
     def group(self, name: str | tuple[str, ...] | None) -> Vec:
         """The group id of each rank of the world for a group's name, an axis or several axes."""

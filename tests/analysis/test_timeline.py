@@ -98,6 +98,13 @@ def test_a_hanging_rank_waits_to_the_end_and_never_finishes() -> None:
     assert result.ranks[0] == RankTimes(0, 0, 0, 45, 5, NEVER)
 
 
+def test_a_call_that_returns_at_time_zero_is_over() -> None:
+    rows = [_row("barrier", host=(0, 0), ran=(0, 0), match=0), _row("barrier", 1, (0, NEVER))]
+    result = build_timeline(make(rows))
+
+    assert [rank.finished_ns for rank in result.ranks] == [0, NEVER]
+
+
 def test_a_rank_that_exits_finishes_at_its_exit() -> None:
     """The call never returns; one behind which it hangs is another matter."""
     result = build_timeline(

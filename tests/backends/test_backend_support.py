@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -50,6 +51,17 @@ def test_each_backend_refuses_what_its_table_excludes() -> None:
                     assert profile.refuse(call) == SUPPORT_BY_BACKEND[name].refusal(
                         op, dtype, reduce_op
                     )
+
+
+@pytest.mark.parametrize(("op", "side"), [("send", "inputs"), ("recv", "outputs")])
+def test_a_message_is_refused_for_its_dtype_on_the_sender_and_on_the_receiver(
+    op: str, side: str
+) -> None:
+    """A send has only inputs and a receive only outputs."""
+    buffers: dict[str, Any] = {side: (TensorBuffer("x", 0, (1,), "bfloat16"),)}
+    call = ResolvedCall(op, 0, RankGroup(0, "world", (0, 1)), peer=1, **buffers)
+
+    assert BACKEND_PROFILES["mpi"].refuse(call) == "map::at"
 
 
 def test_support_tables_follow_the_order_of_backends_and_cover_every_dtype() -> None:

@@ -50,6 +50,22 @@ def test_presets_have_the_numbers_of_the_data_sheets() -> None:
     assert (a100.device.memory_bytes_per_ns, h100.device.memory_bytes_per_ns) == (2039, 3350)
 
 
+@pytest.mark.parametrize(
+    ("peak", "expected_flop_per_ns"),
+    [
+        ({"bfloat16": "312 TFLOP/s", "float32": "19.5 TFLOP/s", "int8": "5 TFLOP/s"}, 19_500),
+        ({"bfloat16": "312 TFLOP/s", "float16": "300 TFLOP/s"}, 300_000),
+    ],
+)
+def test_a_dtype_without_a_peak_rate_uses_that_of_float32_or_else_the_lowest(
+    peak: dict[str, str], expected_flop_per_ns: float
+) -> None:
+    given = preset("dgx-a100").to_mapping()
+    cluster = cluster_from({**given, "device": {**given["device"], "peak": peak}})
+
+    assert cluster.device.peak_flop_per_ns("float64") == expected_flop_per_ns
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_comments_on_the_numbers_of_a_preset_cite_a_source(name: str) -> None:
     """A data sheet, a cloud's page, NCCL's source or a published measurement; what is a guess says

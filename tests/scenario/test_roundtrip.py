@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from distsim.common.expressions import ExpressionError
 from distsim.operations.registry import OPERATIONS
 from distsim.scenario import Scenario, load, loads
+from distsim.scenario.format.dump import entry_data, to_yaml
 from distsim.scenario.format.models.entries import RESERVED_NAMES
 from distsim.scenario.format.source.document import YamlDocument, compose
 from distsim.scenario.format.source.yaml_nodes import dump_yaml
@@ -233,6 +234,26 @@ def test_a_written_scenario_parses_to_the_same_scenario(data: dict[str, Any]) ->
 
 def test_every_scenario_of_the_project_survives_writing_and_reading() -> None:
     assert [file.stem for file in SCENARIOS if loads(load(file).to_yaml()) != load(file)] == []
+
+
+def test_flat_yaml_keeps_a_block_only_if_it_selects_ranks() -> None:
+    scenario = loads("""
+world: 2
+backend: gloo
+program:
+  - steps:
+      - barrier
+      - repeat: {times: 2, steps: [{steps: [barrier]}]}
+      - {ranks: 0, steps: [{steps: [{compute: {time: 1 ms}}]}]}
+""")
+    block = {"ranks": 0, "steps": [{"compute": {"time": "1 ms"}}]}
+
+    flat = loads(to_yaml(dict(scenario), flat=True))
+    assert [entry_data(entry) for entry in flat.program] == [
+        {"barrier": {}},
+        {"repeat": {"times": 2, "steps": [{"barrier": {}}]}},
+        block,
+    ]
 
 
 texts = st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs", "Zl", "Zp")))

@@ -528,9 +528,9 @@ def shrink(
 def fix(scenario: str | Path, *, backend: str | None = None, write: bool = False) -> FixAnswer:
     """Search for repairs of a failing scenario file (or YAML text).
 
-    ``write``: replace the file by the best repair, in one step. Without a repair that checks ok,
-    the file stays unchanged. Raises UsageError if the file is not writable, or changes during the
-    search.
+    ``write``: replace the file by the best repair, in one step. The file stays unchanged if no
+    repair checks ok, or if the best one ends an exchange of data. Raises UsageError if the file is
+    not writable, or changes during the search.
     """
     from distsim.repair.search import find_repairs
 
@@ -544,9 +544,10 @@ def fix(scenario: str | Path, *, backend: str | None = None, write: bool = False
 
     file = open_for_repair(Path(scenario), writable=write)
     repairs = find_repairs(file.text, str(scenario), backend=backend)
-    if write and repairs:
+    is_written = write and bool(repairs) and not repairs[0].ends_exchanges
+    if is_written:
         write_repaired(file, repairs[0].text)
-    return FixAnswer(repairs, written=write and bool(repairs))
+    return FixAnswer(repairs, written=is_written)
 
 
 def render(

@@ -42,15 +42,22 @@ _BUFFER_FIELDS: Final = ("input", "output", "tensor")
 
 
 def extend_to_all_ranks(
-    data: ScenarioData, paths: list[DataPath]
+    data: ScenarioData, program: Program | None, paths: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """A collective, new_group or message that only some ranks call is called by all."""
+    """A collective, new_group or message that only some ranks call is called by all.
+
+    The part of its condition that is the same on all ranks, such as one on the iteration, stays.
+    """
     for path in paths:
         entry = value_at(data, path)
         if ranks_of(entry) is not None and (_needs_all_ranks(entry) or _is_message(entry)):
             found = copy.deepcopy(data)
             del value_at(found, path)["ranks"]
-            yield f"call {call_name(entry)} on all ranks", found
+            condition = "" if program is None else condition_for_all_ranks(program, ranks_of(entry))
+            if condition:
+                value_at(found, path)["ranks"] = condition
+            where = f" where {condition}" if condition else ""
+            yield f"call {call_name(entry)} on all ranks{where}", found
 
 
 def _needs_all_ranks(entry: object) -> bool:

@@ -19,10 +19,12 @@ from distsim.repair.scenario_data import (
     ScenarioData,
     call_name,
     calling_ranks,
+    depends_on_rank,
     fields_of,
     group_members,
     is_collective,
     make_step,
+    names_in,
     ranks_of,
     step_paths,
     times_of,
@@ -73,10 +75,17 @@ def _in_definitions(
 def _in_program(
     data: ScenarioData, program: Program, other: str, named: list[DataPath]
 ) -> Iterator[tuple[str, ScenarioData]]:
-    """Conditions, counts of loops and arguments with this var in place of one of their names."""
+    """Conditions, counts of loops and arguments with this var in place of one of their names.
+
+    A condition that names `rank` chooses ranks, so only a var that differs by rank replaces it.
+    """
+    differs_by_rank = depends_on_rank(program, other)
     for path in step_paths(data):
         entry = value_at(data, path)
         for text in _with_other_name(program, ranks_of(entry), other):
+            chooses_ranks = _RANK in names_in(str(ranks_of(entry)))
+            if chooses_ranks and _RANK not in names_in(text) and not differs_by_rank:
+                continue
             changed = copy.deepcopy(data)
             value_at(changed, path)["ranks"] = text
             name = call_name(entry)

@@ -239,7 +239,9 @@ def _kinds_of_changes(
         make_same_call(data, calls.with_objects),
         complete_early_exits(data),
         extend_to_all_ranks(
-            data, list(dict.fromkeys((*calls.steps, *calls.parts, *calls.with_objects)))
+            data,
+            hints.program,
+            list(dict.fromkeys((*calls.steps, *calls.parts, *calls.with_objects))),
         ),
         copy_to_other_ranks(data, calls.with_objects),
         add_counterparts(data, calls.named),
@@ -448,7 +450,8 @@ def _copy_arguments(data: ScenarioData, calls: _Calls, hints: FailureHints) -> I
         for key in ("src", "dst"):
             if isinstance(fields.get(key), str | dict):
                 step = make_step(op, {**fields, key: 0}, ranks_of(entry))
-                yield f"{op}: use one root on all ranks", with_steps_replaced(data, path, [step])
+                words = f"{op}: use one root on all ranks: set {key} to 0"
+                yield words, with_steps_replaced(data, path, [step])
 
 
 def _has_field(op: str, key: str) -> bool:

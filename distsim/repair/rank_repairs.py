@@ -60,6 +60,15 @@ class ScenarioRepair(NamedTuple):
     doubts: RepairDoubts
 
     @property
+    def ends_exchanges(self) -> bool:
+        """Whether data that correct ranks exchanged no longer arrive, or a call is removed.
+
+        Only the author knows whether the program needs them, so `check --fix` writes no such
+        repair.
+        """
+        return self.loss.lost > 0 or self.kind >= REMOVES_CALLS
+
+    @property
     def changes_results(self) -> bool:
         """Whether the correct ranks may compute something else than before."""
         changed_data = (self.loss.lost, self.loss.changed_reductions, self.flow.lost_reads)

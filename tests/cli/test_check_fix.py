@@ -92,6 +92,30 @@ def test_fix_does_not_change_a_file_without_a_repair(
     assert failing.read_bytes() == before
 
 
+#: Every rank sends its own copy. Only the author knows whose copy all ranks should have.
+_OWN_ROOTS = """\
+world: 3
+backend: gloo
+tensors: {w: {shape: [4]}}
+program:
+  - broadcast: {tensor: w, src: rank}
+"""
+
+
+def test_fix_lists_a_repair_that_ends_an_exchange_and_writes_no_file(
+    cli: Cli, tmp_path: Path
+) -> None:
+    file = tmp_path / "roots.yaml"
+    file.write_text(_OWN_ROOTS, encoding="utf-8")
+    done = cli("check", file, "--fix")
+
+    assert done.returncode == 1
+    assert "not repaired: the best repair ends an exchange of data" in done.stdout
+    assert "1. line 5" in done.stdout
+    assert "To apply repair 1" in done.stdout
+    assert file.read_text(encoding="utf-8") == _OWN_ROOTS
+
+
 def test_a_read_only_file_is_a_user_error(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Root may write every file, so the permission itself would prove nothing there.
     monkeypatch.setattr(os, "access", lambda *_: False)

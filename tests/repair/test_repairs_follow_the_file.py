@@ -182,6 +182,28 @@ _PROGRAMS = {
         "      - send: {tensor: g, dst: 0}\n",
         "recv: {tensor: p, src: 0}",
     ),
+    "a reduction of one rank keeps its condition on the iteration": (
+        "world: 3\nvars: {steps: 4}\ntensors: {g: {shape: [4]}, loss: {shape: [1]}}\n"
+        "program:\n"
+        "  - repeat:\n"
+        "      times: steps\n"
+        "      index: step\n"
+        "      steps:\n"
+        "        - all_reduce: {tensor: g}\n"
+        "        - {all_reduce: {tensor: loss}, ranks: rank == 0 and step % 2 == 0}\n",
+        "+          ranks: step % 2 == 0\n",
+    ),
+    "a var that is the same on all ranks does not replace the rank of a condition": (
+        "world: 3\nvars: {steps: 4}\ntensors: {g: {shape: [4]}}\n"
+        "program:\n"
+        "  - repeat:\n"
+        "      times: steps\n"
+        "      index: step\n"
+        "      steps:\n"
+        "        - ranks: step > 0 and rank > 0\n"
+        "          steps: [{compute: {time: 1 ms}}, {all_reduce: {tensor: g}}]\n",
+        "+        - ranks: step > 0\n",
+    ),
     "a stage sends what the next one receives": (
         "world: 3\ntensors: {x: {shape: [4], value: 1}, y: {shape: [4]}}\n"
         "program:\n"

@@ -64,7 +64,8 @@ FixOption = Annotated[
     typer.Option(
         "--fix",
         help=(
-            "Repair each failing scenario file in place, if distsim finds a repair with verdict ok."
+            "Repair each failing scenario file in place, if the best repair keeps the "
+            "exchanged data."
         ),
     ),
 ]

@@ -41,7 +41,8 @@ def write_repairs(results: list[CheckResult], backend: str | None) -> list[Check
             continue
         answer = fix(result.file, backend=backend, write=True)
         if not answer.written:
-            console.out(f"\n{_no_repair_text(result)}\n  the file is unchanged")
+            reason = _choice_text(result.file, answer.raw) or f"\n{_no_repair_text(result)}"
+            console.out(f"{reason}\n  the file is unchanged")
             still_failing.append(result)
             continue
         best = answer.raw[0]
@@ -134,6 +135,22 @@ def _no_repair_text(result: CheckResult) -> str:
     for remedy in next(remedies, ()):
         lines += wrapped_lines(f"help: {remedy}", indent="  ", further="    ")
     return "\n".join(lines)
+
+
+def _choice_text(file: str, repairs: tuple[ScenarioRepair, ...]) -> str:
+    """The repairs among which the user must choose; empty if there are none."""
+    from distsim.output.text_layout import wrapped_lines
+
+    if not repairs:
+        return ""
+    lines = [f"\n{file}: not repaired: the best repair ends an exchange of data or removes a call"]
+    for number, repair in enumerate(repairs, 1):
+        lines += _repair_lines(number, repair)
+    remedy = (
+        "help: choose a repair and edit the file. To apply repair 1, run "
+        f"`distsim check {file} --diff -o repair.patch` and the command that it prints"
+    )
+    return "\n".join([*lines, *wrapped_lines(remedy, indent="  ", further="    ")])
 
 
 def _repairs_text(file: str, repairs: tuple[ScenarioRepair, ...], before_patch: str = "") -> str:

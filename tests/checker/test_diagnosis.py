@@ -17,6 +17,8 @@ from distsim.findings.final_state import BlockedRank, FinalState, RankEnd, WaitD
 from distsim.findings.finding_types import Finding
 from distsim.program.from_calls import build_program
 from distsim.program.model import Program, RankFault
+from distsim.scenario import loads
+from distsim.simulation.check_scenario import check_scenario
 from tests.support.harness import work
 
 BARRIER = {"op": "barrier"}
@@ -357,6 +359,32 @@ def test_a_blocked_device_is_reported_apart_from_its_host_that_ran_on() -> None:
     assert "rank 0  device in send(dst=1, 16 B), host at the end" in found.message
     assert "rank 1  device in send(dst=0, 16 B), host in barrier, line 3" in found.message
     assert [(p.rank, p.op, p.line) for p in found.places] == [(0, "send", 1), (1, "send", 1)]
+
+
+@pytest.mark.parametrize(
+    ("calls", "is_explained"),
+    [
+        ("[{isend: {tensor: x, dst: 1}}]", True),
+        ("[barrier, {all_reduce: {tensor: x, async: true, as: h}}, {wait: h}]", False),
+    ],
+)
+def test_a_hang_explains_why_a_call_that_normally_returns_at_once_blocks_the_host(
+    calls: str, is_explained: bool
+) -> None:
+    """On nccl, the first message creates a connection. The barrier has created the one that the
+    all_reduce uses.
+    """
+    text = f"""
+world: 2
+backend: nccl
+tensors: {{x: {{shape: [4]}}}}
+program:
+  - {{ranks: 0, steps: {calls}}}
+  - {{ranks: 1, steps: {"[barrier]" if "barrier" in calls else "[{compute: {time: 1 ms}}]"}}}
+"""
+    hangs = [f for f in check_scenario(loads(text)).findings if f.code.startswith("DS3")]
+
+    assert [" blocks the host here: " in hang.message for hang in hangs] == [is_explained]
 
 
 def test_a_device_and_host_that_wait_in_the_same_call_are_one_entry() -> None:

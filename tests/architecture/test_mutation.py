@@ -1,6 +1,4 @@
-"""The mutants that `tests/support/mutation.py` tries, and the list of those that nothing can tell
-from the code.
-"""
+"""The mutants that `tests/support/mutation.py` tries, and the list of equivalent mutants."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.marks import MARKS, lay_marks
-from tests.support.mutants import drawn, mutants_of, shares
+from tests.support.marks import MARKS, insert_marks
+from tests.support.mutants import counts_by_size, draw_sample, mutants_of
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUIVALENT = json.loads(
@@ -86,13 +84,13 @@ def test_equal_seeds_draw_equal_mutants_and_other_seeds_draw_others(tmp_path: Pa
     path = tmp_path / "sample.py"
     path.write_text(SAMPLE, encoding="utf-8")
     found = [
-        [mutant.name for mutant in drawn(list(mutants_of(path, tmp_path)), count, seed)]
+        [mutant.name for mutant in draw_sample(list(mutants_of(path, tmp_path)), count, seed)]
         for count, seed in ((5, 1), (5, 1), (5, 2))
     ]
 
     assert found[0] == found[1] != found[2]
     assert {len(names) for names in found} == {5}
-    assert len(drawn(list(mutants_of(path, tmp_path)), 99, 1)) == 16
+    assert len(draw_sample(list(mutants_of(path, tmp_path)), 99, 1)) == 16
 
 
 @pytest.mark.parametrize(
@@ -107,7 +105,7 @@ def test_equal_seeds_draw_equal_mutants_and_other_seeds_draw_others(tmp_path: Pa
 def test_a_spread_gives_each_part_mutants_by_its_size_and_at_least_one(
     sizes: dict[str, int], count: int, expected: dict[str, int]
 ) -> None:
-    assert shares(sizes, count) == expected
+    assert counts_by_size(sizes, count) == expected
 
 
 def test_a_mutant_compiles_changes_only_its_place_and_leaves_the_tree_unchanged(
@@ -133,7 +131,7 @@ def test_mutants_with_equal_text_are_numbered_to_have_unique_names(
 
 
 def test_listed_equivalent_mutants_exist_and_have_a_reason() -> None:
-    """An entry whose code has changed is to be judged anew."""
+    """If the code of an entry changes, the entry has to be judged again."""
     files = {key.partition(": ")[0] for key in EQUIVALENT}
     there = {
         f"{mutant.path}: {mutant.name}"
@@ -148,8 +146,8 @@ def test_listed_equivalent_mutants_exist_and_have_a_reason() -> None:
 def test_line_marks_report_which_lines_a_call_reaches_and_change_nothing_else(
     tmp_path: Path,
 ) -> None:
-    """Of branches, loops, handlers, functions in functions and generators; a one-line body counts
-    with its head.
+    """In branches, loops, handlers, nested functions and generators. A body on the line of its head
+    counts as part of the head.
     """
     text = """def f(n):
     \"\"\"A docstring.\"\"\"
@@ -176,7 +174,7 @@ def test_line_marks_report_which_lines_a_call_reaches_and_change_nothing_else(
     return total
 """
     tree = ast.parse(text)
-    lines = list(lay_marks(tree, 0))
+    lines = list(insert_marks(tree, 0))
     marks = bytearray(len(lines))
     plain, marked = (
         loaded(text, tmp_path / "plain.py"),
@@ -206,7 +204,7 @@ def test_line_marks_report_which_lines_a_call_reaches_and_change_nothing_else(
         19,
         21,
         23,
-    }  # of a handler and a case it is the head that is reached
+    }  # only the head of a handler or case counts as reached
     assert {n: sorted(set(found) - always) for n, found in reached.items()} == {
         1: [7, 8, 9, 20],
         2: [7, 8, 22],
@@ -217,7 +215,7 @@ def test_line_marks_report_which_lines_a_call_reaches_and_change_nothing_else(
 
 @pytest.mark.slow
 def test_the_command_reports_killed_mutants_and_fails_below_the_limit() -> None:
-    """A rank's node is pinned down by many tests."""
+    """Many tests depend on the node of a rank."""
     command = [
         sys.executable,
         ROOT / "tests" / "support" / "mutation.py",

@@ -1,9 +1,8 @@
-"""Marks between the statements of a program's functions: which lines a test reaches, in forked
-processes as well.
+"""Record which lines a test reaches, also in forked processes.
 
-A function has its code replaced by the same with marks, so that nothing of how it is called or held
-changes. `sys.settrace` would be told of every call of every function, which takes ten times as long
-as the tests; `sys.monitoring` comes with Python 3.12.
+Each function gets a copy of its code with a mark before every statement. The function object stays
+the same, so callers and references do not notice. `sys.settrace` is called for every function call
+and makes the tests ten times slower. `sys.monitoring` needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -16,13 +15,14 @@ from itertools import compress
 from pathlib import Path
 from types import CodeType, FunctionType
 
-#: A module's name for the bytes of its statements.
+#: The global name through which marked code reaches the shared memory.
 MARKS = "__marks__"
 
 
 class Marks:
-    """A byte a statement of some files' functions, in memory that this process shares with all that
-    it forks.
+    """One byte per statement of the functions of some files.
+
+    The bytes lie in memory that this process shares with the processes that it forks.
     """
 
     def __init__(self, files: Sequence[str]) -> None:
@@ -33,28 +33,30 @@ class Marks:
         )
         for file in files:
             tree = ast.parse(Path(file).read_text(encoding="utf-8"))
-            for lines in lay_marks(tree, len(self.lines)):
+            for lines in insert_marks(tree, len(self.lines)):
                 self.lines.append((file, lines))
             self.trees.append(tree)
         self.memory = mmap.mmap(-1, max(len(self.lines), 1))
 
-    def lay(self) -> None:
-        """Every function that is there sets its bytes from now on. It is loaded for this: what runs
-        once at loading is not seen.
+    def install(self) -> None:
+        """Replace the code of all loaded functions by code that sets their bytes.
+
+        Code that runs only while a module is imported is not recorded.
         """
-        there: dict[tuple[str, str, int], list[FunctionType]] = {}
+        loaded: dict[tuple[str, str, int], list[FunctionType]] = {}
         for f in gc.get_objects():
             if type(f) is FunctionType and f.__code__.co_filename in self.files:
-                there.setdefault(
+                loaded.setdefault(
                     (f.__code__.co_filename, f.__code__.co_qualname, f.__code__.co_firstlineno), []
                 ).append(f)
         for file, tree in zip(self.files, self.trees, strict=True):
             for code in functions_of(compile(tree, file, "exec", dont_inherit=True)):
-                for function in there.get((file, code.co_qualname, code.co_firstlineno), ()):
+                for function in loaded.get((file, code.co_qualname, code.co_firstlineno), ()):
+                    # Lambdas are skipped, because several of them can start on one line.
                     if (
                         function.__code__.co_freevars == code.co_freevars
                         and code.co_name != "<lambda>"
-                    ):  # of which a line has several
+                    ):
                         function.__globals__[MARKS] = self.memory
                         function.__code__ = code
 
@@ -62,13 +64,14 @@ class Marks:
         self.memory[:] = bytes(len(self.memory))
 
     def reached(self) -> list[int]:
-        """The numbers of statements that were reached."""
+        """The numbers of the statements that were reached."""
         return list(compress(range(len(self.lines)), self.memory))
 
 
-def lay_marks(node: ast.AST, first: int, inside: bool = False) -> Iterator[frozenset[int]]:
-    """Put a mark before each statement of a function, numbered from ``first``; of each, in order,
-    the lines that are its own.
+def insert_marks(node: ast.AST, first: int, inside: bool = False) -> Iterator[frozenset[int]]:
+    """Insert a mark before each statement of all functions under a node.
+
+    The marks are numbered from ``first``. Yields the lines of each marked statement, in order.
     """
     is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     for name, value in ast.iter_fields(node):
@@ -82,14 +85,14 @@ def lay_marks(node: ast.AST, first: int, inside: bool = False) -> Iterator[froze
                 and not (name == "body" and is_docstring(child))
             ):
                 mark = ast.parse(f"{MARKS}[{first}] = 1").body[0]
-                for each in ast.walk(mark):
-                    ast.copy_location(each, child)
+                for new_node in ast.walk(mark):
+                    ast.copy_location(new_node, child)
                 marked.append(mark)
                 yield own_lines(child)
                 first += 1
             marked.append(child)
             if isinstance(child, ast.AST):
-                for lines in lay_marks(child, first, inside or is_function):
+                for lines in insert_marks(child, first, inside or is_function):
                     yield lines
                     first += 1
         value[:] = marked
@@ -100,7 +103,7 @@ def is_docstring(node: ast.stmt) -> bool:
 
 
 def own_lines(statement: ast.stmt) -> frozenset[int]:
-    """Its lines without those of the statements in it."""
+    """The lines of a statement without the lines of the statements inside it."""
     lines = set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
     for node in ast.walk(statement):
         if isinstance(node, ast.stmt) and node is not statement:
@@ -109,6 +112,7 @@ def own_lines(statement: ast.stmt) -> frozenset[int]:
 
 
 def functions_of(code: CodeType) -> Iterator[CodeType]:
+    """The code of all functions and classes inside a code object, at any depth."""
     for const in code.co_consts:
         if isinstance(const, CodeType):
             yield const

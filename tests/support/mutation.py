@@ -1,22 +1,21 @@
-"""Mutation testing: the share of small changes of the code that at least one test detects.
+"""Mutation testing: the share of small code changes (mutants) that at least one test detects.
 
-    python -m tests.support.mutation                    all parts (hours); fails if a part is under 90 %
+    python -m tests.support.mutation                    all parts (hours); fails if a rate is under 90 %
     python -m tests.support.mutation hardware values    these parts
-    python -m tests.support.mutation distsim/backends/message_matching.py   these files, with the tests of their part
-    python -m tests.support.mutation values --sample 50   50 mutants per file; --seed N draws others
+    python -m tests.support.mutation distsim/backends/message_matching.py   these files
+    python -m tests.support.mutation values --sample 50   50 mutants per file; --seed N draws different ones
     python -m tests.support.mutation checker --total 40   40 mutants of the whole part
-    python -m tests.support.mutation --spread 60   60 mutants of all parts, by their size
+    python -m tests.support.mutation --spread 60   60 mutants of all parts, in proportion to their size
     python -m tests.support.mutation hardware --tests hardware/test_cost_edges.py   only these tests
     python -m tests.support.mutation values --seconds 5   only the shortest 5 s of tests: a lower bound
 
-The tests of a part are collected once and run twice. The first run measures how long each test
-takes. The second run records which lines each test reaches, with marks between the statements of
-the part's functions. It also sees forked processes (ranks under the hub), but not commands that
-start as separate processes. Then a process is forked for each mutant. It replaces the function by
-the changed one and runs the tests that reach it, shortest first, until one fails. For a change in
-code that runs at import, the module is imported again and all tests of the part run. A mutant that
-takes much longer than the tests did counts as detected. This limit counts CPU time, so it does not
-depend on load.
+A part is a package together with its test folder. The tests of a part are collected once and run
+twice. The first run measures how long each test takes. The second run records which lines each test
+reaches. It includes forked processes (ranks under the hub), but not commands that start as separate
+processes. Then each mutant runs in a forked process. The process replaces the changed function and
+runs the tests that reach it, shortest first, until one fails. If the change is in code that runs at
+import, the process imports all modules again and runs all tests of the part. A mutant that needs
+much more CPU time than the original counts as detected.
 
 tests/data/equivalent_mutants.json lists the mutants that no test can distinguish from the code,
 with reasons.
@@ -48,10 +47,8 @@ from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-os.environ |= {
-    "CI": "1",
-    "DISTSIM_SHRINK": "0",
-}  # the same random programs in each run; a disagreement is enough
+# With CI set, every run draws the same random programs. Shrinking a failing example is unnecessary.
+os.environ |= {"CI": "1", "DISTSIM_SHRINK": "0"}
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
@@ -59,11 +56,11 @@ import pytest  # noqa: E402
 from _pytest.runner import runtestprotocol  # noqa: E402
 
 from tests.support.marks import Marks, functions_of  # noqa: E402
-from tests.support.mutants import Mutant, drawn, mutants_of, shares  # noqa: E402
+from tests.support.mutants import Mutant, counts_by_size, draw_sample, mutants_of  # noqa: E402
 
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.json"
-#: Part -> (its files as patterns, the test folders or files that ought to notice, under tests/).
-#: A file belongs to the first part that names it.
+#: Part -> (patterns of its files, its test folders or test files under tests/).
+#: A file belongs to the first part whose patterns match it.
 PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "strategies": (("distsim/scenario/strategies/**/*.py",), ("strategies",)),
     "scenario": (("distsim/scenario/**/*.py",), ("scenario",)),
@@ -97,17 +94,17 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         )
     },
 }
-WANTED = 0.9
-#: Of a mutant's tests together: so many times the processor seconds they took unchanged, and these
-#: on top.
-PATIENCE, GRACE_S = 4.0, 10
-MEMORY = 6 << 30
+REQUIRED_RATE = 0.9
+#: A mutant may use TIME_FACTOR times the CPU time of its tests on the original, plus GRACE_S.
+TIME_FACTOR, GRACE_S = 4.0, 10
+#: Address space, most of which is never used: a process that has imported torch reserves gigabytes.
+MAX_ADDRESS_SPACE = 32 << 30
 KILLED, SURVIVED = 1, 0
 
 
 @dataclass
 class Tally:
-    """What became of a file's mutants."""
+    """The results of the mutants of one file."""
 
     killed: int = 0
     equivalent: int = 0
@@ -119,11 +116,14 @@ class Tally:
         return self.killed / counted if counted else 1.0
 
 
-# --- what each test reaches ---
+# --- test durations and reached lines ---
 
 
-def in_a_fork(act: Callable[[], Any], cpu_s: float = 3600) -> Any:
-    """What ``act`` gives, by way of JSON; None where the process ended otherwise."""
+def run_in_fork(action: Callable[[], Any], cpu_s: float = 3600) -> Any:
+    """Call ``action`` in a forked process and return its result, which must fit in JSON.
+
+    Returns None if the process crashed or exceeded a limit.
+    """
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -132,7 +132,7 @@ def in_a_fork(act: Callable[[], Any], cpu_s: float = 3600) -> Any:
         code = 1
         try:
             with os.fdopen(writing, "w", encoding="utf-8") as out:
-                json.dump(act(), out)
+                json.dump(action(), out)
             code = 0
         finally:
             os._exit(code)
@@ -144,20 +144,24 @@ def in_a_fork(act: Callable[[], Any], cpu_s: float = 3600) -> Any:
 
 
 def limit_child(cpu_s: float) -> None:
-    """Processor time, memory, and wall time as the last resort (a mutant that sleeps for ever)."""
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
+    """Discard output and limit CPU time, memory and wall time.
+
+    The wall-time limit is generous. It ends mutants that sleep forever.
+    """
+    null_device = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null_device, 1)
+    os.dup2(null_device, 2)
     seconds = max(int(cpu_s), 1)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 2))
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_ADDRESS_SPACE, MAX_ADDRESS_SPACE))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(20 * seconds + 60)
 
 
-def timed(items: Sequence[pytest.Item]) -> list[float]:
-    """The processor seconds of every test, each with fixtures of its own, in a process apart: this
-    one stays as it was.
+def measure_durations(items: Sequence[pytest.Item]) -> list[float]:
+    """The CPU seconds of every test, each with its own fixtures.
+
+    The tests run in a forked process, so they do not change this one.
     """
 
     def measure() -> list[tuple[bool, float]]:
@@ -167,54 +171,54 @@ def timed(items: Sequence[pytest.Item]) -> list[float]:
             found.append((run_item(item), seconds_used() - began))
         return found
 
-    measured = in_a_fork(measure)
+    measured = run_in_fork(measure)
     if measured is None:
-        raise SystemExit("the tests end their own process, or take more than an hour")
+        raise SystemExit("the tests ended their process or took more than an hour")
     if broken := [
         item.nodeid for item, (passed, _) in zip(items, measured, strict=True) if not passed
     ]:
-        raise SystemExit(f"tests fail on the unchanged code: {', '.join(broken)}")
+        raise SystemExit(f"these tests fail on the original code: {', '.join(broken)}")
     return [seconds for _, seconds in measured]
 
 
 def seconds_used() -> float:
-    """Processor seconds of this process and of those that it forked and waited for."""
+    """CPU seconds of this process and of its finished child processes."""
     own, others = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
     return own.ru_utime + own.ru_stime + others.ru_utime + others.ru_stime
 
 
-def reached_by(
+def lines_reached(
     items: Sequence[pytest.Item], order: Sequence[int], files: Sequence[str]
 ) -> list[set[tuple[str, int]]]:
-    """The lines of the files that each of these tests reaches; the tests that are not in the order
-    reach nothing.
+    """For each test, the lines of the files that it reaches.
+
+    Only the tests in ``order`` run. The others have no lines.
     """
 
     marks = Marks(files)
 
     def measure() -> dict[int, list[int] | None]:
         found = dict[int, list[int] | None]()
-        marks.lay()
+        marks.install()
         for i in order:
             marks.clear()
             found[i] = marks.reached() if run_item(items[i]) else None
         return found
 
-    measured = in_a_fork(measure)
+    measured = run_in_fork(measure)
     if measured is None or (
         broken := [items[int(i)].nodeid for i, numbers in measured.items() if numbers is None]
     ):
-        raise SystemExit(
-            f"tests fail in another order: {', '.join(broken) if measured else 'they end their own process'}"
-        )
+        names = ", ".join(broken) if measured else "they ended their process"
+        raise SystemExit(f"these tests fail in a different order: {names}")
     met = [[marks.lines[number] for number in measured.get(str(i), ())] for i in range(len(items))]
     return [{(file, line) for file, lines in numbers for line in lines} for numbers in met]
 
 
 def run_item(item: pytest.Item) -> bool:
-    """Set up, call and tear down one test, with nothing kept for the next."""
+    """Run one test with its setup and teardown, and return whether it passed."""
     item._initrequest()  # type: ignore[attr-defined]
     reports = runtestprotocol(item, nextitem=None, log=False)
     return not any(report.failed for report in reports)
@@ -223,8 +227,8 @@ def run_item(item: pytest.Item) -> bool:
 # --- one mutant ---
 
 
-def living(file: str, qualified: str) -> list[FunctionType]:
-    """All functions of this name and file, whoever holds them."""
+def functions_in_memory(file: str, qualified: str) -> list[FunctionType]:
+    """All function objects with this file and qualified name."""
     return [
         f
         for f in gc.get_objects()
@@ -234,12 +238,12 @@ def living(file: str, qualified: str) -> list[FunctionType]:
     ]
 
 
-def put_in_place(mutant: Mutant, file: str) -> bool:
-    """Give the function its changed code; False where it isn't one that can be reached so."""
+def replace_function(mutant: Mutant, file: str) -> bool:
+    """Give the changed function its new code; False if no such function object exists."""
     changed = [
         code for code in functions_of(mutant.code(file)) if code.co_qualname == mutant.function
     ]
-    targets = living(file, mutant.function or "")
+    targets = functions_in_memory(file, mutant.function or "")
     done = False
     for code in changed:
         for function in targets:
@@ -253,11 +257,12 @@ def put_in_place(mutant: Mutant, file: str) -> bool:
 
 
 def module_of(path: str) -> str:
+    """The module name of a file, given relative to the project's folder."""
     return path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
 
 
 class Loader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
-    """Loads one module with its changed code."""
+    """Import one module with its changed code."""
 
     def __init__(self, mutant: Mutant, file: str) -> None:
         super().__init__(module_of(mutant.path), file)
@@ -274,9 +279,10 @@ class Loader(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader)
         return self.mutant.code(self.path)
 
 
-def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
-    """Forget all of the project's modules, load them with the mutant, run the tests (by their ids):
-    True where one fails.
+def fails_after_reimport(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
+    """Import all modules of the project again, with the mutant, and run the tests.
+
+    ``tests``: the ids of the tests. Returns whether a test failed or the import raised.
     """
     for name, module in list(sys.modules.items()):
         where = getattr(module, "__file__", None) or ""
@@ -285,15 +291,15 @@ def load_anew(mutant: Mutant, file: str, tests: Sequence[str]) -> bool:
             and "site-packages" not in where
             and name not in ("__main__", "tests.mutants")
         )
-        if (
-            ours or name.partition(".")[0] == "distsim"
-        ):  # a folder without an `__init__` has no file
+        # A package without an `__init__` has no file, so names count too.
+        if ours or name.partition(".")[0] == "distsim":
             del sys.modules[name]
     loader = Loader(mutant, file)
     sys.meta_path.insert(0, loader)
     os.chdir(ROOT)
     try:
-        importlib.import_module(loader.name)  # now: once pytest runs, its own finder comes first
+        # Import before pytest starts, because pytest puts its own finder first.
+        importlib.import_module(loader.name)
     except Exception:
         return True
     return pytest.main([*tests, *QUIET, "-x"]) != pytest.ExitCode.OK
@@ -313,7 +319,7 @@ QUIET = (
 
 
 class Part:
-    """A part's files and tests; a plugin that runs mutants in the place of the tests."""
+    """The files and tests of a part; a pytest plugin that runs mutants instead of the tests."""
 
     def __init__(
         self, files: Sequence[Path], tests: Sequence[Path], options: argparse.Namespace
@@ -331,22 +337,24 @@ class Part:
         self.items = session.items
         for path in self.files:
             importlib.import_module(module_of(str(path.relative_to(ROOT))))
-        self.seconds = timed(self.items)
-        said(f"{len(self.items)} tests, {sum(self.seconds):.0f} s of processor time")
+        self.seconds = measure_durations(self.items)
+        report(f"{len(self.items)} tests, {sum(self.seconds):.0f} s of CPU time")
         order = [
             i
             for seconds, i in sorted(zip(self.seconds, range(len(self.items)), strict=True))
             if seconds <= self.options.seconds
         ]
-        self.lines = reached_by(self.items, order, [str(path) for path in self.files])
-        self.check_that_nothing_fails_by_itself()
+        self.lines = lines_reached(self.items, order, [str(path) for path in self.files])
+        self.check_unchanged_code()
         for path, mutants in self.mutants().items():
             self.tallies[str(path.relative_to(ROOT))] = self.judge(path, mutants)
         return True
 
     def mutants(self) -> dict[Path, list[Mutant]]:
-        """By file, as many as are wanted; a file of which a sample of the whole draws none is left
-        out.
+        """The mutants of each file, or a sample of them.
+
+        If the sample is drawn from all files together (`--total`), files without a mutant are
+        omitted.
         """
         found = {
             path: [m for m in mutants_of(path, ROOT) if self.options.only in str(m)]
@@ -354,14 +362,14 @@ class Part:
         }
         if self.options.sample:
             found = {
-                path: drawn(mutants, self.options.sample, self.options.seed)
+                path: draw_sample(mutants, self.options.sample, self.options.seed)
                 for path, mutants in found.items()
             }
         if self.options.total:
             some = set(
                 map(
                     str,
-                    drawn(
+                    draw_sample(
                         [m for mutants in found.values() for m in mutants],
                         self.options.total,
                         self.options.seed,
@@ -375,69 +383,73 @@ class Part:
             path: mutants for path, mutants in found.items() if mutants or not self.options.total
         }
 
-    def check_that_nothing_fails_by_itself(self) -> None:
-        """The control: code that is put in place or loaded anew, but unchanged, must pass as a
-        mutant would have to.
-        """
+    def check_unchanged_code(self) -> None:
+        """Check that the tests pass if modules are imported again without a change."""
         unchanged = Mutant.unchanged(self.files[0], ROOT)
-        limit = GRACE_S + PATIENCE * sum(self.seconds)
+        limit = GRACE_S + TIME_FACTOR * sum(self.seconds)
         if (
-            in_a_fork(
-                lambda: load_anew(unchanged, str(self.files[0]), self.ids_for(str(self.files[0]))),
+            run_in_fork(
+                lambda: fails_after_reimport(
+                    unchanged, str(self.files[0]), self.test_ids(str(self.files[0]))
+                ),
                 60 + limit,
             )
             is not False
         ):
-            raise SystemExit("tests fail on modules that are imported again")
+            raise SystemExit("tests fail if the modules are imported again")
 
     def judge(self, path: Path, mutants: Sequence[Mutant]) -> Tally:
         tally = Tally()
         for number, mutant in enumerate(mutants, 1):
             if number % 50 == 0:
-                said(f"{mutant.path}: {number} of {len(mutants)}")
+                report(f"{mutant.path}: {number} of {len(mutants)}")
             if f"{mutant.path}: {mutant.name}" in self.equivalent:
                 tally.equivalent += 1
-            elif self.is_noticed(mutant, str(path)):
+            elif self.is_detected(mutant, str(path)):
                 tally.killed += 1
             else:
                 tally.survivors.append(mutant)
-                said(f"survived  {mutant}")
-        said(
+                report(f"survived  {mutant}")
+        report(
             f"{path.relative_to(ROOT)}: {tally.rate:.0%} of {len(mutants) - tally.equivalent} noticed"
         )
         return tally
 
-    def is_noticed(self, mutant: Mutant, file: str) -> bool:
-        """A process that dies, runs out of time or of memory has noticed too."""
+    def is_detected(self, mutant: Mutant, file: str) -> bool:
+        """Whether a test fails. A crash, a timeout and exhausted memory count as failures."""
         wanted = {(file, line) for line in range(mutant.first, mutant.last + 1)}
-        order = self.short(
+        order = self.shortest(
             [(seconds, i) for i, seconds in enumerate(self.seconds) if wanted & self.lines[i]]
         )
-        limit = GRACE_S + PATIENCE * sum(seconds for seconds, _ in order)
+        limit = GRACE_S + TIME_FACTOR * sum(seconds for seconds, _ in order)
         if mutant.function is not None and order:
 
-            def act() -> int:
-                if not put_in_place(mutant, file):
+            def action() -> int:
+                if not replace_function(mutant, file):
                     return 2
                 return KILLED if any(not run_item(self.items[i]) for _, i in order) else SURVIVED
 
-            found = in_a_fork(act, limit)
+            found = run_in_fork(action, limit)
             if found != 2:
                 return found != SURVIVED
         if mutant.function is None or order:
-            limit = 60 + PATIENCE * sum(self.seconds)
+            limit = 60 + TIME_FACTOR * sum(self.seconds)
             return (
-                in_a_fork(
-                    lambda: KILLED if load_anew(mutant, file, self.ids_for(file)) else SURVIVED,
+                run_in_fork(
+                    lambda: (
+                        KILLED
+                        if fails_after_reimport(mutant, file, self.test_ids(file))
+                        else SURVIVED
+                    ),
                     limit,
                 )
                 != SURVIVED
             )
         return False
 
-    def short(self, timed: list[tuple[float, int]]) -> list[tuple[float, int]]:
-        """The shortest first, as many as the seconds allow."""
-        ordered = sorted(timed)
+    def shortest(self, durations: list[tuple[float, int]]) -> list[tuple[float, int]]:
+        """The shortest tests whose total duration stays within `--seconds`, shortest first."""
+        ordered = sorted(durations)
         total = list(accumulate(seconds for seconds, _ in ordered))
         return [
             pair
@@ -445,11 +457,13 @@ class Part:
             if until <= self.options.seconds
         ]
 
-    def ids_for(self, file: str) -> list[str]:
-        """The tests that reach the file, the shortest first, then the others."""
+    def test_ids(self, file: str) -> list[str]:
+        """The ids of the tests, first those that reach the file, each group shortest first."""
         reached = [any(where == file for where, _ in lines) for lines in self.lines]
-        order = self.short([(seconds, i) for i, seconds in enumerate(self.seconds) if reached[i]])
-        order += self.short(
+        order = self.shortest(
+            [(seconds, i) for i, seconds in enumerate(self.seconds) if reached[i]]
+        )
+        order += self.shortest(
             [(seconds, i) for i, seconds in enumerate(self.seconds) if not reached[i]]
         )
         return [self.items[i].nodeid for _, i in order]
@@ -458,27 +472,28 @@ class Part:
 # --- the command ---
 
 
-def said(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
-def chosen(
+def chosen_parts(
     words: Sequence[str], only: Sequence[str] | None
 ) -> Iterator[tuple[str, list[Path], list[Path]]]:
-    """(part, files, tests) of the parts and files that are named; of all where none is. ``only``:
-    tests in the place of theirs.
+    """(part, files, tests) for the named parts and files, or for all parts if ``words`` is empty.
+
+    ``only``: test folders or files that replace those of the parts.
     """
     taken = set[Path]()
     for part, (patterns, names) in PARTS.items():
-        there = {
+        part_files = {
             path
             for pattern in patterns
             for path in ROOT.glob(pattern)
             if path.read_text(encoding="utf-8").strip()
         }
-        files = sorted(there - taken)
-        taken |= there
+        files = sorted(part_files - taken)
+        taken |= part_files
         if words and part not in words:
             files = [
                 path
@@ -491,7 +506,7 @@ def chosen(
 
 
 def _test_files(name: str) -> list[Path]:
-    """A folder of tests, or one file: ``engine``, ``engine/test_streams.py``."""
+    """The test files of a folder (``engine``), or one file (``engine/test_streams.py``)."""
     place = ROOT / "tests" / name
     return sorted(place.rglob("test_*.py")) if place.is_dir() else [place]
 
@@ -531,18 +546,23 @@ def main() -> int:
         type=int,
         default=0,
         metavar="N",
-        help="N mutants of all chosen parts together, by their lines, at least one of each",
+        help="N mutants of all chosen parts, in proportion to their lines, at least one each",
     )
-    parser.add_argument("--seed", type=int, default=1, metavar="N", help="seed of the sample")
+    parser.add_argument(
+        "--seed", type=int, default=1, metavar="N", help="random seed of the sample"
+    )
     parser.add_argument(
         "--seconds",
         type=float,
         default=math.inf,
         metavar="S",
-        help="only the shortest tests of a mutant",
+        help="run only the shortest tests of a mutant, at most S seconds together",
     )
     parser.add_argument(
-        "--only", default="", metavar="TEXT", help="mutants with this text in their line"
+        "--only",
+        default="",
+        metavar="TEXT",
+        help="only mutants whose line in the output contains this text",
     )
     parser.add_argument(
         "--tests",
@@ -552,12 +572,12 @@ def main() -> int:
     )
     options = parser.parse_args()
     status, lines = 0, list[str]()
-    parts = list(chosen(options.what, options.tests))
+    parts = list(chosen_parts(options.what, options.tests))
     sizes = {part: sum(map(line_count, files)) for part, files, _ in parts}
-    totals = shares(sizes, options.spread) if options.spread else {}
+    totals = counts_by_size(sizes, options.spread) if options.spread else {}
     for part, files, tests in parts:
         options.total = totals.get(part, options.total)
-        said(f"{part}: {', '.join(path.stem for path in tests)}")
+        report(f"{part}: {', '.join(path.stem for path in tests)}")
         pid, tallies = os.getpid(), Part(files, tests, options).run()
         if os.getpid() != pid:
             os._exit(1)
@@ -567,8 +587,8 @@ def main() -> int:
         )
         rate = counts["killed"] / max(counts.total(), 1)
         lines += ["", *table(tallies), f"{part}: {rate:.1%} of {counts.total()} noticed"]
-        status |= rate < WANTED or not counts.total()
-    said("\n".join(lines))
+        status |= rate < REQUIRED_RATE or not counts.total()
+    report("\n".join(lines))
     return status
 
 

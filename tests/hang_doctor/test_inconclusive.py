@@ -85,6 +85,23 @@ def waiting_for_2() -> list[str]:
     return [*(line for rank in (0, 1, 3) for line in timed_out(rank, 5, "5 4")), signalled(2, 4)]
 
 
+@pytest.mark.parametrize("known", ["dump", "log"])
+def test_a_call_in_two_files_has_the_sizes_that_one_of_them_contains(
+    tmp_path: Path, known: str
+) -> None:
+    sizes = {"input_sizes": [[7]], "output_sizes": [[28]]}
+    unknown = {"input_sizes": [], "output_sizes": []}
+    call = entry(5, "all_gather", 3, "started", **(sizes if known == "dump" else unknown))
+    write(tmp_path, {0: dump([call])})
+    numel = "28" if known == "log" else UNWRITTEN
+    log = timed_out(0, 5, "5 4", "ALLGATHER", numel=numel)
+    (tmp_path / "job.log").write_text("\n".join(log))
+
+    found = read_evidence([str(tmp_path)])
+
+    assert [one.elements_out for one in found.ranks[0].calls if one.number == 5] == [28]
+
+
 # --- counters ---
 
 

@@ -200,6 +200,7 @@ def test_first_failure_of_torchrun_is_the_cause_only_if_it_is_no_consequence(
     killed = said(tmp_path, *summary("-9"))
     assert killed.main is not None
     assert (killed.main.grade, killed.main.ranks, killed.culprits) == ("suspected", (3,), ())
+    assert list(killed.main.lines) == []  # the log contains no stack of the process
     assert said(tmp_path, *summary("-11")).culprits == (3,)
     assert said(tmp_path, *summary("-6")).culprits == ()
 

@@ -190,6 +190,20 @@ def test_flops_of_a_step_follow_narayanan(recompute: str) -> None:
     assert isclose(step_flops(one, batch), expected, rel_tol=1e-12)
 
 
+def test_fused_layer_traffic_counts_one_read_and_one_write_for_each_operation() -> None:
+    """Llama 3 8B in bfloat16. PyTorch's modules move 20 bytes for each element of the rotary
+    embedding.
+    """
+    hidden, ffn, queries_and_keys = 4096, 14336, (32 + 8) * 128
+    norms_and_sums = 2 * (2 + 3) * hidden
+    swiglu = 3 * ffn
+    fused = MicroBatchCost(PRESETS["llama3-8b"], sequence=1024, flash=True)
+    modules = fused._replace(pytorch_modules=True)
+
+    assert fused.layer_traffic == 1024 * 2 * (norms_and_sums + swiglu + 2 * queries_and_keys)
+    assert modules.layer_traffic == 1024 * (2 * (norms_and_sums + swiglu) + 20 * queries_and_keys)
+
+
 def test_flops_per_token_of_llama_are_6n_plus_attention() -> None:
     """6 N + 6 L h s per token with causal attention (12 L h s where all scores are counted), N
     without the embeddings.

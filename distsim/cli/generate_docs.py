@@ -49,8 +49,8 @@ def _finding_lines() -> Iterator[str]:
         GENERATED_NOTICE,
         (
             "`distsim explain DS301` prints the section of one code. The meaning of a code never "
-            "changes. A finding that sets no verdict leaves it to other findings. Without any, the "
-            "verdict is `ok`, because calls match, even if a rank raises (DS802)."
+            "changes. Some findings set no verdict. If a report contains only such findings, the "
+            "verdict is `ok`, even if a rank raises (DS802), because all calls match."
         ),
     )
     for info in CODES.values():

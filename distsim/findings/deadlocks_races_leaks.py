@@ -98,8 +98,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "sets this key.",
         "`get` and `wait` raise after the store's timeout of 5 minutes. A loop around `check` "
         "runs forever. Other ranks wait for this rank.",
-        "Let a rank set the key in every run. Before that, this rank must not wait for the reading rank, "
-        "for example in a barrier. Compare the spelling of the key, and the prefix of a PrefixStore.",
+        "In every run, let a rank set the key before it waits for the reading rank, for example in a "
+        "barrier. Compare the spelling of the key, and the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'
         "c10d = dist.distributed_c10d\n"

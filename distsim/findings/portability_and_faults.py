@@ -314,8 +314,8 @@ program:
         None,
         "A rank of the world is never launched.",
         "All other ranks wait in init_process_group until its timeout (DS303). This is the most "
-        "common hang. If no rank waits, as in the example, the verdict is ok: it covers only the "
-        "ranks that start.",
+        "common hang. If no rank waits, as in the example, the verdict is ok, because it "
+        "covers only the ranks that start.",
         "Check that world_size is nnodes times nproc_per_node, that all nodes run the launcher, "
         "and that MASTER_ADDR is reachable.",
         example_scenario(
@@ -382,7 +382,7 @@ program:
         "warning",
         None,
         "The program allows more orders of events than the search limit. Receives from any source "
-        "and sends that may be buffered multiply their number.",
+        "and sends that may be buffered multiply the number of orders.",
         "The verdict is the worst result found so far.",
         (
             "Name the sources where possible, or run `distsim check` with a higher limit "
@@ -447,8 +447,8 @@ program:
         "request dropped before it completes",
         "warning",
         None,
-        "The program drops the request of an isend, irecv or batch, or overwrites its handle. If no other "
-        "failure ends the program before, DS304 or DS501 reports this request instead.",
+        "The program drops the request of an isend, irecv or batch, or overwrites its handle. DS607 "
+        "appears only if another failure ends the program; otherwise DS304 or DS501 reports the request.",
         (
             "Gloo cancels a message whose request is dropped, unless the peer has already made the "
             "matching call. So the outcome depends on which rank arrives first. torch's MPI backend "

@@ -101,7 +101,8 @@ STARTUP_FAILURE_CODES: tuple[CodeInfo, ...] = (
         (
             "If the world size is too large, ranks wait for missing ranks until the timeout. If it "
             "is too small on some ranks, all ranks may pass start-up, but their first collective "
-            "never completes: gloo raises `Timed out waiting` or `Connection closed by peer` there."
+            "never completes: in this collective, gloo raises `Timed out waiting` or `Connection "
+            "closed by peer`."
         ),
         "Use the same world_size everywhere: nodes times processes per node.",
         _init_example(

@@ -158,8 +158,8 @@ class PutOperation(WithDestination, _RemoteAccessOperation):
         notes=(
             _ORDERING_NOTE,
             (
-                "torch supports it only on GPUs, as a kernel on the current stream (NVSHMEM, NCCL "
-                "2.29)."
+                "torch supports this call only on GPUs, as a kernel on the current stream (NVSHMEM "
+                "and NCCL 2.29)."
             ),
         ),
         torch="if rank == 0:\n    torch.ops.symm_mem.nvshmem_put(x, 1)",
@@ -183,8 +183,8 @@ class GetOperation(WithSource, _RemoteAccessOperation):
         notes=(
             _ORDERING_NOTE,
             (
-                "torch supports it only on GPUs, as a kernel on the current stream (NVSHMEM, NCCL "
-                "2.29)."
+                "torch supports this call only on GPUs, as a kernel on the current stream (NVSHMEM "
+                "and NCCL 2.29)."
             ),
         ),
         torch="if rank == 1:\n    torch.ops.symm_mem.nvshmem_get(x, 0)",
@@ -239,7 +239,7 @@ class PutSignalOperation(WithDestination, _SignalOperation):
     colour = colours.SEND
     words = OperationHelp(
         signature="_SymmetricMemory.put_signal(dst_rank, channel=0, timeout_ms=0)",
-        before="The other rank's cell for this sender and channel is empty.",
+        before="The other rank has one cell for each sender and channel. This cell is empty.",
         after=(
             "The cell is full. The other rank can read the data that this rank's stream put before."
         ),

@@ -46,7 +46,7 @@ class InitProcessGroupOperation(Operation):
             "world_size: world_size, timeout: 30 s}"
         ),
         notes=(
-            "A program without it starts with an implied init_process_group.",
+            "A program without this call starts with an implied init_process_group.",
             "Default timeout: 10 min on nccl, otherwise 30 min.",
             "For failures at start-up, see docs/reference/startup.md.",
         ),
@@ -291,7 +291,7 @@ class DestroyProcessGroupOperation(Operation):
             "or completed."
         ),
         example="- destroy_process_group",
-        notes=("A program without it ends with an implied destroy_process_group.",),
+        notes=("A program without this call ends with an implied destroy_process_group.",),
         torch="dist.destroy_process_group()",
     )
 

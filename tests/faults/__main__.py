@@ -36,6 +36,7 @@ _FILE_SIZES = (0, 1, 100, 1000, 4096, 10_000, 65_536)
 #: Memory beyond what the process uses at the start, in MiB.
 _MORE_MEMORY = (1, 2, 4, 8, 16, 32, 64, 128)
 _NAMES = {"create": "creation of a file"}
+_COMPLETE_FILES = "each file is as before or complete; a documented exit status"
 
 
 class Row(NamedTuple):
@@ -54,15 +55,15 @@ def file_rows() -> Iterator[tuple[Row, list[str]]]:
         yield _row(
             f"the n-th {_NAMES.get(operation, operation)} fails",
             counts,
-            "each file is as before or complete; a documented exit status",
+            _COMPLETE_FILES,
         )
     sizes = [(resource.RLIMIT_FSIZE, size) for size in _FILE_SIZES]
     counts = [limited_resources(command, sizes) for command in COMMANDS]
-    yield _row("a file must not grow beyond a limit", counts, "the same")
+    yield _row("a file must not grow beyond a limit", counts, _COMPLETE_FILES)
     base = _data_bytes()
     memory = [(resource.RLIMIT_DATA, base + (size << 20)) for size in _MORE_MEMORY]
     counts = [limited_resources(command, memory) for command in COMMANDS]
-    yield _row("memory ends", counts, "the same")
+    yield _row("memory runs out", counts, _COMPLETE_FILES)
 
 
 def _row(fault: str, counts: list[Count], required: str) -> tuple[Row, list[str]]:
@@ -95,7 +96,7 @@ def page(rows: list[Row]) -> str:
     return f"""\
 # Reliability
 
-Written by `python -m tests.faults --write`, which lets things fail on purpose and looks at what is left. Each file operation of
+Written by `python -m tests.faults --write`, which makes operations fail on purpose and checks the files that remain. Each file operation of
 {len(COMMANDS)} commands fails once (the first {MOST_PER_KIND} of each kind). Kills come at random moments, by SIGKILL, SIGTERM or SIGINT.
 
 | fault | runs | required | broken |

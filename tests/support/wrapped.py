@@ -294,12 +294,12 @@ def show(family: str, name: str) -> None:
 HEAD = """# The same calls as PyTorch
 
 Does a training strategy of distsim make the calls that PyTorch makes? Each row is a configuration as torchtitan, TRL, accelerate,
-Lightning or DeepSpeed wraps models. It ran on real PyTorch 2.13 with Gloo processes, and every call was recorded. The recording is
+Lightning or DeepSpeed wraps models. Each ran on real PyTorch 2.13 with Gloo processes, and every call was recorded. The recording is
 compared with the output of [`distsim expand`](../reference/strategies.md): every collective and message of every rank in order, with
 group, element count, dtype, reduce op, root, peer, batch, and whether the call blocks.
 
 DeepSpeed, DualPipe and Megatron-Core ran their own code, on CPU tensors. The last table lists configurations that cannot be recorded on
-a CPU. They are programs written after the sources, so those rows check distsim against a reading of the sources only.
+a CPU. Their calls were written by hand from the source code, so these rows only compare distsim with the source code.
 
 {equal} of {total} configurations are equal ({calls} calls). `python -m tests.support.wrapped` records them again; with `--table` it
 writes this page.

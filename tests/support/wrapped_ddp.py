@@ -163,7 +163,11 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "one_bucket": Case(
-        "a bucket for all", 2, replicated(bucket_cap_mb=100), twin(bucket_cap_mb=100), SOFT
+        "one bucket for all parameters",
+        2,
+        replicated(bucket_cap_mb=100),
+        twin(bucket_cap_mb=100),
+        SOFT,
     ),
     "frozen_first": Case(
         "the first two layers frozen",
@@ -350,15 +354,13 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "evaluate": Case(
-        "forward passes alone, under no_grad",
+        "only forward passes, under no_grad",
         2,
         replicated(evaluate=True, buffers=NORMS),
         twin(evaluate=True, buffers=TOLD),
         SOFT,
     ),
-    "clip": Case(
-        "clip_grad_norm_: nothing is reduced for it", 2, replicated(clip=True), twin(), SOFT
-    ),
+    "clip": Case("clip_grad_norm_ (makes no collective)", 2, replicated(clip=True), twin(), SOFT),
     "zero_optimizer": Case(
         "ZeroRedundancyOptimizer",
         2,
@@ -402,7 +404,7 @@ CASES: dict[str, Case] = {
         (*SOFT, "all_reduce"),
     ),
     "join_last": Case(
-        "Join where the last rank has the most",
+        "Join where the last rank has the most batches batches",
         3,
         replicated(join={0: 1, 1: 1, 2: 3}),
         twin(1, inputs={0: 1, 1: 1, 2: 3}, join=True),

@@ -84,7 +84,7 @@ def twin(ranks: int, schedule: str, micro_batches: int, **fields: Any) -> dict[s
 
 def case(ranks: int, micro_batches: int, evaluate: bool = False) -> Case:
     words = f"{micro_batches} micro-batches on {ranks} ranks" + (
-        ", forward passes alone" if evaluate else ""
+        ", only forward passes" if evaluate else ""
     )
     fields = {"evaluate": True} if evaluate else {"reduce_copies": False}
     return Case(

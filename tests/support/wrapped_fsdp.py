@@ -166,7 +166,7 @@ CASES: dict[str, Case] = {
         twin(layers=linears(WIDTHS[:3]), root={**LAST, "reshard_after_forward": True}),
     ),
     "input_grad": Case(
-        "the model's input wants a gradient (it stands behind something that learns)",
+        "the model's input requires a gradient (an earlier module is trained)",
         4,
         sharded(inputs_grad=True),
         twin(input_grad=True),
@@ -252,6 +252,6 @@ CASES: dict[str, Case] = {
         ),
     ),
     "evaluate": Case(
-        "forward passes alone, under no_grad", 4, sharded(evaluate=True), twin(evaluate=True)
+        "only forward passes, under no_grad", 4, sharded(evaluate=True), twin(evaluate=True)
     ),
 }

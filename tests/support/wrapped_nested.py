@@ -303,13 +303,13 @@ CASES: dict[str, Case] = {
         twin([unit(BLOCK, count=3)], 3, {"dp": 2}, root=ENDS),
     ),
     "nested": Case(
-        "attention, mlp and the block each a unit",
+        "attention, mlp and the block are one unit each",
         4,
         wrapped(nested),
         twin([NESTED, NESTED], root=ENDS),
     ),
     "nested_data": Case(
-        "the same behind plain data: the first block's input wants no gradient",
+        "the same, but the first block's input requires no gradient",
         4,
         wrapped(nested, embeds=False),
         twin([NESTED, NESTED], root=unit(OUTPUT)),
@@ -357,7 +357,7 @@ CASES: dict[str, Case] = {
         twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS),
     ),
     "lora_nested": Case(
-        "LoRA, attention and mlp units of their own",
+        "LoRA, attention and mlp are separate units",
         4,
         wrapped(nested, rank=8),
         twin([LORA_NESTED, LORA_NESTED], root=FROZEN_ENDS),
@@ -405,7 +405,7 @@ CASES: dict[str, Case] = {
         ),
     ),
     "lora_evaluate": Case(
-        "LoRA, forward passes alone",
+        "LoRA, only forward passes",
         4,
         wrapped(blocks_alone, rank=8, evaluate=True),
         twin([{**LORA_BLOCK, "count": 2}], root=FROZEN_ENDS, evaluate=True),

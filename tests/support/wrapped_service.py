@@ -272,7 +272,7 @@ CASES: dict[str, Case] = {
         {"iterations": 2, "program": local(every=1)},
     ),
     "hierarchical": Case(
-        "HierarchicalModelAverager, 2 steps: a machine, 4 steps: all",
+        "HierarchicalModelAverager: every 2 steps inside a node, every 4 steps over all ranks",
         4,
         averaged(6, hierarchical([(2, 2), (4, 4)])),
         {**GRID, "iterations": 6, "program": local(levels={2: "gpu", 4: "world"})},
@@ -284,7 +284,7 @@ CASES: dict[str, Case] = {
         {**GRID, "iterations": 9, "program": local(levels={2: "gpu", 4: "world"}, warmup=3)},
     ),
     "local_sgd": Case(
-        "LocalSGD as torchft has it: each parameter, every 2 steps",
+        "LocalSGD as in torchft: each parameter, every 2 steps",
         2,
         torchft_like(4, 2, diloco=False),
         {"iterations": 4, "program": local(every=2, per_parameter=True)},
@@ -303,7 +303,7 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "sync_barriers": Case(
-        "the same with a barrier after each, as TRL's client has it",
+        "the same with a barrier after each broadcast, as in TRL's client",
         4,
         synchronised(2, barriers=True),
         sync([0, 1], [2, 3], barriers=True),
@@ -317,7 +317,7 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "sync_whole": Case(
-        "trainers with whole copies",
+        "trainers that hold whole copies",
         3,
         synchronised(1, sharded=False),
         sync([0], [1, 2], sharded=False),
@@ -346,7 +346,7 @@ CASES: dict[str, Case] = {
         {"iterations": 2, **saved(1843, 1934, 1043, 5804)},
     ),
     "save_async": Case(
-        "dcp.async_save: what its thread calls",
+        "dcp.async_save: the calls of its thread",
         2,
         checkpointed(asynchronous=True),
         saved(1843, 1934, 1043, 3648),

@@ -294,7 +294,7 @@ CASES: dict[str, Case] = {
         "the same with wq, wk, wv fused", 2, parallel(plain, fused=True), twin(columns=[1, 2]), SOFT
     ),
     "plain_evaluate": Case(
-        "forward passes alone", 2, parallel(plain, evaluate=True), twin(backward=None), SOFT
+        "only forward passes", 2, parallel(plain, evaluate=True), twin(backward=None), SOFT
     ),
     "embedded": Case(
         "embedding and output sharded by vocabulary, logits gathered",
@@ -311,7 +311,7 @@ CASES: dict[str, Case] = {
         SOFT,
     ),
     "embedded_evaluate": Case(
-        "embedding and output, forward passes alone",
+        "embedding and output, only forward passes",
         2,
         parallel(plain, ends=True, evaluate=True),
         twin(ends={"vocabulary": VOCABULARY}, backward=None),

@@ -121,7 +121,7 @@ class SlowArguments:
 def command(arguments: SlowArguments) -> None:
     """Find out why a job is slow: the straggler, its cost, and the step time without it.
 
-    Exit status: 1 if it finds a straggler or slow communication, otherwise 0.
+    Exit status: 1 if slow finds a straggler or slow communication, otherwise 0.
 
     \b
     Example: distsim slow profiles/

@@ -293,7 +293,7 @@ def capture(
     cluster: str | None = None,
     options: Sequence[str] = (),
 ) -> CaptureAnswer:
-    """Run an unmodified script on emulated ranks of this machine and judge its calls.
+    """Run an unmodified script on emulated ranks of this machine and check its calls.
 
     ``command``: as ``["python", "train.py"]``. ``options``: further options of ``distsim capture``.
     The ranks are forked from a fresh Python process, because this one may have threads or a CUDA

@@ -430,7 +430,7 @@ class SlowAnswer(Answer):
         return _data_frame(rank_rows(self.raw))
 
     def to_svg(self) -> Picture:
-        """Excess by rank and step, the breakdown, and one step recorded above its ideal."""
+        """Extra time by rank and step, the breakdown, and one step recorded above its ideal."""
         from distsim.output.pictures.slow_job import slow_svg
 
         return Picture(slow_svg(self.raw), "svg")

@@ -237,8 +237,8 @@ class AllToAllSingleOperation(AllToAllCollective):
                 "distsim uses these numbers."
             ),
             (
-                "If the first dimension is not divisible by the size of the group, gloo hangs and "
-                "nccl may use the wrong rows."
+                "If the first dimension is not divisible by the size of the group, gloo computes "
+                "wrong data, and nccl may use the wrong rows."
             ),
         ),
         torch="dist.all_to_all_single(got, all_x)",

@@ -65,7 +65,7 @@ class PipelineFields(Strategy):
     name: ClassVar = "pipeline"
     about: ClassVar = (
         "Pipeline parallelism as in torch.distributed.pipelining: GPipe, 1F1B, interleaved "
-        "and zero-bubble schedules. Stages send activations of microbatches forward and "
+        "and zero-bubble schedules. Stages send activations of micro-batches forward and "
         "gradients backward."
     )
     first_field: ClassVar = "schedule"
@@ -82,7 +82,7 @@ class PipelineFields(Strategy):
     )
     micro_batches: PositiveInt | None = Field(
         default=None,
-        description="Microbatches per iteration [default: those of a CSV schedule].",
+        description="Micro-batches per iteration [default: those of a CSV schedule].",
         examples=[8],
     )
     chunks: PositiveInt | None = Field(
@@ -94,13 +94,13 @@ class PipelineFields(Strategy):
     )
     forward: StageCostsField = Field(
         description=(
-            "Cost of one stage's forward pass for one microbatch: a time, or `{flops, bytes}`."
+            "Cost of one stage's forward pass for one micro-batch: a time, or `{flops, bytes}`."
         ),
         examples=["2 ms"],
     )
     backward: StageCostsField | None = Field(
         default=None,
-        description="Cost of one stage's backward pass for one microbatch.",
+        description="Cost of one stage's backward pass for one micro-batch.",
         examples=["4 ms"],
     )
     backward_input: StageCostsField | None = Field(
@@ -162,7 +162,7 @@ class PipelineFields(Strategy):
     shapes_exchange: bool | Literal["vote"] = Field(
         default=False,
         description=(
-            "Send messages before the first microbatch. true: the shapes, as PyTorch does if "
+            "Send messages before the first micro-batch. true: the shapes, as PyTorch does if "
             "it has to infer them. vote: the vote that PyTorch takes if shapes are given."
         ),
         examples=[True],
@@ -181,14 +181,14 @@ class PipelineFields(Strategy):
         default=False,
         description=(
             "Make Megatron-LM's calls for 1F1B, which wait for each batch of messages. Allows "
-            "fewer microbatches than stages, which PyTorch refuses."
+            "fewer micro-batches than stages, which PyTorch refuses."
         ),
         examples=[True],
     )
     numbered: bool = Field(
         default=False,
         description=(
-            "Fill activations with 1000 * stage + microbatch, so that values show which "
+            "Fill activations with 1000 * stage + micro-batch, so that values show which "
             "message a rank received."
         ),
         examples=[True],

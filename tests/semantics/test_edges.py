@@ -736,9 +736,28 @@ program:
 - {all_reduce: {tensor: x, async: true, as: c}, ranks: 1}
 - {wait: c, ranks: 1}
 """
+BATCH_BEHIND = """name: n
+backend: nccl
+world: 2
+options: {blocking_wait: true}
+tensors: {x: {shape: [4]}, y: {shape: [4]}, z: {shape: [4]}}
+program:
+- all_reduce: {tensor: z}
+- batch_isend_irecv:
+    ops: [{isend: {tensor: x, dst: 1 - rank}}, {irecv: {tensor: y, src: 1 - rank}}]
+- {all_reduce: {tensor: z, async: true, as: b}, ranks: 1}
+- batch_isend_irecv:
+    ops: [{isend: {tensor: x, dst: 0}}, {irecv: {tensor: y, src: 0}}]
+    as: c
+  ranks: 1
+- {wait: c, ranks: 1}
+"""
 
 
-@pytest.mark.parametrize(("text", "waits"), [(GATHERED, (0, 0, (2,))), (BEHIND, (1, 1, (0,)))])
+@pytest.mark.parametrize(
+    ("text", "waits"),
+    [(GATHERED, (0, 0, (2,))), (BEHIND, (1, 1, (0,))), (BATCH_BEHIND, (1, 2, (0,)))],
+)
 def test_blocked_ranks_wait_for_ranks_that_have_not_reached_the_call(
     text: str, waits: tuple[int, int, tuple[int, ...]]
 ) -> None:

@@ -97,7 +97,7 @@ PARTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 REQUIRED_RATE = 0.9
 #: A mutant may use TIME_FACTOR times the CPU time of its tests on the original, plus GRACE_S.
 TIME_FACTOR, GRACE_S = 4.0, 10
-#: Address space, most of which is never used: a process that has imported torch reserves gigabytes.
+#: Address space of a mutant's process. Captures reserve much more than they use.
 MAX_ADDRESS_SPACE = 32 << 30
 KILLED, SURVIVED = 1, 0
 
@@ -207,14 +207,14 @@ def lines_reached(
             found[i] = marks.reached() if run_item(items[i]) else None
         return found
 
+    # JSON turns the numbers of the tests into strings.
     measured = run_in_fork(measure)
-    if measured is None or (
-        broken := [items[int(i)].nodeid for i, numbers in measured.items() if numbers is None]
-    ):
-        names = ", ".join(broken) if measured else "they ended their process"
-        raise SystemExit(f"these tests fail in a different order: {names}")
-    met = [[marks.lines[number] for number in measured.get(str(i), ())] for i in range(len(items))]
-    return [{(file, line) for file, lines in numbers for line in lines} for numbers in met]
+    if measured is None:
+        raise SystemExit("the tests ended their process when they ran in a different order")
+    if broken := [items[int(i)].nodeid for i, numbers in measured.items() if numbers is None]:
+        raise SystemExit(f"these tests fail in a different order: {', '.join(broken)}")
+    statements = [[marks.lines[n] for n in measured.get(str(i), ())] for i in range(len(items))]
+    return [{(file, line) for file, lines in each for line in lines} for each in statements]
 
 
 def run_item(item: pytest.Item) -> bool:

@@ -95,6 +95,7 @@ from distsim.repair.fix_remote import same_channel, synchronise_accesses
 from distsim.repair.fix_requests import wait_for_all_before_use, wait_for_requests
 from distsim.repair.fix_streams import wait_for_streams
 from distsim.repair.fix_timeouts import raise_timeout
+from distsim.repair.fix_training_steps import same_settings_on_all_ranks
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -337,6 +338,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
     program = hints.program
     if program is None:
         return
+    yield _of_kind(CHANGES_ARGUMENTS, same_settings_on_all_ranks(data))
     waits = chain(
         wait_for_all_before_use(data),
         wait_before_use(data, calls.steps),

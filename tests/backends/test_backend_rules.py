@@ -684,6 +684,26 @@ def test_a_gloo_rank_that_skips_a_new_group_is_one_group_behind() -> None:
     assert under("gloo", [*both(local, REST), *both(REST)]).outcome == "completes"
 
 
+def test_ranks_that_skip_the_first_of_two_groups_are_lost_under_its_name_on_gloo() -> None:
+    """Rank 0 creates only the second group, under the name that ranks 2 and 3 gave the first.
+
+    A real run (torch 2.13) hangs on the same ranks.
+    """
+    first, second = group("first", 2, 3), group("second", 0, 2)
+    use_first = coll("all_reduce", group="first")
+    use_second = coll("all_reduce", group="second")
+    found = under(
+        "gloo",
+        [
+            [second, use_second],
+            [second],
+            [first, second, use_first, use_second],
+            [first, second, use_first],
+        ],
+    )
+    assert (found.outcome, found.ranks) == ("hangs", (0, 2, 3))
+
+
 def test_a_group_with_inconsistent_members_hangs_at_first_use_on_nccl() -> None:
     """Made alone it does no harm under lazy init; under eager init all split the parent, or
     hang.

@@ -44,6 +44,24 @@ _REPAIRED = {
 }
 
 
+#: Training steps with a setting that differs by rank, and the words of the first repair.
+_REPAIRED_SETTINGS = {
+    "ddp_no_sync_on_one_rank": "ddp: set no_sync to true on all ranks",
+    "ddp_frozen_on_one_rank": "ddp: remove frozen, which only some ranks have",
+    "ddp_uneven": "ddp: set inputs to 2 on all ranks",
+}
+
+
+@pytest.mark.parametrize("name", _REPAIRED_SETTINGS)
+def test_a_setting_of_a_training_step_gets_the_value_of_most_ranks(name: str, root: Path) -> None:
+    text = (root / f"scenarios/strategies/{name}.yaml").read_text()
+
+    best = find_repairs(text, f"{name}.yaml")[0]
+
+    assert check_scenario(loads(best.text)).status() == 0
+    assert best.words[0].endswith(_REPAIRED_SETTINGS[name])
+
+
 @pytest.mark.parametrize("name", _REPAIRED)
 def test_the_first_repair_is_ok_under_every_variant_and_completes_on_every_backend(
     name: str, root: Path

@@ -43,6 +43,8 @@ class CollectiveNeeds:
             awaited = self.per_rank_needs[row].ranks
             return None if len(awaited) == len(members) else tuple(sorted(awaited))
         is_world = rank < len(members) and members[rank] == rank
+        if not is_world and rank not in members:
+            return None  # the rank is lost in new_group (`DivergentNewGroup`) and never gets here
         me = rank if is_world else members.index(rank)
         key = (linked.code_call(row).op, len(members), max(int(linked.root[row]), 0), me)
         if key not in self._by_key:

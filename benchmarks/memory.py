@@ -26,7 +26,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "gpu")]
 
-from told import readings, told  # noqa: E402
+from predicted_memory import predicted_memory, readings  # noqa: E402
 
 from distsim.checker.detectors.peak_memory import peak_memory  # noqa: E402
 from distsim.scenario import loads  # noqa: E402
@@ -163,7 +163,7 @@ def measured() -> list[float]:
         f"\n{'layout, GiB':75} {'alloc.':>6} {'pred.':>6} {'ratio':>5}  {'reserved':>8} {'pred.':>6} {'ratio':>5}"
     )
     for run in readings():
-        one = told(run)
+        one = predicted_memory(run)
         total, read = (
             sum(one.parts.values()),
             {"held": run["allocated"], "reserved": run["reserved"]},

@@ -21,7 +21,7 @@ from tests.support.strategy_checks import ROOT
 
 sys.path.append(str(ROOT / "benchmarks" / "gpu"))
 
-from told import readings, told
+from predicted_memory import predicted_memory, readings
 
 HEAD = "Peak memory per rank ("
 
@@ -203,7 +203,7 @@ def test_predicted_bytes_are_near_those_allocated_and_reserved_on_an_h100():
     more than 3 % above."""
     read = {one["name"]: one for one in readings()}
     for name in _READ:
-        one, run = told(read[name]), read[name]
+        one, run = predicted_memory(read[name]), read[name]
         total = sum(one.parts.values())
 
         assert (one.allocated_nbytes or total) == pytest.approx(run["allocated"], rel=0.035), name
@@ -217,7 +217,7 @@ def test_ddp_under_autocast_holds_the_bytes_measured_on_an_h100() -> None:
     """
     cast = [one for one in readings() if one["wrap"] != "fsdp"]
     for run in cast:
-        one = told(run)
+        one = predicted_memory(run)
 
         assert one.allocated_nbytes == pytest.approx(run["allocated"], rel=0.03), run["name"]
         assert sum(one.parts.values()) == pytest.approx(run["reserved"], rel=0.06), run["name"]

@@ -1,10 +1,11 @@
-"""What one H100 took for blocks of models and for products, beside what distsim counts for them.
+"""Compares measured times of model blocks and matrix products on one H100 with distsim's predictions.
 
-    python benchmarks/gpu/beside.py
+    python benchmarks/gpu/compare_compute.py
 
-Reads `compute_h100.json`, which `compute.py` made there. A block: a layer's forward and backward
-pass on one rank of a tensor axis, without messages. `transformer`: what the strategy counts;
-`capture`: what `distsim capture` counts operator by operator.
+Reads `compute_h100.json`, which `compute.py` recorded on that GPU. A block is the forward and
+backward pass of one layer on one rank of a tensor-parallel axis, without communication. The column
+`transformer` shows the prediction of the strategy. The column `capture` shows the sum of the
+operator times that `distsim capture` predicts.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from distsim.script_capture.compute.kernel_counter import count_kernels, duratio
 
 
 def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[float, float]:
-    """The same by its operators, as `distsim capture --fake` counts them."""
+    """Forward and backward time of one block, as `distsim capture --fake` predicts them."""
     part = sizes._replace(
         heads=sizes.heads // share,
         kv_heads=max(sizes.kv_heads // share, 1),
@@ -58,11 +59,11 @@ def captured_us(sizes: Sizes, batch: int, length: int, share: int) -> tuple[floa
 
 
 def blocks(found: dict[str, Any]) -> None:
-    print("us, forward + backward; told / read\n")
-    print("| block | read | transformer | | capture | |\n|---|---|---|---|---|---|")
+    print("us, forward + backward; ratio = predicted / measured\n")
+    print("| block | measured | transformer | | capture | |\n|---|---|---|---|---|---|")
     for (model, batch, length, share), took in read_us(found).items():
-        told = sum(counted_us(model, batch, length, share))
-        cells = f"| {model}, {batch} × {length}, 1/{share} | {took:.0f} | {told:.0f} | {told / took:.2f} |"
+        predicted = sum(counted_us(model, batch, length, share))
+        cells = f"| {model}, {batch} × {length}, 1/{share} | {took:.0f} | {predicted:.0f} | {predicted / took:.2f} |"
         if MODELS[model].experts:
             print(f"{cells} | |")
             continue
@@ -71,18 +72,19 @@ def blocks(found: dict[str, Any]) -> None:
 
 
 def roofline(found: dict[str, Any]) -> None:
-    """Products beside a roofline of one rate, one bandwidth and one start, fitted to them (mean of
-    logarithms).
+    """Prints the error of a fitted roofline: one FLOP rate, one bandwidth and one start-up time.
+
+    The fit uses the mean of logarithms.
     """
     errors = []
     for row in found["products"]:
         m, n, k = row["m"], row["n"], row["k"]
         if m % 8 == n % 8 == k % 8 == 0:
-            told = max(2 * m * n * k / 796e6, 2 * (m * k + n * k + m * n) / 2.8546e6) + 5.9
-            errors.append(abs(told / row["us"] - 1))
+            predicted = max(2 * m * n * k / 796e6, 2 * (m * k + n * k + m * n) / 2.8546e6) + 5.9
+            errors.append(abs(predicted / row["us"] - 1))
     mean, most = sum(errors) / len(errors), max(errors)
     print(
-        f"\n{len(errors)} products beside max(FLOP / 796 TFLOP/s, bytes / 2.85 TB/s) + 5.9 us: {mean:.1%} off, at most {most:.0%}"
+        f"\n{len(errors)} products compared with max(FLOP / 796 TFLOP/s, bytes / 2.85 TB/s) + 5.9 us: {mean:.1%} off, at most {most:.0%}"
     )
 
 

@@ -1,12 +1,13 @@
-"""What torch's tensors hold on one rank of `memory.py`'s layouts, counted without a GPU: sizes in
-place of numbers, nothing sent.
+"""Counts the bytes of torch's tensors on one rank of `memory.py`'s layouts, without a GPU.
 
-    python benchmarks/gpu/held.py "llama3-8b, ac full" ...
+The tensors are fake: they have sizes but no data, and nothing is sent.
 
-Layouts without a tensor axis. Prints the peak of each phase of the second iteration in GiB,
-beside what distsim counts. Not in it: what the allocator keeps beyond its tensors, libraries'
-workspaces, the copies that an optimizer works with. Norms keep their input and one number a row,
-as on a GPU.
+    python benchmarks/gpu/tensor_memory.py "llama3-8b, ac full" ...
+
+Only layouts without a tensor-parallel axis are supported. The output shows the peak of each phase
+of the second iteration in GiB, and distsim's prediction. The counts exclude memory that the
+allocator reserves, workspaces of libraries, and temporary copies of the optimizer. Norms keep their
+input and one number per row, as on a GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from torch.utils._pytree import tree_iter
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from told import told
+from predicted_memory import predicted_memory
 
 
 class Storages(TorchDispatchMode):
@@ -130,13 +131,13 @@ def main() -> None:
     if run is None:
         print("\n".join(run.name for run in RUNS))
         return
-    one = told(run._asdict())
+    one = predicted_memory(run._asdict())
     counted = one.allocated_nbytes or sum(one.parts.values())
     found = held(run)
     most = max(found.values())
     phases = ", ".join(f"{name[2:]} {nbytes / 2**30:.2f}" for name, nbytes in found.items())
     print(
-        f"{run.name}: {most / 2**30:.2f} GiB ({phases}); told {counted / 2**30:.2f}, {counted / most:.2f}"
+        f"{run.name}: {most / 2**30:.2f} GiB ({phases}); predicted {counted / 2**30:.2f}, {counted / most:.2f}"
     )
 
 

@@ -1,7 +1,7 @@
 """CPU time of cost predictions: a million collectives, and sharing two hundred links among a thousand
 transfers.
 
-    python benchmarks/prices.py
+    python benchmarks/cost_speed.py
 
 The output shows CPU time, the best of five rounds.
 """

@@ -1,5 +1,6 @@
-"""What distsim's `transformer` counts for a layout of `memory.py`, and what one H100 read of it
-(`memory_h100.json`). Needs no torch.
+"""Predicts the memory of each layout that `memory.py` measured on one H100 (`memory_h100.json`).
+
+The strategy `transformer` makes the predictions. This module does not need torch.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ _GPT = "{{layers: 24, hidden: 2048, heads: 16, ffn: 8192, vocabulary: 50257, mlp
 
 
 def readings() -> list[dict[str, Any]]:
-    """Each layout with all its fields, and its bytes."""
+    """Every measured layout with all its fields and its measured bytes."""
     found = json.loads((Path(__file__).resolve().parent / "memory_h100.json").read_text())
     return [{**found["defaults"], **one} for one in found["readings"]]
 
 
-def told(run: Mapping[str, Any]) -> MemoryDecl:
-    """What distsim counts for this rank."""
+def predicted_memory(run: Mapping[str, Any]) -> MemoryDecl:
+    """The memory that distsim predicts for the rank of a layout."""
     zero = {"ddp": 0, "zero1": 1}.get(
         run["wrap"], 1 if run["stage"] else 3 if run["reshard"] else 2
     )

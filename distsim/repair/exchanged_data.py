@@ -106,6 +106,7 @@ class ExchangedData:
     ) -> None:
         """``empty_roots``: roots that give no data. ``substitutes``: names for other tensors."""
         self.world_size = program.world_size
+        self.members_of = {group.name: tuple(group.ranks) for group in program.groups}
         self.by_rank = {
             rank: [
                 _renamed(each, substitutes or {})
@@ -121,7 +122,9 @@ class ExchangedData:
         lost = lost_by_outliers = changed_ranks = fewer_calls = added = reductions = 0
         kept_exchanges = {each.exchange for each in changed._all()}
         calls = Counter(chain.from_iterable(map(_message_calls, self.by_rank.values())))
-        for rank, before in self.by_rank.items():
+        corrected = self._corrected_groups(changed)
+        for rank, made in self.by_rank.items():
+            before = _in_groups(made, corrected)
             after = changed.by_rank.get(rank, [])
             missing, additional = _without_changed_reductions(before, after)
             fewer_calls += max(0, len(before) - len(after))
@@ -212,7 +215,11 @@ class ExchangedData:
         ``ended_at``: the number of contributions that each rank completed. A message counts only if
         both sides made their call.
         """
-        made = {rank: before[: ended_at.get(rank, 0)] for rank, before in self.by_rank.items()}
+        corrected = self._corrected_groups(changed)
+        made = {
+            rank: _in_groups(before[: ended_at.get(rank, 0)], corrected)
+            for rank, before in self.by_rank.items()
+        }
         calls = Counter(chain.from_iterable(map(_message_calls, made.values())))
         lost = 0
         for rank, completed in made.items():
@@ -232,9 +239,23 @@ class ExchangedData:
         """Whether a collective with data disappears on all of its ranks.
 
         It is a reduction that several ranks make, or any other that most members of the group make.
+        A group keeps its collectives if a corrected list of members makes them under its name.
         """
         kept = changed._collectives().keys()
-        return any(key not in kept for key in self._shared_collectives())
+        corrected = self._corrected_groups(changed)
+        return any(
+            (op, corrected.get(members, members)) not in kept
+            for op, members in self._shared_collectives()
+        )
+
+    def _corrected_groups(self, changed: ExchangedData) -> dict[tuple[int, ...], tuple[int, ...]]:
+        """By the members of a group, its members in ``changed``, if those differ."""
+        corrected = {}
+        for name, members in self.members_of.items():
+            after = changed.members_of.get(name, members)
+            if after != members and members not in changed.members_of.values():
+                corrected[members] = after
+        return corrected
 
     def _shared_collectives(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         reductions = {each.op for each in self._all() if each.reduce_op is not None}
@@ -253,6 +274,18 @@ class ExchangedData:
     def _all(self) -> Iterator[Contribution]:
         for contributions in self.by_rank.values():
             yield from contributions
+
+
+def _in_groups(
+    contributions: list[Contribution], corrected: dict[tuple[int, ...], tuple[int, ...]]
+) -> list[Contribution]:
+    """The contributions, each in the group of the corrected members."""
+    return [
+        each
+        if each.op in _SENDING_OP.values()
+        else each._replace(partners=corrected.get(each.partners, each.partners))
+        for each in contributions
+    ]
 
 
 def _without_buffer(contribution: Contribution) -> Contribution:

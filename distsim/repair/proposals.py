@@ -52,6 +52,7 @@ from distsim.repair.fix_groups import (
     initialise_eagerly,
     list_members_once,
 )
+from distsim.repair.fix_members import divide_world
 from distsim.repair.fix_messages import (
     add_counterparts,
     align_with_counterparts,
@@ -346,6 +347,7 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
     )
     yield _of_kind(CHANGES_ORDER, waits)
     arguments = chain(
+        divide_world(data, program),
         receive_into_awaited(data, calls.named),
         equal_iterations(data, program, hints.user_lines),
         root_of_other_ranks(data, program, calls.named_steps, hints.lines, hints.user_lines),

@@ -204,6 +204,14 @@ _PROGRAMS = {
         "          steps: [{compute: {time: 1 ms}}, {all_reduce: {tensor: g}}]\n",
         "+        - ranks: step > 0\n",
     ),
+    "the rank that no data parallel group lists replaces the doubled one": (
+        "world: 6\ntensors: {g: {shape: [4]}}\n"
+        "groups: {dp0: {ranks: [0, 2, 4]}, dp1: {ranks: [1, 3, 4]}}\n"
+        "program:\n"
+        "  - {all_reduce: {tensor: g, group: dp0}, ranks: rank % 2 == 0}\n"
+        "  - {all_reduce: {tensor: g, group: dp1}, ranks: rank % 2 == 1}\n",
+        "    ranks: [1, 3, 5]\n",
+    ),
     "a stage sends what the next one receives": (
         "world: 3\ntensors: {x: {shape: [4], value: 1}, y: {shape: [4]}}\n"
         "program:\n"

@@ -78,7 +78,8 @@ class FlowChange(NamedTuple):
     ``empty_sends``: additional sends of a tensor without content, if the original sends of the rank
     have some. ``overwritten``: additional messages that a later message overwrites before any call
     reads them. ``duplicate_sends``: sends of the same content to the same rank as an earlier send.
-    ``undefined_reads``: reads of tensors without content by local work.
+    ``undefined_reads``: reads of tensors without content by local work. ``uneven_reads``: reads by
+    local work that see an initial value, and the result of a collective on most ranks.
     """
 
     lost_reads: int
@@ -95,6 +96,7 @@ class FlowChange(NamedTuple):
     overwritten: int
     duplicate_sends: int
     undefined_reads: int
+    uneven_reads: int = 0
 
 
 NO_FLOW_CHANGE: Final = FlowChange(*[0] * len(FlowChange._fields))
@@ -147,6 +149,7 @@ class DataFlow:
             max(0, changed._overwritten - self._overwritten),
             sum(count - 1 for count in changed._sent.values()),
             changed.undefined_reads(),
+            changed._uneven_reads(),
         )
 
     def undefined_reads(self) -> int:
@@ -158,6 +161,24 @@ class DataFlow:
             and read.origin == _INITIAL
             and read.buffer[0] in self._without_value
         )
+
+    def _uneven_reads(self) -> int:
+        """How many reads by local work miss a collective whose result most ranks read there."""
+        results = self._reads_of_results()
+        return sum(
+            count
+            for read, count in self._reads.items()
+            if read.origin == _INITIAL and _place(read) in results
+        )
+
+    def _reads_of_results(self) -> set[tuple[str, str, _Buffer]]:
+        """The reads by local work that see the result of a collective on most ranks."""
+        seen: dict[tuple[str, str, _Buffer], Counter[bool]] = defaultdict(Counter)
+        for read, count in self._reads.items():
+            if OPERATIONS[read.op].kind == "local":
+                op = read.origin[0]
+                seen[_place(read)][bool(op) and OPERATIONS[op].kind == "collective"] += count
+        return {place for place, counts in seen.items() if counts[True] > counts[False]}
 
     def _lost_reads(self, changed: DataFlow) -> int:
         """How many reads no longer see the write that they saw.
@@ -171,8 +192,10 @@ class DataFlow:
             for read in changed._reads - self._reads
             if read.origin != _INITIAL and read.origin[0] not in _RECEIVES
         }
-        total = 0
+        total, results = 0, self._reads_of_results()
         for read in lost.elements():
+            if read.origin == _INITIAL and _place(read) in results:
+                continue
             if read.origin == _INITIAL and not self._needs_initial_value(read, computed):
                 continue
             key = _without_source(read)
@@ -337,6 +360,11 @@ def _calls_until_exit(program: Program, rank: int) -> Iterator[ResolvedCall]:
         yield from call.parts or (call,)
         if call.op in _ENDS:
             return
+
+
+def _place(read: _Read) -> tuple[str, str, _Buffer]:
+    """The same for the reads of all ranks by one piece of work."""
+    return read.op, read.name, read.buffer
 
 
 def _differences(delivery: _Delivery) -> int:

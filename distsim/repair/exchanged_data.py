@@ -27,6 +27,11 @@ _ENDS = ("exit", "fail")
 _REMOTE_OPS = ("put", "get")
 
 
+#: What `ddp` exchanges about its own buckets, and its gradients, which it cuts into buckets.
+_BUCKET_PLAN = ("ddp_order", "ddp_sizes", "ddp_used")
+_BUCKETS = ("ddp_initial_", "ddp_bucket_")
+
+
 class Contribution(NamedTuple):
     """A message or a share of a collective.
 
@@ -83,7 +88,8 @@ class DataLoss(NamedTuple):
     ``tensor_sets``: sets of tensors that ranks exchange; fewer, if all ranks name the same tensors.
     ``fewer_calls``: messages and collectives that ranks make less often than before. ``added``:
     tensors that ranks give and did not give before. ``changed_reductions``: calls of the correct
-    ranks that now have another reduction.
+    ranks that now have another reduction. ``replaced``: lost contributions in whose place the rank
+    makes a corrected one.
     """
 
     lost: int
@@ -93,6 +99,12 @@ class DataLoss(NamedTuple):
     fewer_calls: int = 0
     added: int = 0
     changed_reductions: int = 0
+    replaced: int = 0
+
+    @property
+    def ended(self) -> int:
+        """Lost contributions in whose place the rank makes no other one."""
+        return self.lost - self.replaced
 
 
 class ExchangedData:
@@ -119,7 +131,7 @@ class ExchangedData:
 
     def loss_in(self, changed: ExchangedData, outliers: frozenset[int]) -> DataLoss:
         """What ``changed`` loses. ``outliers``: the ranks that depart from the majority."""
-        lost = lost_by_outliers = changed_ranks = fewer_calls = added = reductions = 0
+        lost = lost_by_outliers = changed_ranks = fewer_calls = added = reductions = replaced = 0
         kept_exchanges = {each.exchange for each in changed._all()}
         calls = Counter(chain.from_iterable(map(_message_calls, self.by_rank.values())))
         corrected = self._corrected_groups(changed)
@@ -133,6 +145,7 @@ class ExchangedData:
             redirected += self._regrouped(rank, missing, additional)
             added += sum(n for each, n in additional.items() if each.carries_data and each.tensors)
             added -= redirected
+            replaced += self._replaced(rank, missing, additional, rank in outliers)
             if rank in outliers:
                 # A collective that only outliers make, such as saving on rank 0, needs the other
                 # ranks. If it disappears altogether, its data are lost.
@@ -149,7 +162,14 @@ class ExchangedData:
             reductions += (Counter(before) - Counter(after)).total() - missing.total()
         tensor_sets = len(kept_exchanges)
         return DataLoss(
-            lost, changed_ranks, lost_by_outliers, tensor_sets, fewer_calls, added, reductions
+            lost,
+            changed_ranks,
+            lost_by_outliers,
+            tensor_sets,
+            fewer_calls,
+            added,
+            reductions,
+            min(lost, replaced),
         )
 
     def ranks_naming(self, roots: Collection[Root]) -> set[int]:
@@ -174,6 +194,33 @@ class ExchangedData:
             given[key] -= moved
             regrouped += moved if each.carries_data and each.tensors else 0
         return regrouped
+
+    def _replaced(
+        self,
+        rank: int,
+        missing: Counter[Contribution],
+        additional: Counter[Contribution],
+        is_outlier: bool,
+    ) -> int:
+        """How many missing contributions the rank now makes in a corrected form.
+
+        The tensors have other sizes, or a receive is now a send. An outlier makes the collective of
+        the other members in place of its own.
+        """
+        of_others = {each.exchange for each in self._all() if each.rank != rank}
+        unmatched = list(additional.elements())
+        replaced = 0
+        lost = (each for each in missing.elements() if each.carries_data or each.op == "recv")
+        for each in lost:
+            for other in unmatched:
+                is_resized = each.exchange == other.exchange and each.root == other.root
+                is_turned = (each.op, other.op) == ("recv", "send")
+                is_like_others = is_outlier and other.exchange in of_others and other.carries_data
+                if each.partners == other.partners and (is_resized or is_turned or is_like_others):
+                    unmatched.remove(other)
+                    replaced += 1
+                    break
+        return replaced
 
     def _is_incomplete(self, rank: int, contribution: Contribution) -> bool:
         """Whether a rank makes a collective more often than another member of its group."""
@@ -434,6 +481,8 @@ def _count(call: ResolvedCall) -> int:
     """The number of contributions of a call."""
     if call.parts:
         return sum(_count(part) for part in call.parts)
+    if any(buffer.name in _BUCKET_PLAN for buffer in call.inputs or call.outputs):
+        return 0
     is_message = call.op in _SENDING_OP or call.op in _REMOTE_OPS
     return int(is_message or OPERATIONS[call.op].kind == "collective")
 
@@ -447,9 +496,14 @@ def _contribution(call: ResolvedCall, own_writes: Counter[tuple[str, int]]) -> C
     for buffer in carried:
         reads = call.inputs and call.op not in ("recv", "irecv")
         version = own_writes[buffer.name, buffer.index] if reads else 0
+        if buffer.name.startswith(_BUCKETS):
+            # The buckets depend on the options of `ddp`, the gradients do not.
+            tensors.append(("ddp_gradients", 0, 0))
+            continue
         tensors.append((buffer.label, buffer.numel, version))
     op = _SENDING_OP.get(call.op, call.op)
-    only_receives = OPERATIONS[call.op].gives == "root" and call.root != call.rank
+    is_giver = call.root == call.rank and bool(call.inputs)
+    only_receives = OPERATIONS[call.op].gives == "root" and not is_giver
     return Contribution(
         call.rank,
         op,

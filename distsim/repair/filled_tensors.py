@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from distsim.common.expressions import Expression
 from distsim.operations.core.resolved_call import ResolvedCall, TensorBuffer
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
 from distsim.program.step_traits import expression_names
+from distsim.repair.scenario_data import value_by_rank
 
 #: Operation, members and root of a collective.
 Root = tuple[str, tuple[int, ...], int]
@@ -39,7 +41,8 @@ class FilledTensors:
     """The tensors of a program that its calls fill and use.
 
     ``empty_roots``: roots whose tensor no call of the root wrote before, if other ranks name a root
-    that did write it.
+    that did write it. A rank whose declared value differs from that of all other ranks, or which
+    alone does work that the tensor's name describes, such as `read weights`, holds the tensor.
     """
 
     def __init__(self, program: Program) -> None:
@@ -48,7 +51,7 @@ class FilledTensors:
         self._sizes = _sizes_of_valued_tensors(program)
         root_has_data: dict[Root, bool] = {}
         for rank in program.present:
-            filled = self._filled.setdefault(rank, set())
+            filled = self._filled.setdefault(rank, _held_alone(program, rank))
             for call in _single_calls(program, rank):
                 self._used.update(_used_names(call))
                 if call.root == rank and OPERATIONS[call.op].gives == "root":
@@ -87,6 +90,31 @@ class FilledTensors:
         taken = self._sizes.keys() & (changed._used - self._used)
         left = self._used - changed._used
         return {taken.pop(): left.pop()} if len(taken) == len(left) == 1 else {}
+
+
+def _held_alone(program: Program, rank: int) -> set[str]:
+    """The tensors of which this rank alone has the content before any exchange."""
+    values = {
+        name: value_by_rank(program, spec.value.source)
+        for name, spec in program.tensors.items()
+        if isinstance(spec.value, Expression)
+    }
+    held = {name for name, by_rank in values.items() if _is_odd_one(by_rank, rank)}
+    works = [_work_words(program, each) for each in program.present if each != rank]
+    own = _work_words(program, rank).difference(*works)
+    return held | {name for name in program.tensors if name.lower() in own}
+
+
+def _is_odd_one(values: list[int], rank: int) -> bool:
+    """Whether one rank has another value than all others, which have the same value."""
+    others = {value for each, value in enumerate(values) if each != rank}
+    return len(values) > 2 and len(others) == 1 and values[rank] not in others
+
+
+def _work_words(program: Program, rank: int) -> set[str]:
+    """The words in the names of a rank's computations."""
+    calls = _single_calls(program, rank)
+    return {word for call in calls if call.op == "compute" for word in call.name.lower().split()}
 
 
 def _single_calls(program: Program, rank: int) -> Iterator[ResolvedCall]:

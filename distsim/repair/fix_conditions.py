@@ -65,6 +65,17 @@ def copy_sibling_conditions(
             yield words, _with_condition(data, path, wanted)
 
 
+def drop_conjuncts(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A condition of several parts that depend on the rank loses one of them."""
+    for path, text in _conditions(data):
+        own = _split(program, text)
+        for part in own.on_rank if len(own.on_rank) > 1 else ():
+            rest = tuple(each for each in own.on_rank if each != part)
+            wanted = _Condition(rest, own.on_time).text
+            words = f"{_what(data, path)} on the ranks where {wanted}, without `{part}`"
+            yield words, _with_condition(data, path, wanted)
+
+
 def complement_conditions(
     data: ScenarioData, program: Program
 ) -> Iterator[tuple[str, ScenarioData]]:
@@ -118,4 +129,9 @@ def _with_condition(data: ScenarioData, path: DataPath, condition: str) -> Scena
     return changed
 
 
-__all__ = ["complement_conditions", "copy_sibling_conditions", "decide_on_all_ranks"]
+__all__ = [
+    "complement_conditions",
+    "copy_sibling_conditions",
+    "decide_on_all_ranks",
+    "drop_conjuncts",
+]

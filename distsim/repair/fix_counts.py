@@ -98,6 +98,32 @@ def transpose_splits(
         yield words, changed
 
 
+def inputs_as_received(
+    data: ScenarioData, program: Program, named: list[DataPath]
+) -> Iterator[tuple[str, ScenarioData]]:
+    """Each rank of the world sends the rows that the others expect from it.
+
+    Only if the expected rows are all rows of the input.
+    """
+    for path in named:
+        entry = value_at(data, path)
+        fields = fields_of(entry)
+        received = fields.get("output_splits")
+        rows = declared_tensor(data, fields.get("input"))
+        if "group" in fields or not _is_square(received) or _row_count(rows) is None:
+            continue
+        world = range(len(received))
+        sent = {rank: [received[other][rank] for other in world] for rank in world}
+        has_rows = value_by_rank(program, _row_count(rows))
+        if has_rows != [sum(sent[rank]) for rank in world] or len(world) != program.world_size:
+            continue
+        lists = list(sent.values())
+        splits: object = lists[0] if all(each == lists[0] for each in lists) else sent
+        step = make_step(op_of(entry), {**fields, "input_splits": splits}, ranks_of(entry))
+        words = f"{op_of(entry)}: set input_splits to the rows that the other ranks expect"
+        yield words, with_steps_replaced(data, path, [step])
+
+
 def _is_square(splits: object) -> TypeGuard[dict[int, list[int]]]:
     """Whether each rank has a list of numbers, as many as there are ranks."""
     if not isinstance(splits, dict):

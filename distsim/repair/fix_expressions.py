@@ -29,6 +29,9 @@ from distsim.repair.scenario_data import (
 _PEER_FIELDS: Final = ("src", "dst", "group_src", "group_dst", "tag")
 _NUMBER: Final = re.compile(r"(?<![\w.])\d+(?![\w.])")
 _ADDEND: Final = re.compile(r" ?[-+] ?\d+(?![\w.]| ?[*/%])")
+#: The number of ranks as a bound, not as a divisor: the last rank is one less.
+_LAST: Final = re.compile(r"(?<![\w%/*] )(?<![\w%/*])\b(world_size|\w+_size)\b(?! ?[-+*/%])")
+_NEEDLESS_PARENTHESES: Final = re.compile(r"(?<!\w)\((\w+)\)")
 _OTHER_SIGN: Final = str.maketrans("+-", "-+")
 _COMPARISON: Final = re.compile(r"(?<![<>=!])(<=|>=|==|!=|<|>)(?!=)")
 #: By comparison, those that are written in its place by mistake, the likely ones first.
@@ -121,15 +124,23 @@ def _other_conditions(condition: str) -> Iterator[str]:
 
 
 def _other_numbers(expression: str) -> Iterator[str]:
-    """The expression with a number that is one more or less, without an addend, or with a sign."""
+    """The expression with a number that is one more or less, without an addend, or with a sign.
+
+    The number of ranks becomes the last rank.
+    """
     for match in _NUMBER.finditer(expression):
         for number in (int(match.group()) + 1, int(match.group()) - 1):
-            if number >= 0:
+            is_addend = bool(_ADDEND.match(expression, max(0, match.start() - 2)))
+            # An addend of 0 is none.
+            if number > 0 or (number == 0 and not is_addend):
                 yield expression[: match.start()] + str(number) + expression[match.end() :]
     for match in _ADDEND.finditer(expression):
-        yield expression[: match.start()] + expression[match.end() :]
+        rest = expression[: match.start()] + expression[match.end() :]
+        yield _NEEDLESS_PARENTHESES.sub(r"\1", rest)
         turned = match.group().translate(_OTHER_SIGN)
         yield expression[: match.start()] + turned + expression[match.end() :]
+    for match in _LAST.finditer(expression):
+        yield f"{expression[: match.end()]} - 1{expression[match.end() :]}"
 
 
 __all__ = ["change_conditions", "change_expressions", "change_vars"]

@@ -13,8 +13,17 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
+from distsim.checker.wording import rank_list
 from distsim.program.model import Program
-from distsim.repair.scenario_data import ScenarioData, group_members
+from distsim.repair.scenario_data import (
+    ScenarioData,
+    calling_ranks,
+    fields_of,
+    group_members,
+    is_collective,
+    step_paths,
+    value_at,
+)
 
 _END_OF_NAME = re.compile(r"(\d+|_[a-z])$")
 
@@ -42,6 +51,26 @@ def divide_world(data: ScenarioData, program: Program) -> Iterator[tuple[str, Sc
                 f"group {name}: list rank {missing[0]}, which no group of {', '.join(names)} "
                 f"contains, instead of rank {doubled[0]}"
             )
+            yield words, _with_members(data, name, ranks)
+
+
+def list_callers(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
+    """A group lists the ranks that call its collectives.
+
+    Only if several steps have the same callers, and these are as many as the list has.
+    """
+    callers: dict[str, list[list[int] | None]] = {}
+    for path in step_paths(data):
+        if is_collective(value_at(data, path)):
+            group = str(fields_of(value_at(data, path)).get("group"))
+            callers.setdefault(group, []).append(calling_ranks(data, program, path))
+    for name in data.get("groups") or {}:
+        listed, found = _members(data, name), callers.get(str(name), [])
+        ranks = found[0] if found else None
+        if len(found) < 2 or ranks is None or any(each != ranks for each in found):
+            continue
+        if len(ranks) == len(listed) and set(ranks) != set(listed):
+            words = f"group {name}: list {rank_list(ranks)}, which call its collectives"
             yield words, _with_members(data, name, ranks)
 
 
@@ -83,4 +112,4 @@ def _with_members(data: ScenarioData, name: str, ranks: list[int]) -> ScenarioDa
     return changed
 
 
-__all__ = ["divide_world"]
+__all__ = ["divide_world", "list_callers"]

@@ -77,14 +77,15 @@ def _in_program(
 ) -> Iterator[tuple[str, ScenarioData]]:
     """Conditions, counts of loops and arguments with this var in place of one of their names.
 
-    A condition that names `rank` chooses ranks, so only a var that differs by rank replaces it.
+    A condition that names `rank` chooses ranks, so only a var that differs by rank,
+    or that nothing uses yet, replaces it.
     """
-    differs_by_rank = depends_on_rank(program, other)
+    may_replace_rank = depends_on_rank(program, other) or other in unused_names(data)
     for path in step_paths(data):
         entry = value_at(data, path)
         for text in _with_other_name(program, ranks_of(entry), other):
             chooses_ranks = _RANK in names_in(str(ranks_of(entry)))
-            if chooses_ranks and _RANK not in names_in(text) and not differs_by_rank:
+            if chooses_ranks and _RANK not in names_in(text) and not may_replace_rank:
                 continue
             changed = copy.deepcopy(data)
             value_at(changed, path)["ranks"] = text

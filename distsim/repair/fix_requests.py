@@ -63,6 +63,25 @@ def wait_for_requests(
             yield f"let {op} block", changed
 
 
+def wait_for_other_request(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """The second wait for a request waits for one that no wait names."""
+    for list_path in dict.fromkeys(path[:-1] for path in step_paths(data)):
+        steps = value_at(data, list_path)
+        started = {str(fields_of(entry).get("as")): k for k, entry in enumerate(steps)}
+        unnamed = [name for name in started if not _has_wait(data["program"], name)]
+        seen: set[str] = set()
+        for k, entry in enumerate(steps):
+            handles = _handles_of(fields_of(entry)) if op_of(entry) == "wait" else []
+            for name in unnamed if seen.intersection(handles) and len(handles) == 1 else ():
+                if name == "None" or started[name] > k:
+                    continue
+                changed = copy.deepcopy(data)
+                value_at(changed, list_path)[k]["wait"] = name
+                words = f"wait for {name}; a wait for {handles[0]} stands before"
+                yield words, changed
+            seen.update(handles)
+
+
 def wait_for_all_before_use(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
     """A step waits for all requests of its list whose tensors it reads and that are still open."""
     for list_path in dict.fromkeys(path[:-1] for path in step_paths(data)):
@@ -199,4 +218,4 @@ def _replace_waits(steps: list[Any], handle: str, handles: str | None) -> int:
     return count
 
 
-__all__ = ["wait_for_all_before_use", "wait_for_requests"]
+__all__ = ["wait_for_all_before_use", "wait_for_other_request", "wait_for_requests"]

@@ -45,6 +45,15 @@ def same_settings_on_all_ranks(data: ScenarioData) -> Iterator[tuple[str, Scenar
                 yield words, _with_settings(data, path, name, {**settings, key: common})
 
 
+def find_unused_parameters(data: ScenarioData) -> Iterator[tuple[str, ScenarioData]]:
+    """A model whose ranks skip layers searches for their parameters in each pass."""
+    for path, name, settings in _training_steps(data):
+        if settings.get("unused") and not settings.get("find_unused_parameters"):
+            words = f"{name}: set find_unused_parameters to true, because ranks skip layers"
+            changed = {**settings, "find_unused_parameters": True}
+            yield words, _with_settings(data, path, name, changed)
+
+
 def _training_steps(data: ScenarioData) -> Iterator[tuple[DataPath, str, ScenarioData]]:
     """The path, name and settings of every entry that is a training strategy."""
     for path in step_paths(data):
@@ -84,4 +93,4 @@ def _setting_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-__all__ = ["same_settings_on_all_ranks"]
+__all__ = ["find_unused_parameters", "same_settings_on_all_ranks"]

@@ -28,11 +28,13 @@ from distsim.repair.fix_conditions import (
     complement_conditions,
     copy_sibling_conditions,
     decide_on_all_ranks,
+    drop_conjuncts,
 )
 from distsim.repair.fix_counterparts import add_relative_counterparts
 from distsim.repair.fix_counts import (
     exchange_splits,
     fit_parts,
+    inputs_as_received,
     pad_rows,
     transpose_splits,
     unify_counts,
@@ -52,7 +54,7 @@ from distsim.repair.fix_groups import (
     initialise_eagerly,
     list_members_once,
 )
-from distsim.repair.fix_members import divide_world
+from distsim.repair.fix_members import divide_world, list_callers
 from distsim.repair.fix_messages import (
     add_counterparts,
     align_with_counterparts,
@@ -93,10 +95,18 @@ from distsim.repair.fix_order import (
     wait_before_use,
 )
 from distsim.repair.fix_remote import same_channel, synchronise_accesses
-from distsim.repair.fix_requests import wait_for_all_before_use, wait_for_requests
+from distsim.repair.fix_requests import (
+    wait_for_all_before_use,
+    wait_for_other_request,
+    wait_for_requests,
+)
 from distsim.repair.fix_streams import wait_for_streams
+from distsim.repair.fix_swaps import swap_tensors, turn_round
 from distsim.repair.fix_timeouts import raise_timeout
-from distsim.repair.fix_training_steps import same_settings_on_all_ranks
+from distsim.repair.fix_training_steps import (
+    find_unused_parameters,
+    same_settings_on_all_ranks,
+)
 from distsim.repair.scenario_data import (
     DataPath,
     ScenarioData,
@@ -346,8 +356,17 @@ def _group_changes(data: ScenarioData, hints: FailureHints, calls: _Calls) -> It
         wait_for_streams(data, calls.steps),
     )
     yield _of_kind(CHANGES_ORDER, waits)
+    swaps = chain(
+        find_unused_parameters(data),
+        wait_for_other_request(data),
+        turn_round(data),
+        swap_tensors(data, calls.named_steps),
+        drop_conjuncts(data, program),
+    )
+    yield _of_kind(CHANGES_ARGUMENTS, islice(swaps, _MAX_RARE_CHANGES))
     arguments = chain(
         divide_world(data, program),
+        list_callers(data, program),
         receive_into_awaited(data, calls.named),
         equal_iterations(data, program, hints.user_lines),
         root_of_other_ranks(data, program, calls.named_steps, hints.lines, hints.user_lines),
@@ -423,9 +442,12 @@ def _argument_changes(
         use_unused_tensors(data, calls.named_steps),
         exchange_splits(data, calls.named_steps),
         transpose_splits(data, calls.named_steps),
+        () if hints.program is None else inputs_as_received(data, hints.program, calls.named_steps),
         () if hints.program is None else fit_parts(data, hints.program, calls.named_steps),
         pad_rows(data, calls.named_steps),
     )
+    if hints.program is not None:
+        yield _of_kind(CHANGES_ARGUMENTS, change_vars(data, hints.program))
     yield _of_kind(CHANGES_ARGUMENTS, _copy_arguments(data, calls, hints))
     yield _of_kind(CHANGES_ARGUMENTS, declarations)
     yield _of_kind(CHANGES_ARGUMENTS, _copy_declarations(data, calls.named_steps))

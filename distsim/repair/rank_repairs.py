@@ -61,12 +61,13 @@ class ScenarioRepair(NamedTuple):
 
     @property
     def ends_exchanges(self) -> bool:
-        """Whether data that correct ranks exchanged no longer arrive, or a call is removed.
+        """Whether data that correct ranks exchanged no longer arrive.
 
         Only the author knows whether the program needs them, so `check --fix` writes no such
-        repair.
+        repair. A removed call ends an exchange as well, unless it was a wait or local work.
         """
-        return self.loss.lost > 0 or self.kind >= REMOVES_CALLS
+        is_removal = self.kind >= REMOVES_CALLS and self.loss.lost_by_outliers > 0
+        return self.loss.ended > 0 or is_removal
 
     @property
     def changes_results(self) -> bool:
@@ -87,16 +88,18 @@ def preference(fix: ScenarioRepair) -> tuple[int, ...]:
         fix.tensors.invented,
         fix.doubts.against_words,
         fix.results.lost_order,
-        fix.loss.lost,
+        fix.loss.ended,
         fix.results.repeated_reductions,
         fix.results.unreduced,
         fix.results.changed_types,
         fix.loss.changed_reductions,
         fix.flow.overwritten,
         fix.flow.lost_reads,
+        fix.flow.uneven_reads,
         fix.doubts.unreached,
         fix.doubts.unused_names,
         fix.doubts.fixed_numbers,
+        fix.loss.lost,
         removes_local_work,
         -len(fix.completes),
         fix.doubts.warnings,

@@ -159,13 +159,13 @@ def _without_needless_losses(repaired: list[_RepairCandidate]) -> list[_RepairCa
     """
     # An added send of a tensor without content keeps no data.
     with_content = [each for each in repaired if not each.flow.empty_sends]
-    least = min(each.loss.lost for each in with_content or repaired)
+    least = min(each.loss.ended for each in with_content or repaired)
 
     def is_shown(repair: _RepairCandidate) -> bool:
         drops_iterations = (
             repair.kind < REMOVES_CALLS and repair.loss.lost <= repair.loss.fewer_calls
         )
-        return repair.loss.lost == least or drops_iterations
+        return repair.loss.ended == least or drops_iterations
 
     return list(filter(is_shown, repaired))
 
@@ -342,11 +342,12 @@ class _RepairSearch:
                 program=None, loss=loss, flow=flow, tensors=tensors, results=results, doubts=doubts
             )
             self.repaired.append(repaired)
-            keeps_data = not loss.lost and not flow.overwritten and not flow.lost_reads
+            keeps_data = not loss.ended and not flow.overwritten and not flow.lost_reads
             keeps_data = keeps_data and not any(tensors)
             keeps_data = keeps_data and not any(results)
             keeps_data = keeps_data and flow.undefined_reads <= self.original.undefined_reads
             contradicts = doubts.against_words or doubts.unused_names or doubts.unreached
+            contradicts = contradicts or doubts.fixed_numbers or flow.uneven_reads
             is_best = keeps_data and not loss.changed_ranks and not contradicts
             more = _TRIALS_AFTER_BEST if is_best else _TRIALS_AFTER_FIRST
             self.trials_left = min(self.trials_left, more)

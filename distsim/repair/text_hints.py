@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from distsim.operations.core.resolved_call import ResolvedCall
 from distsim.operations.registry import OPERATIONS
 from distsim.program.model import Program
+from distsim.repair.reduction_words import against_reductions
 from distsim.repair.scenario_data import (
     ScenarioData,
     op_of,
@@ -63,7 +64,8 @@ class TextHints:
         self._comments = {
             number: line.partition("#")[2] for number, line in enumerate(words.splitlines(), 1)
         }
-        self._directions = _directions_of(_prose(data, words))
+        self._prose = _prose(data, words)
+        self._directions = _directions_of(self._prose)
         self.decisions = SharedDecisions(words, data, program)
 
     def contradictions(self, data: ScenarioData, program: Program) -> int:
@@ -72,7 +74,9 @@ class TextHints:
         loops = self._contradicts_iterations(data, program)
         messages = self._against_direction(program) - self._against_direction(self._program)
         decisions = self.decisions.broken_in(data)
-        return stays + loops + decisions + max(0, messages) + _misnamed_vars(data, program)
+        reductions = against_reductions(self._prose, program)
+        words = stays + loops + decisions + max(0, messages) + reductions
+        return words + _misnamed_vars(data, program)
 
     def _contradicts_iterations(self, data: ScenarioData, program: Program) -> bool:
         if self._prefers_fewer == self._prefers_more:

@@ -37,7 +37,7 @@ def written_number(
 
 
 def numbers_for_expressions(before: ScenarioData, after: ScenarioData) -> int:
-    """How many fields of steps lose an expression that names something, and get a number."""
+    """How many fields of steps and shapes lose an expression that names something for a number."""
     lost = Counter(key for key, _ in (_expressions(before) - _expressions(after)).elements())
     gained = Counter(key for key, _ in (_numbers(after) - _numbers(before)).elements())
     return (lost & gained).total()
@@ -55,6 +55,10 @@ def _numbers(data: ScenarioData) -> Counter[tuple[str, int]]:
 def _fields_of_steps(data: ScenarioData) -> Iterator[tuple[str, object]]:
     for path in step_paths(data):
         yield from fields_of(value_at(data, path)).items()
+    for name, tensor in (data.get("tensors") or {}).items():
+        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        for place, size in enumerate(shape if isinstance(shape, list) else ()):
+            yield f"{name}, dimension {place}", size
 
 
 def _parts_of(written: object) -> Iterator[str]:

@@ -143,7 +143,7 @@ def _choice_text(file: str, repairs: tuple[ScenarioRepair, ...]) -> str:
 
     if not repairs:
         return ""
-    lines = [f"\n{file}: not repaired: the best repair ends an exchange of data or removes a call"]
+    lines = [f"\n{file}: not repaired: the best repair ends an exchange of data"]
     for number, repair in enumerate(repairs, 1):
         lines += _repair_lines(number, repair)
     remedy = (

@@ -1,6 +1,6 @@
 """Which reduction of a tensor the words of a file describe.
 
-Key idea: "sums the counts of correct answers and takes the maximum of the latencies" tells the
+Key idea: "sums the counts of correct answers and takes the maximum of the latencies" shows the
 reduction of two tensors. A clause counts only if it names one kind of reduction.
 """
 

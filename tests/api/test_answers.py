@@ -210,7 +210,7 @@ def test_the_summary_of_a_real_run_is_the_first_line_of_its_report(
 # --- inputs ---
 
 
-def test_files_of_other_tools_are_told_from_scenarios(tmp_path: Path) -> None:
+def test_files_of_other_tools_are_distinguished_from_scenarios(tmp_path: Path) -> None:
     profile, scenario = tmp_path / "a.json", tmp_path / "b.json"
     profile.write_text('{"traceEvents": []}', encoding="utf-8")
     scenario.write_text('{"world": 2}', encoding="utf-8")

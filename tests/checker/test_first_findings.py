@@ -153,7 +153,7 @@ def test_a_group_created_only_by_its_members_names_the_broken_rule(ends: bool) -
     )
 
 
-def test_a_rank_that_uses_another_group_is_told_which_group_its_peers_use() -> None:
+def test_a_finding_on_a_rank_that_uses_another_group_names_the_group_of_its_peers() -> None:
     program = "  - all_reduce: {tensor: x, group: dp}\n    ranks: rank != 2\n  - all_reduce: {tensor: x, group: tp}\n    ranks: 2\n"
     found = errors(program, more="mesh: {dp: 2, tp: 2}\n")
 
@@ -369,7 +369,7 @@ def test_a_call_in_a_branch_that_peers_skip_is_reported_once_with_its_line() -> 
     )
 
 
-def test_a_rank_with_surplus_calls_is_not_told_that_the_others_skip_them() -> None:
+def test_a_surplus_call_is_not_reported_as_skipped_by_the_other_ranks() -> None:
     program = "  - repeat: {times: {0: 3, else: 2}, index: i, steps: [{all_reduce: {tensor: x}}]}\n"
     found = errors(program)
 

@@ -224,9 +224,11 @@ def test_the_short_and_the_long_check_for_shared_links_agree(
     )
 )
 @settings(max_examples=draws(80))
-def test_transfers_assumed_alone_and_on_time_are_so(mapping: generator.Mapping) -> None:
-    """The engine looks for shared links and for waits that are too long only in programs that may
-    have them: of the others both are asked here."""
+def test_shortcuts_of_the_engine_agree_with_the_full_sharing_and_timeout_checks(
+    mapping: generator.Mapping,
+) -> None:
+    """The engine skips the search for shared links and exceeded timeouts in programs that cannot
+    have them. The full checks run here on every program."""
     program = generator.program_of(mapping)
     profile, cost = BACKEND_PROFILES[program.backend], cost_model(Scenario(**mapping), program)
     linked = LinkedProgram(program, profile)

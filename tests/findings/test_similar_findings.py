@@ -1,4 +1,4 @@
-"""Findings that read alike but for their numbers are told once."""
+"""Findings that differ only in their numbers are reported once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`distsim doctor`: which causes are told of several faults, and what is said beside them."""
+"""`distsim doctor`: the causes reported for several faults, and the notes added to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from distsim.hang_doctor import diagnose_hang, read_evidence
 from distsim.hang_doctor.model.evidence import Evidence
 from distsim.output.text.diagnosis import doctor_text
-from tests.hang_doctor.test_logs import said, watchdog
+from tests.hang_doctor.test_logs import diagnose_lines, watchdog
 from tests.hang_doctor.test_nccl_dumps import diagnosed
 from tests.support.doctor_dumps import dump, entry
 
@@ -37,7 +37,9 @@ def test_equal_failures_are_one_cause_that_blames_all_ranks_that_failed(
     """No order is known between them, so nobody is accused where they differ; each has the line and
     the class of its error.
     """
-    found = said(tmp_path, *raised(1, "ValueError: empty batch", 33), *raised(3, other, 20))
+    found = diagnose_lines(
+        tmp_path, *raised(1, "ValueError: empty batch", 33), *raised(3, other, 20)
+    )
     alike = other.startswith("ValueError")
     told = [
         (cause.kind, cause.culprits, [(ranks, what, f.line) for ranks, what, f in cause.lines if f])
@@ -55,10 +57,10 @@ def test_equal_failures_are_one_cause_that_blames_all_ranks_that_failed(
         assert told == [("crash", (), [first, second])]
 
 
-# --- calls that do not fit ---
+# --- mismatched calls ---
 def test_size_differences_in_completed_calls_are_ignored(tmp_path: Path) -> None:
-    """The rank that has not come to the next call is named, and nothing is said of the call before;
-    where it is not done, it is.
+    """The report blames the rank that has not reached the next call and omits the completed call.
+    If that call has not completed, its size difference is reported.
     """
     same, other = (
         entry(1, "all_gather", 10, "completed", input_sizes=[[8]]),
@@ -106,9 +108,9 @@ def test_a_call_skipped_by_one_rank_is_reported_with_its_line_and_its_callers(
     ]
 
 
-# --- what is said beside the cause ---
+# --- notes in addition to the cause ---
 def test_the_last_call_finished_by_all_is_that_of_the_slowest(tmp_path: Path) -> None:
-    """Of those of whom something is known; where one has finished none, it is none."""
+    """Only ranks with records count. If one of them has finished no call, there is none."""
     done = [entry(1, "all_reduce", 10), entry(2, "broadcast", 20)]
     late = [entry(1, "all_reduce", 10), entry(2, "broadcast", 20, "started")]
     found = diagnosed(
@@ -126,10 +128,10 @@ def test_the_last_call_finished_by_all_is_that_of_the_slowest(tmp_path: Path) ->
 
 
 def test_groups_named_by_guid_in_log_lines_are_not_requested_again(tmp_path: Path) -> None:
-    """Lines with local numbers alone prove nothing: then newer lines are asked for."""
+    """Lines with only local group numbers prove nothing, so the report asks for newer lines."""
     words = "use torch 2.5 or newer"
-    named = said(folder(tmp_path / "named"), *watchdog())
-    local = said(
+    named = diagnose_lines(folder(tmp_path / "named"), *watchdog())
+    local = diagnose_lines(
         folder(tmp_path / "local"),
         *(line.replace(" PG GUID 0(default_pg)", "") for line in watchdog()),
     )
@@ -139,7 +141,7 @@ def test_groups_named_by_guid_in_log_lines_are_not_requested_again(tmp_path: Pat
 
 
 def test_members_named_in_a_later_file_belong_to_the_group() -> None:
-    """Files that name none leave them as they are, and two that contradict each other are said."""
+    """Files without members change nothing; files that contradict each other are reported."""
     evidence = Evidence()
     keys = {evidence.add_group("7", members=members) for members in (None, (0, 1), None, (1, 0))}
 

@@ -37,7 +37,7 @@ def diagnosed(folder: Path, dumps: dict[int, dict[str, Any]]) -> Diagnosis:
     return diagnose_hang(read_evidence([str(write(folder, dumps))]))
 
 
-def said(folder: Path, *lines: str) -> Diagnosis:
+def diagnose_lines(folder: Path, *lines: str) -> Diagnosis:
     (folder / "job.log").write_text("\n".join(lines) + "\n")
     return diagnose_hang(read_evidence([str(folder)]))
 
@@ -50,7 +50,7 @@ def timed_out(
     group: str = "0(default_pg)",
     numel: str = "8",
 ) -> list[str]:
-    """Torch 2.13's words. ``counters``: last enqueued and last completed."""
+    """Log lines as torch 2.13 writes them. ``counters``: last enqueued and last completed."""
     enqueued, completed = counters.split()
     return [
         f"[rank{rank}]:[E1123 08:00:00.1 ProcessGroupNCCL.cpp:688] [Rank {rank}] Watchdog caught collective operation timeout: "
@@ -62,7 +62,7 @@ def timed_out(
 
 
 def signalled(rank: int, count: int, group: str = "0(default_pg)") -> str:
-    """A rank that did not time out itself, and dumps because another did."""
+    """The log line of a rank that dumps because another rank timed out."""
     return (
         f"[rank{rank}]:[E1123 08:00:01 ProcessGroupNCCL.cpp:1700] [PG ID 0 PG GUID {group} Rank {rank}] Received a dump signal due to a "
         f"collective timeout from rank 0 and we will try our best to dump the debug info. Last enqueued NCCL work: {count}, last completed "
@@ -108,7 +108,7 @@ def test_a_call_in_two_files_has_the_sizes_that_one_of_them_contains(
 def test_counters_of_torch_2_13_tell_that_the_last_started_work_lies_between_them(
     tmp_path: Path,
 ) -> None:
-    assert said(tmp_path, *waiting_for_2()).culprits == (2,)
+    assert diagnose_lines(tmp_path, *waiting_for_2()).culprits == (2,)
 
 
 @pytest.mark.parametrize(
@@ -117,12 +117,14 @@ def test_counters_of_torch_2_13_tell_that_the_last_started_work_lies_between_the
 def test_counters_of_a_group_with_timed_out_messages_blame_no_rank(
     tmp_path: Path, op: str, numel: str
 ) -> None:
-    """They are of messages, of which each stage of a pipeline makes another number."""
+    """They count messages, and each pipeline stage sends a different number of messages."""
     ops = [
         timed_out(rank, number, f"{number} {number - 1}", op, "3(pp)", numel)
         for rank, number in ((0, 41), (1, 60), (3, 41))
     ]
-    found = said(tmp_path, *(line for lines in ops for line in lines), signalled(2, 30, "3(pp)"))
+    found = diagnose_lines(
+        tmp_path, *(line for lines in ops for line in lines), signalled(2, 30, "3(pp)")
+    )
 
     assert found.culprits == ()
     assert all(cause.kind != "behind" for cause in found.causes)
@@ -134,7 +136,7 @@ def test_a_coalesced_call_of_the_fast_path_has_sizes_and_is_a_collective(tmp_pat
         line for rank in (0, 1, 3) for line in timed_out(rank, 5, "5 4", "COALESCED", numel="999")
     ]
 
-    assert said(tmp_path, *lines, signalled(2, 4)).culprits == (2,)
+    assert diagnose_lines(tmp_path, *lines, signalled(2, 4)).culprits == (2,)
 
 
 def test_nccl_operation_counts_of_a_communicator_with_messages_blame_no_rank(
@@ -155,7 +157,7 @@ def test_nccl_operation_counts_of_a_communicator_with_messages_blame_no_rank(
             f"{head}{op}: opCount {n:x} sendbuff 0x1 recvbuff 0x2 count 128 datatype 11 op 0 root 0 comm 0x5{rank} [nranks=3]"
             for n, op in enumerate(ops)
         ]
-    found = said(tmp_path, *lines)
+    found = diagnose_lines(tmp_path, *lines)
 
     assert found.culprits == ()
     assert any("carries messages" in note for note in found.evidence.notes)
@@ -164,13 +166,13 @@ def test_nccl_operation_counts_of_a_communicator_with_messages_blame_no_rank(
     }
 
 
-# --- groups of one name ---
+# --- different groups with the same name ---
 
 
 def test_logs_of_a_mesh_do_not_reveal_which_ranks_share_a_group(tmp_path: Path) -> None:
-    """Ranks 0 and 2 are one group `3`, rank 1 is of another, where no rank waits."""
+    """Ranks 0 and 2 form one group `3`; rank 1 is in another group `3`, where no rank waits."""
     lines = [line for rank in (0, 2) for line in timed_out(rank, 7, "7 6", group="3(mesh_dp)")]
-    found = said(tmp_path, *lines, signalled(1, 4, "3(mesh_dp)"))
+    found = diagnose_lines(tmp_path, *lines, signalled(1, 4, "3(mesh_dp)"))
 
     assert found.culprits == ()
     assert any("give this name to all groups" in note for note in found.evidence.notes)
@@ -191,7 +193,7 @@ def test_dumps_of_a_mesh_distinguish_groups_by_members_and_locate_the_logs(
         tmp_path,
         {rank: dump(entries, {"3": ("mesh_dp", members[rank])}) for rank, entries in made.items()},
     )
-    found = said(
+    found = diagnose_lines(
         tmp_path, *timed_out(0, 7, "7 6", group="3(mesh_dp)"), signalled(1, 4, "3(mesh_dp)")
     )
 
@@ -266,13 +268,15 @@ def test_the_last_start_in_torchrun_directories_is_read(tmp_path: Path) -> None:
 
 def test_the_last_of_several_starts_in_a_log_is_read(tmp_path: Path) -> None:
     again = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
-    found = said(tmp_path, *raised(1, "ValueError: of the first start"), again, *waiting_for_2())
+    found = diagnose_lines(
+        tmp_path, *raised(1, "ValueError: of the first start"), again, *waiting_for_2()
+    )
 
     assert found.culprits == (2,)
 
 
 def test_a_dump_triggered_by_messages_of_another_rank_proves_nothing(tmp_path: Path) -> None:
-    """Named by hand, or by local ranks of several machines."""
+    """The file names were chosen by hand, or contain local ranks of several machines."""
     waits = dump([entry(1, "all_reduce", 9, "scheduled")])
     found = diagnosed(
         tmp_path,
@@ -321,7 +325,7 @@ def test_a_branch_in_a_one_line_loop_is_no_surplus_call(tmp_path: Path) -> None:
 
 
 def test_a_survived_error_is_not_reported_before_the_rank_that_is_behind(tmp_path: Path) -> None:
-    found = said(
+    found = diagnose_lines(
         tmp_path, *raised(0, "requests.exceptions.ConnectionError: wandb"), *waiting_for_2()
     )
 
@@ -338,14 +342,14 @@ def test_a_survived_error_is_not_reported_before_the_rank_that_is_behind(tmp_pat
     ],
 )
 def test_an_error_that_ends_no_process_is_no_crash(tmp_path: Path, head: str) -> None:
-    found = said(tmp_path, *raised(1, "AttributeError: gone", head))
+    found = diagnose_lines(tmp_path, *raised(1, "AttributeError: gone", head))
 
     assert found.causes == []
     assert any("ends at most a thread" in note for note in found.evidence.notes)
 
 
 def test_first_failure_of_torchrun_with_status_1_may_be_a_timeout(tmp_path: Path) -> None:
-    found = said(tmp_path, *SUMMARY)
+    found = diagnose_lines(tmp_path, *SUMMARY)
 
     assert (found.main and found.main.grade, found.culprits) == ("suspected", ())
 
@@ -360,14 +364,14 @@ def test_first_failure_of_torchrun_with_status_1_may_be_a_timeout(tmp_path: Path
 def test_first_failure_of_torchrun_is_excused_by_its_own_traceback(
     tmp_path: Path, error: str
 ) -> None:
-    found = said(tmp_path, *raised(3, error), *SUMMARY)
+    found = diagnose_lines(tmp_path, *raised(3, error), *SUMMARY)
 
     assert found.culprits == ()
     assert [cause.kind for cause in found.causes] == ["consequence"]
 
 
 def test_first_failure_of_torchrun_is_blamed_by_its_own_traceback(tmp_path: Path) -> None:
-    found = said(
+    found = diagnose_lines(
         tmp_path,
         *raised(1, "RuntimeError: peer is gone"),
         *raised(3, "ValueError: empty batch"),
@@ -378,7 +382,9 @@ def test_first_failure_of_torchrun_is_blamed_by_its_own_traceback(tmp_path: Path
 
 
 def test_neither_of_two_unordered_errors_is_called_the_first(tmp_path: Path) -> None:
-    found = said(tmp_path, *raised(1, "RuntimeError: one"), *raised(3, "ValueError: another"))
+    found = diagnose_lines(
+        tmp_path, *raised(1, "RuntimeError: one"), *raised(3, "ValueError: another")
+    )
 
     assert (found.main and found.main.kind, found.main and found.main.ranks, found.culprits) == (
         "crash",
@@ -389,7 +395,7 @@ def test_neither_of_two_unordered_errors_is_called_the_first(tmp_path: Path) -> 
 
 def test_a_rank_that_failed_because_of_others_is_not_called_behind(tmp_path: Path) -> None:
     lines = [line for rank in (0, 1, 2) for line in timed_out(rank, 5, "5 4")]
-    found = said(
+    found = diagnose_lines(
         tmp_path,
         *lines,
         *raised(3, "torch.distributed.DistBackendError: NCCL communicator was aborted"),
@@ -437,7 +443,7 @@ def test_only_the_faulty_rank_of_a_random_job_is_blamed_if_records_are_lost(
 
 
 def test_for_a_rank_that_stops_the_calls_that_others_wait_for_are_found(tmp_path: Path) -> None:
-    """Where it is one against more than one, it is named."""
+    """The rank is blamed if it is one against several."""
     named = 0
     for seed in range(160, 260):
         job = random_job(seed)

@@ -1,5 +1,5 @@
-"""`distsim doctor` on logs as people paste them: prefixes of launchers, several ranks in a file,
-cut lines, tools' own reports.
+"""`distsim doctor` on logs as users paste them: launcher prefixes, several ranks in one file,
+truncated lines and reports of other tools.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ PREFIXES = {
 }
 
 
-def said(tmp_path: Path, *lines: str, name: str = "job.log") -> Diagnosis:
+def diagnose_lines(tmp_path: Path, *lines: str, name: str = "job.log") -> Diagnosis:
     (tmp_path / name).write_text("\n".join(lines) + "\n")
     return diagnose_hang(read_evidence([str(tmp_path)]))
 
 
 def watchdog(prefix: str = "[rank{0}]:", late: int = 2, number: int = 7) -> list[str]:
-    """Ranks 0 to 3 at a call; one of them has not come to it."""
+    """Return log lines of ranks 0 to 3 at call `number`; rank `late` has not reached the call."""
     found = []
     for rank in range(4):
         parts = (BEHIND,) if rank == late else (CAUGHT, STATUS)
@@ -63,7 +63,7 @@ def watchdog(prefix: str = "[rank{0}]:", late: int = 2, number: int = 7) -> list
 def test_a_rank_with_lower_own_counters_is_behind_whatever_prefix_the_launcher_adds(
     tmp_path: Path, prefix: str
 ) -> None:
-    found = said(tmp_path, *watchdog(prefix))
+    found = diagnose_lines(tmp_path, *watchdog(prefix))
 
     assert found.main is not None
     assert (found.main.kind, found.culprits, found.main.number) == ("behind", (2,), 7)
@@ -85,7 +85,7 @@ def test_a_line_wrapped_by_a_terminal_is_read_as_one(tmp_path: Path) -> None:
         for line in watchdog()
     ]
 
-    found = said(tmp_path, *lines)
+    found = diagnose_lines(tmp_path, *lines)
 
     assert [c.elements_out for c in found.evidence.ranks[0].calls] == [8]
     assert found.culprits == (2,)
@@ -105,7 +105,7 @@ def test_truncated_lines_are_read_or_skipped_and_blame_no_other_rank(tmp_path: P
 
 def test_counters_that_no_rank_wrote_are_unknown(tmp_path: Path) -> None:
     """Torch 2.4 prints a word of memory for a group on which nothing was completed."""
-    found = said(tmp_path, "[rank2]:" + STATUS.format(2, 1, 76280750235782912))
+    found = diagnose_lines(tmp_path, "[rank2]:" + STATUS.format(2, 1, 76280750235782912))
 
     assert found.evidence.ranks[2].status["0"].completed == -1
 
@@ -118,7 +118,7 @@ def test_a_bracketed_rank_is_a_group_rank_and_the_prefix_of_the_launcher_a_globa
         "last completed NCCL work: 4."
     )
 
-    assert list(said(tmp_path, line).evidence.ranks) == [6]
+    assert list(diagnose_lines(tmp_path, line).evidence.ranks) == [6]
 
 
 def test_groups_known_only_by_a_local_number_prove_nothing(tmp_path: Path) -> None:
@@ -127,13 +127,13 @@ def test_groups_known_only_by_a_local_number_prove_nothing(tmp_path: Path) -> No
     """
     lines = [line.replace("PG ID 0 PG GUID 0(default_pg)", "PG 1") for line in watchdog()]
 
-    found = said(tmp_path, *lines)
+    found = diagnose_lines(tmp_path, *lines)
 
     assert found.culprits == ()
 
 
 def test_half_of_the_ranks_behind_blames_no_rank(tmp_path: Path) -> None:
-    found = said(
+    found = diagnose_lines(
         tmp_path, "[rank0]:" + STATUS.format(0, 11, 10), "[rank9]:" + BEHIND.format(9, 11, 10)
     )
 
@@ -148,7 +148,7 @@ def test_the_stack_printed_by_the_watchdog_gives_the_line(tmp_path: Path) -> Non
         "#0 all_reduce from /env/site-packages/torch/distributed/distributed_c10d.py:4186",
         "#1 step from /job/train.py:88",
     ]
-    found = said(tmp_path, *watchdog()[:2], *stack, *watchdog()[2:])
+    found = diagnose_lines(tmp_path, *watchdog()[:2], *stack, *watchdog()[2:])
 
     assert found.main is not None
     assert "/job/train.py:88" in [f.place for _, _, f in found.main.lines if f]
@@ -171,7 +171,7 @@ def test_an_independent_error_is_reported_before_ranks_that_lost_the_connection_
     ]
     lines = [f"[rank{rank}]: {line}" for rank in range(3) for line in (own if rank == 1 else lost)]
 
-    found = said(tmp_path, *lines)
+    found = diagnose_lines(tmp_path, *lines)
 
     assert found.main is not None
     assert (found.main.kind, found.culprits) == ("crash", (1,))
@@ -197,12 +197,12 @@ def test_first_failure_of_torchrun_is_the_cause_only_if_it_is_no_consequence(
             "  traceback : Signal received by PID 77",
         ]
 
-    killed = said(tmp_path, *summary("-9"))
+    killed = diagnose_lines(tmp_path, *summary("-9"))
     assert killed.main is not None
     assert (killed.main.grade, killed.main.ranks, killed.culprits) == ("suspected", (3,), ())
     assert list(killed.main.lines) == []  # the log contains no stack of the process
-    assert said(tmp_path, *summary("-11")).culprits == (3,)
-    assert said(tmp_path, *summary("-6")).culprits == ()
+    assert diagnose_lines(tmp_path, *summary("-11")).culprits == (3,)
+    assert diagnose_lines(tmp_path, *summary("-6")).culprits == ()
 
 
 def test_monitored_barrier_names_the_missing_ranks(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_monitored_barrier_names_the_missing_ranks(tmp_path: Path) -> None:
         '  File "/job/train.py", line 7, in main',
         "RuntimeError: [Rank 0]: Ranks 2, 3 failed to pass monitoredBarrier in 1000 ms",
     ]
-    found = said(tmp_path, *[f"[rank0]: {line}" for line in trace])
+    found = diagnose_lines(tmp_path, *[f"[rank0]: {line}" for line in trace])
 
     assert found.culprits == (2, 3)
 
@@ -231,7 +231,9 @@ def test_hexadecimal_counters_of_nccl_are_read_and_distinguished_by_the_shared_i
                 f"{head}{op}: opCount {number} sendbuff 0x1 recvbuff 0x2 count 128 datatype 7 op 0 root 0 comm 0x5{rank} "
                 "[nranks=3] stream 0x3"
             )
-    found = said(tmp_path, *lines, f"host:100:1 [0] NCCL INFO {lines[0].split('INFO ')[1]}")
+    found = diagnose_lines(
+        tmp_path, *lines, f"host:100:1 [0] NCCL INFO {lines[0].split('INFO ')[1]}"
+    )
 
     calls = [(c.number, c.op, c.dtype) for c in found.evidence.ranks[1].calls]
     assert calls == [
@@ -284,7 +286,7 @@ def test_ras_json_with_a_missing_comma_names_unresponsive_and_late_ranks(
 
 @pytest.mark.parametrize("thread", THREADS, ids=lambda p: p.stem)
 def test_log_lines_of_a_public_thread_are_read_and_blame_no_rank(thread: Path) -> None:
-    """None of these lines proves a culprit; docs/explanation/doctor.md says how each thread ended."""
+    """None of these lines proves which rank is the cause; docs/explanation/doctor.md says how each thread ended."""
     found = diagnose_hang(read_evidence([str(thread)]))
 
     assert [file.problem for file in found.evidence.files] == [""]
@@ -316,7 +318,7 @@ def test_inconsistent_connection_data_are_reported_as_calls_that_do_not_mirror_e
         "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:5529, internal "
         "error - please report this issue to the NCCL developers, NCCL version 2.28.9",
     ]
-    found = said(
+    found = diagnose_lines(
         tmp_path,
         *[
             f"[rank1]: {one}"

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distsim.hang_doctor import Diagnosis, diagnose_hang, read_evidence
-from tests.hang_doctor.test_logs import said
+from tests.hang_doctor.test_logs import diagnose_lines
 from tests.support.doctor_dumps import dump, entry
 from tests.support.torchrun_summary import failure, summary
 
@@ -93,14 +93,14 @@ def titles(found: Diagnosis) -> str:
 @pytest.mark.parametrize("case", LINES)
 def test_a_report_of_another_program_is_repeated_in_its_name(tmp_path: Path, case: str) -> None:
     lines, expected = LINES[case]
-    found = said(tmp_path, *lines)
+    found = diagnose_lines(tmp_path, *lines)
 
     assert expected in titles(found)
     assert found.culprits == ()
 
 
 def test_the_findings_of_torchs_analyzer_are_read(tmp_path: Path) -> None:
-    found = said(
+    found = diagnose_lines(
         tmp_path,
         "Not all ranks joining collective, sequence number: 12",
         "internal record id: 11",
@@ -125,8 +125,8 @@ def test_a_rank_that_ran_out_of_memory_is_the_cause_although_the_signal_is_sigki
     """The process number in the kernel's line is that of rank 2 in torchrun's summary."""
     text = summary(failure(2, "-9", "08:00:00", pid=102), failure(0, "-15", "08:00:00"))
 
-    assert said(tmp_path, *text.splitlines()).culprits == ()
-    assert said(tmp_path, *text.splitlines(), OOM).culprits == (2,)
+    assert diagnose_lines(tmp_path, *text.splitlines()).culprits == ()
+    assert diagnose_lines(tmp_path, *text.splitlines(), OOM).culprits == (2,)
 
 
 # --- the size of a group ---
@@ -151,7 +151,7 @@ def test_the_missing_members_follow_from_the_element_counts(
     tmp_path: Path, op: str, elements_in: int, elements_out: int
 ) -> None:
     lines = [line for rank in (1, 2, 3) for line in gathering(rank, elements_in, elements_out, op)]
-    found = said(tmp_path, *lines)
+    found = diagnose_lines(tmp_path, *lines)
 
     assert found.absent == (0,)
     assert found.main is not None
@@ -159,11 +159,11 @@ def test_the_missing_members_follow_from_the_element_counts(
 
 
 def test_element_counts_of_an_all_reduce_show_no_size(tmp_path: Path) -> None:
-    assert said(tmp_path, *gathering(1, 8, 8, "ALLREDUCE")).absent == ()
+    assert diagnose_lines(tmp_path, *gathering(1, 8, 8, "ALLREDUCE")).absent == ()
 
 
 def test_unwritten_element_counts_show_no_size(tmp_path: Path) -> None:
-    assert said(tmp_path, *gathering(1, 1, (1 << 64) - 1)).absent == ()
+    assert diagnose_lines(tmp_path, *gathering(1, 1, (1 << 64) - 1)).absent == ()
 
 
 # --- files of other tools ---
@@ -231,7 +231,7 @@ def test_calls_of_torchcomms_are_numbered_by_group(tmp_path: Path) -> None:
 def test_an_error_of_gloo_without_a_traceback_is_read(tmp_path: Path) -> None:
     error = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer"
 
-    assert "gave up waiting for another rank" in titles(said(tmp_path, error))
+    assert "gave up waiting for another rank" in titles(diagnose_lines(tmp_path, error))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_an_error_of_gloo_without_a_traceback_is_read(tmp_path: Path) -> None:
 )
 def test_a_long_line_takes_no_longer_than_its_length(tmp_path: Path, line: str) -> None:
     started = time.process_time()
-    said(tmp_path, *[line] * 5)
+    diagnose_lines(tmp_path, *[line] * 5)
 
     assert time.process_time() - started < 1.5
 
@@ -290,7 +290,7 @@ OTHER_CALL = "{3: Collective(id=2, group_id='0', collective_name='nccl:broadcast
 def test_tables_of_torchs_debug_server_name_missing_and_differing_ranks(
     tmp_path: Path, cells: str, finding: str, as_html: bool
 ) -> None:
-    found = said(tmp_path, debug_server_tables(cells, as_html))
+    found = diagnose_lines(tmp_path, debug_server_tables(cells, as_html))
 
     assert finding in titles(found)
     assert found.culprits == ()
@@ -298,7 +298,7 @@ def test_tables_of_torchs_debug_server_name_missing_and_differing_ranks(
 
 
 def test_tables_of_torchs_debug_server_without_a_finding_are_noted(tmp_path: Path) -> None:
-    found = said(tmp_path, debug_server_tables("", as_html=False))
+    found = diagnose_lines(tmp_path, debug_server_tables("", as_html=False))
 
     assert found.causes == []
     assert "the tables show no rank that has not joined a call" in found.evidence.notes[0]

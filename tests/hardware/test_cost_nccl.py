@@ -1,5 +1,5 @@
-"""Prices on GPUs: what NCCL's forms promise, on every preset, and how near published times they
-come.
+"""Costs of NCCL collectives on GPUs: properties that hold on every preset, and the accuracy
+compared with published times.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ GPUS = [name for name in PRESETS if preset(name).collectives == "nccl"]
 FORMED = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "reduce")
 
 
-def price(cost: CostModel, op: str, n: int, nbytes: int) -> int:
+def cost_of(cost: CostModel, op: str, n: int, nbytes: int) -> int:
     return cost.collective_ns(OPERATIONS[op], tuple(range(n)), nbytes, 0)
 
 
 def busbw(name: str, op: str, n: int, nbytes: int, per_node: int = 8) -> float:
     cost = CostModel(preset(name), n, min(per_node, n))
-    return OPERATIONS[op].busbw_factor(n) * nbytes / price(cost, op, n, nbytes)
+    return OPERATIONS[op].busbw_factor(n) * nbytes / cost_of(cost, op, n, nbytes)
 
 
 @pytest.mark.parametrize("name", GPUS)
 @pytest.mark.parametrize("op", FORMED)
 def test_more_ranks_never_cost_less(name: str, op: str) -> None:
-    """Within a node from 2 to 8, then whole nodes from 1 to 64; where links go from GPU to GPU, a
-    part of a node has a part of them, so that there whole nodes alone compare."""
+    """From 2 to 8 ranks within a node, then 1 to 64 whole nodes. If links connect GPUs directly,
+    part of a node has only part of the links, so only whole nodes are compared."""
     cost = CostModel(preset(name), 512, 8)
     within = (2, 4, 8) if preset(name).intra.mesh is None else (8,)
     for nbytes in (8, 1 << 16, 1 << 20, 1 << 24, 1 << 30):
-        prices = [price(cost, op, n, nbytes) for n in (1, *within, 16, 32, 64, 128, 256, 512)]
-        assert prices == sorted(prices)
+        costs = [cost_of(cost, op, n, nbytes) for n in (1, *within, 16, 32, 64, 128, 256, 512)]
+        assert costs == sorted(costs)
 
 
 def test_a_part_of_a_mesh_has_part_of_its_links() -> None:
     """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the
-    smaller group the slower. A pair of 8 MI300X has one link of 7, and no price beats that."""
+    smaller group the slower. A pair of 8 MI300X has one link of 7, and no cost is below that limit."""
     four, eight = (busbw("dgx1-v100", "all_reduce", n, 1 << 30) for n in (4, 8))
     pair = CostModel(preset("mi300x"), 8, 8)
 
@@ -74,13 +74,13 @@ def test_a_part_of_a_mesh_has_part_of_its_links() -> None:
 
 @pytest.mark.parametrize("name", GPUS)
 def test_costs_are_continuous_where_formulas_and_channels_change(name: str) -> None:
-    """A hundredth more bytes: at most 1.3 times the price."""
+    """A hundredth more bytes: at most 1.3 times the cost."""
     cost = CostModel(preset(name), 32, 8)
     sizes = np.unique((1.01 ** np.arange(1, 2400)).astype(np.int64))
     for op in (*FORMED, "all_to_all_single"):
         for n in (2, 8, 32):
-            prices = cost.collectives_ns(OPERATIONS[op], tuple(range(n)), sizes)
-            assert (prices[1:] / prices[:-1]).max() <= 1.3
+            costs = cost.collectives_ns(OPERATIONS[op], tuple(range(n)), sizes)
+            assert (costs[1:] / costs[:-1]).max() <= 1.3
 
 
 @given(
@@ -97,7 +97,7 @@ def test_many_sizes_at_once_cost_the_same_as_one_by_one(
 
     together = cost.collectives_ns(OPERATIONS[op], tuple(range(n)), np.array(sizes))
 
-    assert together.tolist() == [price(cost, op, n, size) for size in sizes]
+    assert together.tolist() == [cost_of(cost, op, n, size) for size in sizes]
 
 
 def test_switch_reduction_and_two_node_trees_are_faster_than_links_and_cards() -> None:
@@ -131,10 +131,10 @@ def test_an_nvl72_is_one_domain_across_its_machines() -> None:
         "inter",
     ]
     apart = CostModel(cluster_from({"preset": "gb200-nvl72", "intra": {"domain": 4}}), 144, 4)
-    assert price(cost, "all_reduce", 72, 1 << 20) < price(apart, "all_reduce", 72, 1 << 20) / 2
+    assert cost_of(cost, "all_reduce", 72, 1 << 20) < cost_of(apart, "all_reduce", 72, 1 << 20) / 2
     assert (
-        price(cost, "all_to_all_single", 72, 1 << 30)
-        < price(apart, "all_to_all_single", 72, 1 << 30) / 5
+        cost_of(cost, "all_to_all_single", 72, 1 << 30)
+        < cost_of(apart, "all_to_all_single", 72, 1 << 30) / 5
     )
 
 
@@ -150,12 +150,14 @@ def test_missing_peer_access_costs_more_and_so_do_launches_of_one_process_until_
         CostModel(cluster_from({"preset": "dgx-a100", "gpus_per_process": g}), 8, 8) for g in (1, 8)
     )
 
-    assert price(staged, "all_reduce", 4, 1 << 28) > 1.5 * price(plain, "all_reduce", 4, 1 << 28)
-    assert price(eight, "all_reduce", 8, 8) > 1.3 * price(one, "all_reduce", 8, 8)
+    assert cost_of(staged, "all_reduce", 4, 1 << 28) > 1.5 * cost_of(
+        plain, "all_reduce", 4, 1 << 28
+    )
+    assert cost_of(eight, "all_reduce", 8, 8) > 1.3 * cost_of(one, "all_reduce", 8, 8)
     assert explain_cost(
         eight, OPERATIONS["all_reduce"], tuple(range(8)), 8
-    ).issue_us * 1000 <= price(eight, "all_reduce", 8, 8)  # type: ignore[union-attr]
-    assert price(eight, "all_reduce", 8, 1 << 30) < 1.001 * price(one, "all_reduce", 8, 1 << 30)
+    ).issue_us * 1000 <= cost_of(eight, "all_reduce", 8, 8)  # type: ignore[union-attr]
+    assert cost_of(eight, "all_reduce", 8, 1 << 30) < 1.001 * cost_of(one, "all_reduce", 8, 1 << 30)
 
 
 @pytest.mark.parametrize(
@@ -171,8 +173,8 @@ def test_missing_peer_access_costs_more_and_so_do_launches_of_one_process_until_
 def test_a_transport_restricts_the_protocols_of_nccl(
     name: str, changed: str, wanted: set[str]
 ) -> None:
-    """LL128 not past the CPU (Slingshot), LL and LL128 not where data arrive out of order (EFA
-    before P5) or the maker forbids them.
+    """LL128 is excluded if data pass through the CPU (Slingshot). LL and LL128 are excluded if data
+    arrive out of order (EFA before P5) or the vendor forbids them.
     """
     found = explain_cost(
         CostModel(cluster_from({"preset": name, "network": {"transport": changed}}), 16, 8),
@@ -212,8 +214,8 @@ def test_only_a_whole_mi300x_node_sums_by_all_pairs_up_to_16_mib() -> None:
     )
     assert not algorithms(driven, 8, 1 << 20)
     cost = CostModel(eight, 8, 8)
-    assert 12_000 < price(cost, "all_reduce", 8, 1 << 16) < 17_000
-    assert 68_000 < price(cost, "all_reduce", 8, 1 << 23) < 102_000
+    assert 12_000 < cost_of(cost, "all_reduce", 8, 1 << 16) < 17_000
+    assert 68_000 < cost_of(cost, "all_reduce", 8, 1 << 23) < 102_000
 
 
 def test_a3_high_uses_only_rings_where_a3_mega_has_trees() -> None:
@@ -234,8 +236,8 @@ def test_a3_high_uses_only_rings_where_a3_mega_has_trees() -> None:
     assert algorithms(high, 64) == algorithms(high, 8) == {"ring"}
     assert algorithms(mega, 64) == algorithms(mega, 8) == {"ring", "tree"}
     ring, tree = (CostModel(cluster, 64, 8) for cluster in (high, treed))
-    assert price(ring, "all_reduce", 64, 1 << 16) > 2 * price(tree, "all_reduce", 64, 1 << 16)
-    assert price(ring, "all_reduce", 64, 1 << 32) < 1.1 * price(tree, "all_reduce", 64, 1 << 32)
+    assert cost_of(ring, "all_reduce", 64, 1 << 16) > 2 * cost_of(tree, "all_reduce", 64, 1 << 16)
+    assert cost_of(ring, "all_reduce", 64, 1 << 32) < 1.1 * cost_of(tree, "all_reduce", 64, 1 << 32)
 
 
 def test_a_reducing_network_relieves_the_cards() -> None:
@@ -244,7 +246,9 @@ def test_a_reducing_network_relieves_the_cards() -> None:
         for on in (False, True)
     )
 
-    assert price(sharp, "all_reduce", 64, 1 << 30) < 0.8 * price(plain, "all_reduce", 64, 1 << 30)
+    assert cost_of(sharp, "all_reduce", 64, 1 << 30) < 0.8 * cost_of(
+        plain, "all_reduce", 64, 1 << 30
+    )
 
 
 def test_a_higher_call_overhead_raises_every_cost_by_the_same_amount() -> None:
@@ -253,13 +257,15 @@ def test_a_higher_call_overhead_raises_every_cost_by_the_same_amount() -> None:
         for o in ("3.1 us", "13.1 us")
     )
 
-    assert price(dear, "all_reduce", 8, 1 << 20) == price(plain, "all_reduce", 8, 1 << 20) + 10_000
+    assert (
+        cost_of(dear, "all_reduce", 8, 1 << 20) == cost_of(plain, "all_reduce", 8, 1 << 20) + 10_000
+    )
     assert abs(LAUNCH_NS - 1000 * CONSTANTS["launch"]) < 100
 
 
 @pytest.mark.parametrize("op", [*FORMED, "all_to_all_single", "gather", "send"])
 def test_a_cost_is_explained_by_terms_that_add_up(op: str) -> None:
-    """Every form's terms add up to its time, the price is within the rounding of the least, and the
+    """Every form's terms add up to its time, the cost is within the rounding of the least, and the
     band holds the price.
     """
     cost = CostModel(preset("dgx-h100"), 64, 8)
@@ -275,7 +281,7 @@ def test_a_cost_is_explained_by_terms_that_add_up(op: str) -> None:
 
 
 def test_a_cost_names_the_limiting_links() -> None:
-    """Each level by its busiest link, the narrowest first: a leaf's way up at 4:1, then cards, then
+    """Each level by its busiest link, the narrowest first: a leaf's uplink at 4:1, then cards, then
     a rank's link; PCIe slots two to a switch; the switch of 8 x H100 reduces, so a buffer passes a
     link once."""
     narrow = {"preset": "dgx-h100", "network": {"leaf": 2, "oversubscription": 4}}
@@ -313,7 +319,7 @@ def test_a_cost_names_the_limiting_links() -> None:
 
 
 def test_the_prediction_range_reaches_the_makespan_and_given_compute_times_are_exact() -> None:
-    """A second of compute beside a small reduction: nearly no band; the reduction alone: that of a
+    """A second of compute with a small reduction: nearly no band; the reduction alone: that of a
     node at its size.
     """
     text = "world: 8\nbackend: nccl\ncluster: dgx-a100\ntensors: {x: {shape: [1024, 1024]}}\nprogram:\n"
@@ -374,11 +380,11 @@ def test_the_page_on_clusters_has_exactly_the_keys() -> None:
     page = (ROOT / "docs/reference/scenario/cluster.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\|`cluster\.([a-z_.]+)`\|", page, re.MULTILINE)
     parts = {row.rpartition(".")[0] for row in rows}
-    told_keys = {row for row in rows if row not in parts and not row.endswith(".source")}
-    told_keys -= {"preset", "source"}
+    documented_keys = {row for row in rows if row not in parts and not row.endswith(".source")}
+    documented_keys -= {"preset", "source"}
     wanted = {key for key in keys(Cluster) if not key.endswith("source")}
 
-    assert told_keys == wanted
+    assert documented_keys == wanted
 
 
 def test_every_preset_is_on_the_page_with_its_weak_points() -> None:
@@ -399,9 +405,11 @@ def test_published_times_are_predicted_with_the_accuracy_on_the_page(
     tables = run.tables()
     off = [np.abs(run.priced(t, run.cluster_of(t)) / t.us - 1).mean() for t in tables]
     ratios = [
-        (us / told_us, t.at, int(size))
+        (us / predicted_us, t.at, int(size))
         for t in tables
-        for told_us, us, size in zip(run.priced(t, run.cluster_of(t)), t.us, t.nbytes, strict=True)
+        for predicted_us, us, size in zip(
+            run.priced(t, run.cluster_of(t)), t.us, t.nbytes, strict=True
+        )
     ]
     inside = [
         range_of_prediction(at, size).low <= ratio <= range_of_prediction(at, size).high
@@ -445,7 +453,7 @@ def test_an_exchange_between_uneven_nodes_is_bound_by_the_smaller_node() -> None
     """80 ranks of NVL72: the 8 beside 72 send nine tenths of 1 GiB each, through a card of 50 GB/s
     of their own: 19.3 ms and little more. Of even nodes, half of it."""
     cost = CostModel(cluster_from("gb200-nvl72"), 144, 4)
-    uneven, even = (price(cost, "all_to_all_single", n, 1 << 30) for n in (80, 144))
+    uneven, even = (cost_of(cost, "all_to_all_single", n, 1 << 30) for n in (80, 144))
 
     assert 0.9 * (1 << 30) / 50 <= uneven < 1.2 * 0.9 * (1 << 30) / 50
     assert 0.5 * (1 << 30) / 50 <= even < 1.3 * 0.5 * (1 << 30) / 50

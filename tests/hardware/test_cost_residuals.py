@@ -1,4 +1,4 @@
-"""`distsim compare LOG --cluster C`: a cluster beside measured times."""
+"""`distsim compare LOG --cluster C`: a hardware model compared with measured times."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(*arguments: str) -> tuple[int, str]:
     return done.exit_code, " ".join(done.stdout.split())
 
 
-def priced_us() -> list[float]:
+def predicted_us() -> list[float]:
     cost = CostModel(cluster_from("dgx-h100"), 4, 4)
     return [
         cost.collective_ns(OPERATIONS["all_reduce"], (0, 1, 2, 3), size, 0) / 1000 for size in SIZES
@@ -46,7 +46,7 @@ def priced_us() -> list[float]:
 
 
 def test_a_log_predicted_by_the_cluster_is_within_its_range(tmp_path: Path) -> None:
-    (tmp_path / "all_reduce.log").write_text(log(priced_us()))
+    (tmp_path / "all_reduce.log").write_text(log(predicted_us()))
     code, text = run(str(tmp_path / "all_reduce.log"), "--cluster", "dgx-h100")
 
     assert code == 0, text
@@ -56,7 +56,7 @@ def test_a_log_predicted_by_the_cluster_is_within_its_range(tmp_path: Path) -> N
 
 def test_the_size_at_which_log_and_cluster_diverge_is_named(tmp_path: Path) -> None:
     """One time six times the price: it alone is outside the band, and the exit status says so."""
-    us = priced_us()
+    us = predicted_us()
     (tmp_path / "all_reduce.log").write_text(log([us[0], 6 * us[1], us[2]]))
     code, text = run(str(tmp_path / "all_reduce.log"), "--cluster", "dgx-h100")
     assert code == 1

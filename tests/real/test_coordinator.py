@@ -90,7 +90,7 @@ def test_the_first_launcher_knows_the_progress_of_all_ranks_and_gathers_their_re
     assert first.gather({"mine": b"y"}) == [{"mine": b"y"}, records]
 
 
-def test_a_record_that_does_not_arrive_is_left_out() -> None:
+def test_a_record_that_does_not_arrive_is_omitted() -> None:
     first, _ = coordinators(wait_s=0.05)
 
     assert first.gather({"mine": b"y"}) == [{"mine": b"y"}]

@@ -1,4 +1,4 @@
-"""Where scenarios and clusters are read from, and what a file that is none of them is told."""
+"""Where scenarios and clusters are read from, and the error for any other file."""
 
 from __future__ import annotations
 

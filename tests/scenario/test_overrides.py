@@ -1,4 +1,4 @@
-"""`--set name=value`: a var, else a top-level key, else a dotted path; a wrong one is told with the
+"""`--set name=value`: a var, else a top-level key, else a dotted path; a wrong one is reported with the
 nearest right one.
 """
 

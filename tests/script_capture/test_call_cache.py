@@ -20,7 +20,7 @@ from distsim.script_capture.hub.call_cache import CachedCallFrame, cached_call_f
 from distsim.script_capture.hub.state import RankProcess
 from distsim.script_capture.protocol.blocked_threads import is_supported
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
 def mixed(long_way: bool) -> None:
@@ -122,7 +122,7 @@ def in_a_thread() -> None:
 
 
 def test_messages_of_another_thread_belong_to_that_thread() -> None:
-    """Its calls keep their thread, so that nobody is said to hang."""
+    """Its calls keep their thread, so that no rank is reported as hanging."""
     judged = testing.run(in_a_thread, 2, check=False)
 
     assert judged.outcome == "completes"

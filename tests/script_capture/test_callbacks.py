@@ -16,7 +16,7 @@ from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
 def places(judged: CaptureResult, code: str) -> set[tuple[int | None, str]]:

@@ -25,7 +25,7 @@ from distsim.simulation.trace_replay.compact import compact_trace
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
 def captured(

@@ -354,8 +354,10 @@ def test_a_timer_thread_of_a_library_does_not_hide_a_hang(tmp_path: Path) -> Non
     assert "still" not in done.stderr
 
 
-def test_a_script_that_lacks_a_gpu_is_told_about_the_cuda_option(tmp_path: Path) -> None:
-    """Where nothing beside the script speaks of it, as where an installed library asks for a
+def test_a_script_that_needs_a_missing_gpu_gets_a_hint_at_the_cuda_option(
+    tmp_path: Path,
+) -> None:
+    """The text of the script does not mention CUDA, as when an installed library asks for a
     device.
     """
     script = tmp_path / "train.py"

@@ -24,7 +24,7 @@ from distsim.simulation.trace_replay.compact import compact_trace
 
 torch = pytest.importorskip("torch")
 dist = pytest.importorskip("torch.distributed")
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
 def run(function: Callable[[], object], ranks: int, **more: object) -> CaptureResult:
@@ -163,7 +163,7 @@ def receives_from_anybody() -> None:
         dist.send(torch.ones(1), 0)
 
 
-def test_a_receive_without_a_source_is_said_to_raise_on_nccl_though_the_run_continues():
+def test_a_receive_without_a_source_is_reported_to_raise_on_nccl_though_the_run_continues():
     judged = run(receives_from_anybody, 2)
 
     assert judged.captured.ended == "ended"

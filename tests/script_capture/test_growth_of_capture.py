@@ -14,7 +14,7 @@ from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.result.evaluation import evaluate_capture
 from tests.simulation.test_growth import MAX_EXPONENT, counts_of, exponent
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 _SCRIPT = """\
 import torch, torch.distributed as dist

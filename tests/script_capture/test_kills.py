@@ -22,7 +22,7 @@ pytest.importorskip("torch")
 
 from distsim.script_capture.protocol.blocked_threads import is_supported
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 #: Ranks that compute, exchange large tensors through shared memory, have threads, forked workers
 #: and children of another program.

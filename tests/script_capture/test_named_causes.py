@@ -22,7 +22,7 @@ from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
 def run(function: Callable[[], object], ranks: int) -> CaptureResult:
@@ -92,7 +92,7 @@ def the_last_stage_reduces_its_loss() -> None:
             dist.all_reduce(x)
 
 
-def test_a_rank_that_is_blocked_in_a_collective_is_not_said_to_lack_the_receive() -> None:
+def test_a_rank_that_is_blocked_in_a_collective_is_not_reported_as_lacking_the_receive() -> None:
     finding = first_finding(the_last_stage_reduces_its_loss, 2)
 
     assert finding.code == "DS301"

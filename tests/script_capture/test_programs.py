@@ -33,7 +33,7 @@ from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
 from distsim.trace.jsonl import trace_lines
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
 def lines_of(judged: CaptureResult, code: str) -> set[str]:
@@ -89,7 +89,7 @@ def leaves_without_a_word() -> None:
     dist.barrier()
 
 
-def test_a_rank_that_exited_halfway_is_not_said_to_skip_a_branch():
+def test_a_rank_that_exited_early_is_not_reported_as_skipping_a_branch():
     """Where it left is not known, and no text pretends to know it."""
     judged = testing.run(leaves_without_a_word, 3, check=False)
     text = capture_text(judged)

@@ -27,10 +27,10 @@ from distsim.script_capture.protocol.blocked_threads import is_supported
 from distsim.script_capture.rank.call_sites import source_text
 from distsim.script_capture.result.evaluation import CaptureResult, evaluate_capture
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 
-def beside(*works: Callable[[], None]) -> None:
+def run_in_threads(*works: Callable[[], None]) -> None:
     """Run each in a thread of its own."""
     threads = [threading.Thread(target=work) for work in works]
     for thread in threads:
@@ -59,7 +59,7 @@ def opposite_orders() -> None:
         dist.all_reduce(x, group=groups[k])
         assert x == 4
 
-    beside(lambda: work(0), lambda: work(1))
+    run_in_threads(lambda: work(0), lambda: work(1))
     dist.barrier()
 
 
@@ -78,7 +78,7 @@ def a_pool() -> None:
         )
 
 
-def loads_data_beside() -> None:
+def loads_data_in_a_thread() -> None:
     """A thread gets the batches from rank 0 over a group of its own, ahead of the steps."""
     side, batches = dist.new_group(backend="gloo"), queue.Queue[torch.Tensor | None](2)
 
@@ -115,7 +115,9 @@ def listens_for_ever() -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-@pytest.mark.parametrize("program", [opposite_orders, a_pool, loads_data_beside, listens_for_ever])
+@pytest.mark.parametrize(
+    "program", [opposite_orders, a_pool, loads_data_in_a_thread, listens_for_ever]
+)
 def test_threads_that_complete_on_their_own_groups_complete(program, backend):
     judged = testing.run(program, 2, backend=backend)
 
@@ -145,7 +147,7 @@ def a_circle_of_threads() -> None:
         if rank == 1:
             dist.broadcast(torch.ones(1), 0, group=b)  # the second
 
-    beside(one, two)
+    run_in_threads(one, two)
     dist.barrier()
 
 
@@ -162,7 +164,7 @@ def test_a_cycle_of_threads_is_a_deadlock_with_the_lines_of_the_blocked_threads(
 def both_threads_stand() -> None:
     rank, (a, b) = dist.get_rank(), a_pair_of_groups()
     if rank == 0:
-        beside(
+        run_in_threads(
             lambda: dist.recv(torch.ones(1), 1, group=a),
             lambda: dist.recv(torch.ones(2), 1, group=b),
         )
@@ -179,7 +181,7 @@ def test_each_blocked_thread_of_a_rank_is_reported_with_its_line():
     }
 
 
-def sends_meet_beside_a_thread() -> None:
+def sends_match_while_a_thread_runs() -> None:
     """What the main threads do hangs where sends wait, whatever the others do."""
     rank, side = dist.get_rank(), dist.new_group([0, 1])
     thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(1), group=side))
@@ -190,7 +192,7 @@ def sends_meet_beside_a_thread() -> None:
 
 
 def test_a_hang_of_one_thread_under_the_backend_rules_is_not_hidden_by_another_thread():
-    judged = testing.run(sends_meet_beside_a_thread, 2, check=False)
+    judged = testing.run(sends_match_while_a_thread_runs, 2, check=False)
 
     assert (judged.captured.ended, judged.outcome) == ("ended", "hangs")
     assert any(line.startswith("dist.send(") for line in lines_of(judged))

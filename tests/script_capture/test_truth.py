@@ -21,7 +21,7 @@ from tests.support.case_scripts import difference, reason
 from tests.support.hub_truth import SCENARIOS, compared, scenarios
 from tests.support.hub_truth import reason as reason_of
 
-pytestmark = pytest.mark.skipif(not is_supported(), reason="standstill is told from Linux's /proc")
+pytestmark = pytest.mark.skipif(not is_supported(), reason="hang detection reads Linux's /proc")
 
 #: One that completes, hangs, does not fit, is invalid, is refused by its back end; one of a
 #: strategy.

@@ -90,7 +90,7 @@ def test_a_host_behind_queued_launches_waits_for_the_peers_of_the_first_open_one
 
 # --- hosts and devices ---
 def test_destroying_a_group_waits_for_its_device_first() -> None:
-    """nccl: the host of rank 0 stands in destroy_process_group, not at its end."""
+    """nccl: the host of rank 0 is blocked inside destroy_process_group, before it returns."""
     init, end = {"op": "init_process_group"}, {"op": "destroy_process_group"}
     found = ran(
         [init, REDUCE, REDUCE, end, {"op": "compute", "time_ns": 10}],
@@ -144,7 +144,7 @@ def test_work_without_a_time_takes_the_time_of_its_operations(dtype: str) -> Non
 
 
 def test_order_matters_only_for_calls_that_take_the_process_lock_during_a_collective() -> None:
-    """mpi: a message beside an open all_reduce is, its own wait is not."""
+    """mpi: order matters for a message during an open all_reduce, not for the wait of that call."""
     asked = {**REDUCE, "async": True, "handle": "h"}
     waits: list[dict[str, Any]] = [asked, {"op": "wait", "handles": ["h"]}]
     talks = [
@@ -169,7 +169,7 @@ def splits(given: list[int], got: list[int]) -> dict[str, Any]:
     return {"op": "all_to_all_single", "numel": sum(given), "in_splits": given, "out_splits": got}
 
 
-def told(program: Program, profile: str = "rendezvous") -> list[RowsMismatched]:
+def reported_mismatches(program: Program, profile: str = "rendezvous") -> list[RowsMismatched]:
     return [event for event in settle(program, profile)[2] if isinstance(event, RowsMismatched)]
 
 
@@ -183,7 +183,10 @@ def test_a_mismatch_is_reported_when_two_have_arrived_and_again_for_all() -> Non
         [splits([2, 1, 1], [3, 1, 1])],
     ]
     two, three = (
-        [sorted(found.rows) for found in told(build_program(3, dict(enumerate(those))))]
+        [
+            sorted(found.rows)
+            for found in reported_mismatches(build_program(3, dict(enumerate(those))))
+        ]
         for those in ([calls[0], [], calls[2]], calls)
     )
 
@@ -194,7 +197,7 @@ def test_a_mismatch_is_reported_when_two_have_arrived_and_again_for_all() -> Non
 def test_matching_parts_are_never_reported_in_any_order_of_arrival() -> None:
     right, wrong = splits([3, 1], [2, 1]), splits([3, 1], [3, 1])
     found = [
-        told(build_program(2, {0: [splits([1, 2], [1, 3])], 1: [other]}))
+        reported_mismatches(build_program(2, {0: [splits([1, 2], [1, 3])], 1: [other]}))
         for other in (right, wrong)
     ]
 
@@ -206,12 +209,12 @@ def test_matching_parts_are_never_reported_in_any_order_of_arrival() -> None:
 def test_an_exchange_that_meets_other_calls_is_a_different_operation(
     order: tuple[int, ...],
 ) -> None:
-    """By number, whoever comes first: sizes are no matter then."""
+    """Calls are matched by number, whichever rank arrives first; sizes do not matter then."""
     calls = [splits([1, 2, 1], [1, 2, 1]), {"op": "barrier"}, splits([3, 1, 1], [3, 1, 1])]
     slow = {
         rank: [{"op": "compute", "time_ns": place}, calls[rank]] for place, rank in enumerate(order)
     }
-    found = told(build_program(3, slow))
+    found = reported_mismatches(build_program(3, slow))
 
     assert found
     assert found[-1].fields[0] == "op"
@@ -224,7 +227,7 @@ def test_members_of_an_exchange_with_two_dtypes_are_reported_before_all_have_arr
         for rank, dtype in enumerate(("float32", "int32"))
     }
 
-    assert [found.fields for found in told(build_program(3, calls))] == [("dtype",)]
+    assert [found.fields for found in reported_mismatches(build_program(3, calls))] == [("dtype",)]
 
 
 # --- who makes which group ---
@@ -240,11 +243,11 @@ def test_groups_are_counted_when_created_and_destroyed() -> None:
     assert [simulate(loads(text + more)).outcome for more in ("", used)] == [
         "hangs",
         "completes",
-    ]  # one that nobody uses is none
+    ]  # an unused group does not count
 
 
 def test_the_groups_that_matched_in_a_recorded_program_are_known() -> None:
-    """Local groups that would not find each other from a file have met where they were recorded."""
+    """Local groups that would not match in a scenario file did match in the recorded run."""
     make = {"op": "new_group", "name": "b", "ranks": [0, 1], "use_local_synchronization": True}
     other = {"op": "new_group", "name": "a", "ranks": [0, 2], "use_local_synchronization": True}
     use = {**REDUCE, "group": "b"}
@@ -303,7 +306,7 @@ program:
 
 
 def test_a_ring_is_one_class_and_a_chain_that_splits_from_its_ends_is_given_up() -> None:
-    """With patience the chain falls into as many classes as it has ranks."""
+    """With higher limits, the chain splits into as many classes as it has ranks."""
     ring, chain = conditions(RING), conditions(CHAIN)
 
     one = coarsest_quotient(*ring)
@@ -316,7 +319,7 @@ def test_a_ring_is_one_class_and_a_chain_that_splits_from_its_ends_is_given_up()
 
 
 def test_ranks_with_two_kinds_of_partners_are_two_classes() -> None:
-    """Even ranks send to a late one and odd ranks to a quick one; what is equal stays together."""
+    """Even ranks send to a late rank and odd ranks to a fast rank; equal ranks share a class."""
     text = "world: 16\nbackend: gloo\nprogram:\n"
     text += "  - {send: {tensor: {shape: [4]}, dst: rank + 8}, ranks: rank < 8}\n"
     text += "  - {compute: {time: 1 ms}, ranks: rank > 7 and rank % 2 == 0}\n"
@@ -333,7 +336,7 @@ def test_ranks_with_two_kinds_of_partners_are_two_classes() -> None:
 
 
 def test_a_send_that_waits_for_buffer_space_differs_from_one_that_has_it() -> None:
-    """mpi buffers a window: of two equal pairs one has sent before."""
+    """mpi buffers a limited number of bytes; one of two equal pairs has sent before."""
     size = 4000
     text = f"world: 8\nbackend: mpi\nprogram:\n  - {{isend: {{tensor: {{shape: [{size}]}}, dst: rank + 4, as: a}}, ranks: rank < 4}}\n"
     text += (
@@ -364,9 +367,9 @@ def test_a_rank_that_exited_or_is_blocked_offers_no_step() -> None:
     assert rules.enabled(state) == []
 
 
-# --- who waits behind whom ---
+# --- which call waits behind which other call ---
 def needs(found: FinalState, rank: int) -> list[tuple[int, tuple[int, ...], bool]]:
-    """Of a blocked rank (position, ranks, whether any one is enough) of each need."""
+    """For each need of a blocked rank: (position, ranks, whether any one of them is enough)."""
     return [
         (need.position, need.ranks, need.any)
         for b in found.blocked
@@ -376,7 +379,7 @@ def needs(found: FinalState, rank: int) -> list[tuple[int, tuple[int, ...], bool
 
 
 def test_a_host_that_needs_the_lock_waits_for_the_peers_of_the_collective_that_holds_it() -> None:
-    """mpi: the open irecv beside it is nothing to it."""
+    """mpi: an irecv that is open at the same time does not matter."""
     mine = [
         {"op": "irecv", "peer": 2, "numel": 4, "handle": "h"},
         {**REDUCE, "group": "pair", "async": True, "handle": "g"},
@@ -389,7 +392,7 @@ def test_a_host_that_needs_the_lock_waits_for_the_peers_of_the_collective_that_h
 
 
 def test_a_launch_behind_two_busy_workers_waits_for_either_and_names_the_first() -> None:
-    """gloo: a group runs two collectives at once."""
+    """gloo: a group runs at most two collectives at the same time."""
     mine = [
         *({"op": "broadcast", "numel": 4, "root": root, "async": True} for root in (1, 2)),
         {**REDUCE},
@@ -445,7 +448,7 @@ program:
 def test_ranks_of_a_class_that_wait_for_several_are_blocked_since_the_first_missing_one(
     text: str,
 ) -> None:
-    """As each by itself; what ends later behind the missing one is no matter."""
+    """Each rank alone gives the same time; calls that end after the missing one do not matter."""
     program = lower(loads(text))
     linked = LinkedProgram(program, BACKEND_PROFILES[program.backend])
     prices = CompletionConditions(linked, CostModel(cluster_from("dgx-a100"), 16, 8))
@@ -479,7 +482,7 @@ program:
 
 @pytest.mark.parametrize("backend", list(BACKEND_PROFILES))
 def test_ranks_that_start_late_have_the_same_times_as_a_class_and_alone(backend: str) -> None:
-    """Their hosts begin late; what stands on their devices then waits for them."""
+    """Their hosts start late, so the work queued on their devices waits for them."""
     late = ", ".join(
         f"{{rank: {rank}, kind: late, delay: 1 ms}}" for rank in (*range(2), *range(8, 10))
     )
@@ -523,7 +526,7 @@ def test_an_exchange_with_different_parts_completes_with_all_its_ranks(
 
 
 def test_a_host_queues_collectives_while_a_worker_holds_the_lock() -> None:
-    """mpi: it stops where it waits for them, and not where it asks for the second."""
+    """mpi: the host blocks at the wait, not at the call that queues the second collective."""
     asked = [{**REDUCE, "async": True, "handle": name} for name in "ab"]
     left = end("mpi", [*asked, {"op": "wait", "handles": ["a", "b"]}], [])
 
@@ -532,7 +535,7 @@ def test_a_host_queues_collectives_while_a_worker_holds_the_lock() -> None:
 
 
 def test_a_dropped_request_is_reported_as_cancelled() -> None:
-    """gloo: an isend whose handle nobody keeps. A choice that is about no message names none."""
+    """gloo: an isend whose handle is dropped. A choice without a message names no message."""
     events = settle(
         build_program(2, {0: [{"op": "isend", "peer": 1, "numel": 4, "handle": None}], 1: []}),
         "gloo",
@@ -546,7 +549,7 @@ def test_a_dropped_request_is_reported_as_cancelled() -> None:
     )
 
 
-# --- what is equal ---
+# --- equal columns and rows ---
 def test_coincidences_name_the_first_equal_column_and_number_rows_by_equality() -> None:
     assert first_equal_columns(np.array([[5, 7, 5, 7], [1, 1, 2, 2], [3, 2, 1, 0]])).tolist() == [
         [0, 1, 0, 1],
@@ -606,8 +609,8 @@ program:
 def test_classes_that_split_quickly_or_inside_are_refined_to_the_end(
     text: str, worth: int, classes: int
 ) -> None:
-    """Stages of a pipeline are told apart from both ends, a tree from its root, and a short chain
-    beside many idle ranks.
+    """Pipeline stages split from both ends, a tree splits from its root, and a short chain splits
+    although many other ranks are idle.
     """
     found = coarsest_quotient(*conditions(text), worth=worth)
 
@@ -649,7 +652,7 @@ def test_every_instruction_of_a_host_runs_exactly_once() -> None:
 
 
 def test_a_batch_behind_a_collective_waits_for_the_peers_of_the_collective() -> None:
-    """nccl: on one communicator, by the host that waits for it."""
+    """nccl: both use one communicator, and the host waits for the batch."""
 
     def batch(peer: int) -> dict[str, Any]:
         return {
@@ -689,22 +692,22 @@ def test_places_in_a_group_are_not_global_ranks() -> None:
     give = {"op": "broadcast", "numel": 4, "root": 1, "group": "g"}
     program = build_program(4, {1: [give], 2: [give]}, groups={"g": [1, 2, 3]})
 
-    assert [standstill_of(program).stuck, settled(program).stuck] == [(1,), (1,)]
+    assert [hang_on_local_clocks(program).stuck, settled(program).stuck] == [(1,), (1,)]
 
 
-def standstill_of(program: Program) -> FinalState:
-    """On local clocks, under `early`."""
+def hang_on_local_clocks(program: Program) -> FinalState:
+    """The final state that local clocks give, if sends return early."""
     linked = LinkedProgram(program, CONTRACT_READINGS["early"])
     return left_by(run_local_clocks(linked, CompletionConditions(linked, None)))
 
 
 def settled(program: Program) -> FinalState:
-    """By the rules, under `early`."""
+    """The final state that the transition rules give, if sends return early."""
     rules, state, _ = settle(program, "early")
     return blocked_state_at(rules, state)
 
 
-# --- who is among some ---
+# --- membership in a set of ranks ---
 @pytest.mark.parametrize(
     ("ranks", "rank", "there"),
     [((0, 1, 2), 2, True), ((0, 1, 2), 3, False), ((2, 0), 2, True), ((2, 0), 1, False)],
@@ -715,7 +718,7 @@ def test_membership_of_a_rank_does_not_depend_on_the_order_of_the_ranks(
     assert is_member(ranks, rank) == there
 
 
-# --- whom somebody waits for ---
+# --- which ranks a blocked rank waits for ---
 GATHERED = """name: n
 backend: gloo
 world: 3

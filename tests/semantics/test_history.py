@@ -1,5 +1,5 @@
-"""What the rules tell a listener is a history: nothing is told twice, too early or not at all, of
-random programs with every feature.
+"""The events that the transition rules report form a consistent history: no event is reported
+twice, too early or not at all. The programs are random and use every feature.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from tests.support.harness import draws
 SEEDS, CHUNK = draws(100), 10
 
 
-class Quiet(TransitionRecorder):
-    """One that need not be told of starts."""
+class RecorderWithoutStarts(TransitionRecorder):
+    """A recorder that does not ask for `RowStarted` events."""
 
     quiet = True
 
 
-def ran(rules: TransitionRules, out: TransitionRecorder) -> RunState:
-    """The first of what may happen, until nothing may."""
+def run_first_enabled(rules: TransitionRules, out: TransitionRecorder) -> RunState:
+    """Make the first enabled transition until none is enabled; return the final state."""
     state = rules.initial()
     while choices := rules.enabled(state):
         rules.make(state, choices[0], out)
@@ -47,7 +47,7 @@ def ran(rules: TransitionRules, out: TransitionRecorder) -> RunState:
 
 
 class History:
-    """What is wrong with what was told, in words."""
+    """Collects every inconsistency of the reported events in `wrong`, as text."""
 
     def __init__(self, rules: TransitionRules, events: Sequence[TransitionEvent]) -> None:
         self.rules, self.wrong = rules, list[str]()
@@ -56,20 +56,20 @@ class History:
         }  # kind -> row -> when
         self.met: dict[int, int] = {}
         self.gone: dict[int, int] = {}
-        self.exiting: set[int] = set()  # they have ended, and their connections are open
+        self.exiting: set[int] = set()  # ranks that have ended but whose connections are still open
         self.pairs: dict[int, list[tuple[int, int]]] = {}  # by channel
         for when, event in enumerate(events):
-            self.hear(when, event)
+            self.add(when, event)
 
-    def hear(self, when: int, event: TransitionEvent) -> None:
+    def add(self, when: int, event: TransitionEvent) -> None:
         if isinstance(event, (RowStarted, RowDue, RowDone, RowCancelled)):
-            self.once(when, event)
+            self.check_row_event(when, event)
         elif isinstance(event, RowsMatched):
-            self.meeting(when, event)
+            self.check_match(when, event)
         elif isinstance(event, RowsMismatched) and not all(
             row in self.of[RowStarted] for row in event.rows
         ):
-            self.wrong.append(f"{event}: of rows that have not started")
+            self.wrong.append(f"{event}: a row has not started")
         elif isinstance(event, RankEnded):
             self.end_of_rank(when, event)
 
@@ -86,8 +86,10 @@ class History:
             self.exiting.add(event.rank)
         self.gone[event.rank] = when
 
-    def once(self, when: int, event: RowStarted | RowDue | RowDone | RowCancelled) -> None:
-        row, heard = event.row, self.of[type(event)]
+    def check_row_event(
+        self, when: int, event: RowStarted | RowDue | RowDone | RowCancelled
+    ) -> None:
+        row, seen = event.row, self.of[type(event)]
         is_part = (
             self.rules.part_of[row] is not None
         )  # not a batch as one launch, which has no work of its own
@@ -96,13 +98,15 @@ class History:
             RowDone: (RowStarted, RowDue) if is_part else (RowStarted,),
         }
         if isinstance(event, RowDue) and is_part and self.rules.kind[row] == PartKind.COLLECTIVE:
-            self.wrong += [f"{event} before rank {rank} came" for rank in self.lacking(row)]
+            self.wrong += [
+                f"{event} before rank {rank} arrived" for rank in self.missing_ranks(row)
+            ]
         never: dict[type[TransitionEvent], tuple[type[TransitionEvent], ...]] = {
             RowStarted: (RowDue, RowDone, RowCancelled),
             RowDue: (RowDone, RowCancelled),
             RowDone: (RowCancelled,),
         }
-        if row in heard:
+        if row in seen:
             self.wrong.append(f"{event} again")
         self.wrong += [
             f"{event} without {kind.__name__}"
@@ -114,21 +118,21 @@ class History:
             for kind in never.get(type(event), ())
             if row in self.of[kind]
         ]
-        heard[row] = when
+        seen[row] = when
 
-    def lacking(self, row: int) -> list[int]:
-        """The ranks that a row of a collective needs and that have not come to it."""
-        came = {
+    def missing_ranks(self, row: int) -> list[int]:
+        """The ranks that the collective of this row needs and that have not arrived."""
+        arrived = {
             self.rules.rank_of[other]
             for other in self.rules.linked.rows_of[self.rules.instance[row]]
             if other in self.of[RowStarted]
         }
-        return [rank for rank in self.rules.needs(row) if rank not in came]
+        return [rank for rank in self.rules.needs(row) if rank not in arrived]
 
-    def meeting(self, when: int, event: RowsMatched) -> None:
+    def check_match(self, when: int, event: RowsMatched) -> None:
         rules, began = self.rules, [self.of[RowStarted].get(row, when) for row in event.rows]
         if when in began or any(row in self.met for row in event.rows):
-            self.wrong.append(f"{event}: of a row that has not started, or has met")
+            self.wrong.append(f"{event}: a row has not started, or has already matched")
         self.met |= dict.fromkeys(event.rows, when)
         if event.instance < 0:
             send, receive = event.rows
@@ -144,10 +148,10 @@ class History:
             } == {event.instance}
             fits = fits and began == sorted(began)
         if not fits:
-            self.wrong.append(f"{event}: not what meets")
+            self.wrong.append(f"{event}: these rows do not match")
 
-    def beside(self, state: RunState) -> list[str]:
-        """What was told, and how all rows stand at the end."""
+    def check_against(self, state: RunState) -> list[str]:
+        """Compare the reported events with the final phase of every row; return all errors."""
         ended = self.of[RowDone].keys() | self.of[RowCancelled].keys()
         for row, phase in enumerate(state.phase):
             kind = self.rules.kind[row] if self.rules.part_of[row] is not None else None
@@ -157,13 +161,15 @@ class History:
                 if began
                 else phase not in (CLOSED, QUEUED)
             ):
-                self.wrong.append(f"row {row} stands at {phase}, told {began} {row in ended}")
+                self.wrong.append(
+                    f"row {row} is in phase {phase}; reported started: {began}, ended: {row in ended}"
+                )
             if done and kind == PartKind.RECEIVE and row not in self.met:
-                self.wrong.append(f"the receive {row} is done and has met nothing")
-        return self.wrong + self.missed()
+                self.wrong.append(f"receive {row} is done but matched no send")
+        return self.wrong + self.unreported_matches()
 
-    def missed(self) -> list[str]:
-        """What lies open though all have come to it."""
+    def unreported_matches(self) -> list[str]:
+        """Collectives and messages that are still open although all their ranks have arrived."""
         rules, open_rows = (
             self.rules,
             [
@@ -180,17 +186,17 @@ class History:
                 and rules.box[row] not in rules.open_boxes
             ):
                 open_ends.setdefault(rules.channel[row], set()).add(rules.kind[row])
-        came = Counter(
+        arrivals = Counter(
             rules.instance[row] for row in open_rows if rules.kind[row] == PartKind.COLLECTIVE
         )
         return [
             *(
-                f"instance {one} has met, untold"
-                for one, count in came.items()
+                f"instance {one} has matched, but no event reports it"
+                for one, count in arrivals.items()
                 if count == len(rules.members[one])
             ),
             *(
-                f"channel {one} has a send and a receive that have not met"
+                f"channel {one} has a send and a receive that have not been matched"
                 for one, kinds in open_ends.items()
                 if len(kinds) > 1
             ),
@@ -198,7 +204,7 @@ class History:
         ]
 
     def out_of_order(self) -> list[str]:
-        """The k-th send of a channel meets its k-th receive; nobody overtakes."""
+        """The k-th send of a channel must match the k-th receive of that channel."""
         wrong = []
         for channel, pairs in self.pairs.items():
             ordered = sorted(pairs, key=lambda pair: self.of[RowStarted][pair[0]])
@@ -210,8 +216,8 @@ class History:
 
 @pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
 def test_every_row_starts_matches_is_due_and_completes_once_in_this_order(first: int) -> None:
-    """Of its back end and of one reading. What a collective's member or a message has met is told
-    before it is due.
+    """Each program runs with its own backend and with one assumption about sends. A match is
+    reported before the matched rows are due.
     """
     found = {}
     for seed in range(first, first + CHUNK):
@@ -221,29 +227,29 @@ def test_every_row_starts_matches_is_due_and_completes_once_in_this_order(first:
             [*CONTRACT_READINGS.values()][seed % len(CONTRACT_READINGS)],
         ):
             rules, out = TransitionRules(program, profile), TransitionRecorder()
-            state = ran(rules, out)
-            if wrong := History(rules, out.events).beside(state):
+            state = run_first_enabled(rules, out)
+            if wrong := History(rules, out.events).check_against(state):
                 found[seed, profile.name] = wrong[:3]
 
     assert found == {}
 
 
 def test_a_listener_that_ignores_starts_gets_all_other_events() -> None:
-    """A batch that is one launch is told all the same; the run ends in the same state."""
+    """Starts of batches that are one launch are still reported; the final state is the same."""
     for seed in range(draws(40)):
         program = program_of(scenario(seed))
-        rules, told, quiet = (
+        rules, full, quiet = (
             TransitionRules(program, BACKEND_PROFILES[program.backend]),
             TransitionRecorder(),
-            Quiet(),
+            RecorderWithoutStarts(),
         )
-        ends = [ran(rules, out).key() for out in (told, quiet)]
+        ends = [run_first_enabled(rules, out).key() for out in (full, quiet)]
 
         batches = {
-            e.row for e in told.events if isinstance(e, RowStarted) and rules.part_of[e.row] is None
+            e.row for e in full.events if isinstance(e, RowStarted) and rules.part_of[e.row] is None
         }
-        kept = [e for e in told.events if not isinstance(e, RowStarted) or e.row in batches]
-        heard = [e for e in quiet.events if not isinstance(e, RowStarted) or e.row in batches]
+        kept = [e for e in full.events if not isinstance(e, RowStarted) or e.row in batches]
+        reported = [e for e in quiet.events if not isinstance(e, RowStarted) or e.row in batches]
 
         assert ends[0] == ends[1]
-        assert [(type(e), e) for e in heard] == [(type(e), e) for e in kept]
+        assert [(type(e), e) for e in reported] == [(type(e), e) for e in kept]

@@ -1,4 +1,4 @@
-"""What the host waits for under nccl, beside what NCCL did on an H100 that ranks shared (N8, N9;
+"""The calls that block the host under nccl, compared with NCCL on an H100 that ranks shared (N8, N9;
 `tests/data/nccl_host_waits.json`).
 """
 
@@ -54,7 +54,7 @@ program:
 
 
 def scenario_of(row: dict[str, Any]) -> str:
-    """Before each call all meet, then one rank comes 400 ms late."""
+    """All ranks synchronise before each call; then one rank arrives 400 ms late."""
     n = row["ranks"]
     lines = [
         HEAD.format(ranks=n, init=row["init"], all=", ".join(map(str, range(n))), wide=256 * n)
@@ -71,7 +71,7 @@ def scenario_of(row: dict[str, Any]) -> str:
 
 
 def host_waits(row: dict[str, Any]) -> list[bool]:
-    """Of each call of the row's rank whether it kept the host for more than 300 ms."""
+    """For each call of the row's rank: whether it blocked the host for more than 300 ms."""
     trace = simulate(loads(scenario_of(row))).run.trace
     mine = (
         (trace["rank"] == row["rank"])
@@ -93,7 +93,7 @@ def test_a_call_blocks_the_host_if_it_connects_something_as_observed_on_nccl(
     expected = list(row["waits"])
     if row["ranks"] > 2 and version.startswith(
         "2.28"
-    ):  # a tree after a ring connects anew: which algorithm NCCL takes is not told here
+    ):  # a tree after a ring connects again: the algorithm of NCCL is not predicted here
         for k, call in enumerate(row["calls"]):
             if call == "all_reduce" and k:
                 expected[k] = False
@@ -115,20 +115,20 @@ program:
 
 
 def test_a_call_that_returns_at_once_and_then_hangs_is_explained():
-    """In simulate and in check; not of one that waits on every back end, nor where the device
-    stands still.
+    """Both simulate and check explain it. They do not explain calls that block on every backend, or
+    hangs on the device.
     """
-    told = [
+    findings = [
         one
         for found in (simulate(loads(RING)).findings, check_scenario(loads(RING)).findings)
         for one in found
         if one.code == "DS301"
     ]
-    reasons = [one.message.splitlines()[-1].partition(":")[0] for one in told]
+    reasons = [one.message.splitlines()[-1].partition(":")[0] for one in findings]
     assert reasons == ["  isend blocks the host here"] * 2
     assert all(
         "let at least one rank (better: every second one) receive before it sends" in one.help[0]
-        for one in told
+        for one in findings
     )
 
     plain = RING.replace("isend", "send").replace(", as: s", "")
@@ -150,11 +150,11 @@ program:
 
 
 def test_launches_that_connect_different_directions_are_reported_with_both_calls():
-    (told,) = (one for one in check_scenario(loads(ASYMMETRIC)).findings if one.code == "DS705")
+    (finding,) = (one for one in check_scenario(loads(ASYMMETRIC)).findings if one.code == "DS705")
 
-    assert [place.line for place in told.places] == [6, 7]
-    assert "creates send and receive connections" in told.message
-    assert "which creates only a receive connection\n" in told.message
+    assert [place.line for place in finding.places] == [6, 7]
+    assert "creates send and receive connections" in finding.message
+    assert "which creates only a receive connection\n" in finding.message
     assert check_scenario(loads(ASYMMETRIC)).profiles["nccl"].possible == (
         "raises",
         "undefined",
@@ -172,7 +172,7 @@ ANEW = {
     "a group": 2
     * ("  - new_group: {name: g, ranks: [0, 1]}\n" + LATE.replace("GROUP", "group: g,"))
     + LATE.replace("GROUP", "group: g,"),
-    "a group that nobody uses": LATE.replace("GROUP", "")
+    "an unused group": LATE.replace("GROUP", "")
     + "  - new_group: {name: g, ranks: [0, 1]}\n"
     + LATE.replace("GROUP", "") * 2,
 }
@@ -184,7 +184,7 @@ ANEW = {
     [
         ("the world", [True, True, False]),
         ("a group", [True, True, False]),
-        ("a group that nobody uses", [True, False, False]),
+        ("an unused group", [True, False, False]),
     ],
 )
 def test_only_recreated_communicators_connect_again(what: str, waits: list[bool], init: str):
@@ -197,10 +197,10 @@ def test_only_recreated_communicators_connect_again(what: str, waits: list[bool]
     assert ((trace["returned_ns"] - trace["posted_ns"])[mine] > 300_000_000).tolist() == waits
 
 
-def clash(*ranks: list[dict[str, Any]], init: str = "lazy") -> list[tuple[int, int]]:
-    """Of each pair that connects other directions than its partner, the positions of the two
-    calls.
-    """
+def positions_of_mismatches(
+    *ranks: list[dict[str, Any]], init: str = "lazy"
+) -> list[tuple[int, int]]:
+    """The positions of each two launches that meet and connect different directions."""
     program = build_program(
         len(ranks), dict(enumerate(ranks)), backend="nccl", options={"init": init}
     )
@@ -239,14 +239,17 @@ def test_a_batch_uses_the_communicator_of_its_group_and_a_single_message_only_if
         "handle": "b",
     }
 
-    assert clash([batch, wait], [*reversed(other), wait], init=init) == together
-    assert clash([*one, wait], [*other, wait], init=init) == sends
-    assert clash([parts, *one, wait], [parts, *other, wait], init=init) == after
-    assert clash([parts, batch, wait], [parts, *reversed(other), wait], init=init) == []
+    assert positions_of_mismatches([batch, wait], [*reversed(other), wait], init=init) == together
+    assert positions_of_mismatches([*one, wait], [*other, wait], init=init) == sends
+    assert positions_of_mismatches([parts, *one, wait], [parts, *other, wait], init=init) == after
+    assert (
+        positions_of_mismatches([parts, batch, wait], [parts, *reversed(other), wait], init=init)
+        == []
+    )
 
 
 def test_a_rank_that_skips_a_round_connects_in_the_rounds_that_it_makes():
-    """Two pairs of which all send first: one in both rounds, the other in the second alone."""
+    """Two pairs, all of which send first: one in both rounds, the other only in the second."""
     pair = "rank + 1 - 2 * (rank % 2)"
     text = "name: t\nworld: 4\nbackend: nccl\ntensors: {x: {shape: [4]}}\nprogram:\n  - repeat: {times: 2, index: i, steps: [\n"
     text += f"      {{isend: {{tensor: x, dst: {pair}, as: s}}, ranks: rank < 2 or i > 0}},\n"

@@ -83,7 +83,7 @@ def test_an_operation_table_is_refused_and_slow_is_named(tmp_path):
         distsim.replay(table)
 
 
-def test_calls_that_a_killed_rank_never_joined_count_as_met_by_nobody():
+def test_calls_that_a_killed_rank_never_joined_have_no_match():
     file = ROOT / "scenarios" / "killed_at_iteration_3.yaml"
     simulated = distsim.simulate(file, verdict=False).trace
     # A recording numbers the calls that the surviving ranks posted for the same all_reduce.

@@ -130,7 +130,7 @@ def test_a_file_that_is_no_database_is_refused(tmp_path, content):
         distsim.slow(tmp_path)
 
 
-def test_values_that_are_no_times_are_left_out(tmp_path):
+def test_values_that_are_not_times_are_skipped(tmp_path):
     folder = write_job(tmp_path, (1.0, 1.0))
     edit(
         folder / "report.0.sqlite",
@@ -142,7 +142,7 @@ def test_values_that_are_no_times_are_left_out(tmp_path):
     assert distsim.slow(folder).verdict == "none"
 
 
-def test_a_report_beside_its_export_is_no_reason_for_a_note(tmp_path):
+def test_a_report_file_next_to_its_export_causes_no_note(tmp_path):
     folder = write_job(tmp_path, (1.0, 1.0))
     (folder / "report.0.nsys-rep").write_bytes(b"")
 

@@ -1,4 +1,4 @@
-"""Profiles in which nobody called `profiler.step()`."""
+"""Profiles of scripts that never call `profiler.step()`."""
 
 from __future__ import annotations
 

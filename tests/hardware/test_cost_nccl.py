@@ -58,7 +58,7 @@ def test_more_ranks_never_cost_less(name: str, op: str) -> None:
 
 def test_a_part_of_a_mesh_has_part_of_its_links() -> None:
     """1 GiB on 4 and 8 V100 of a cube mesh: busbw 85 and 134 GB/s measured (vTrain's tables), the
-    smaller group the slower. A pair of 8 MI300X has one link of 7, and no cost is below that limit."""
+    smaller group the slower. A pair of 8 MI300X has one link of 7, which limits its cost."""
     four, eight = (busbw("dgx1-v100", "all_reduce", n, 1 << 30) for n in (4, 8))
     pair = CostModel(preset("mi300x"), 8, 8)
 

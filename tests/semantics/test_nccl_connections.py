@@ -1,4 +1,4 @@
-"""The calls that block the host under nccl, compared with NCCL on an H100 that ranks shared (N8, N9;
+"""The calls that block the host under nccl, compared with NCCL on a shared H100 (N8, N9;
 `tests/data/nccl_host_waits.json`).
 """
 

@@ -286,7 +286,9 @@ def test_ras_json_with_a_missing_comma_names_unresponsive_and_late_ranks(
 
 @pytest.mark.parametrize("thread", THREADS, ids=lambda p: p.stem)
 def test_log_lines_of_a_public_thread_are_read_and_blame_no_rank(thread: Path) -> None:
-    """None of these lines proves which rank is the cause; docs/explanation/doctor.md says how each thread ended."""
+    """None of these lines proves which rank is the cause; see
+    docs/explanation/doctor.md for how each thread ended.
+    """
     found = diagnose_hang(read_evidence([str(thread)]))
 
     assert [file.problem for file in found.evidence.files] == [""]

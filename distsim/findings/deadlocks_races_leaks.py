@@ -43,8 +43,8 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "A rank waits for a rank that was killed, raised an error or was never launched.",
         (
             "If a rank was never started, all others wait in init_process_group. If a rank died, "
-            "ranks that need it raise at once on Gloo; on NCCL and MPI they hang until a timeout or "
-            "the launcher ends them."
+            "ranks that need it raise at once on Gloo. On NCCL they hang until the watchdog's "
+            "timeout, on MPI until the launcher ends them."
         ),
         ("Read the log of the dead rank: it contains the cause."),
         two_rank_scenario("{fail: {message: out of memory}, ranks: 0}", "barrier"),
@@ -98,7 +98,7 @@ DEADLOCK_RACE_LEAK_CODES: tuple[CodeInfo, ...] = (
         "sets this key.",
         "`get` and `wait` raise after the store's timeout of 5 minutes. A loop around `check` "
         "runs forever. Other ranks wait for this rank.",
-        "In every run, let a rank set the key before it waits for the reading rank, for example in a "
+        "Let a rank set the key before it makes a call that waits for the reading rank, such as a "
         "barrier. Compare the spelling of the key, and the prefix of a PrefixStore.",
         "import torch.distributed as dist\n\n"
         'dist.init_process_group("gloo")\n'

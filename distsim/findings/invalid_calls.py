@@ -74,10 +74,10 @@ INVALID_CALL_CODES: tuple[CodeInfo, ...] = (
         "handle waited for twice",
         "error",
         "invalid",
-        "A rank waits for a handle a second time, although the first wait completed its request.",
+        "A rank calls `wait()` twice for one request. The first wait completed it.",
         (
-            "Some backends allow a second `wait()` on torch's Work object, others raise. An MPI "
-            "request no longer exists after its first wait."
+            "Depending on the backend and the call, the second `wait()` returns, raises or hangs "
+            "(on Gloo: for a message). An MPI request no longer exists after its first wait."
         ),
         "Wait once for each request. In a loop, index the handle (`as: h@i`), so that each "
         "iteration has its own.",

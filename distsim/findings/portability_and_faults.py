@@ -275,8 +275,8 @@ program:
         None,
         "A rank ends with a Python error: a `fail` step, a fault of the kind `raise`, or a call "
         "that the backend rejects.",
-        "The rank exits. The ranks that need it raise at once on Gloo; on NCCL and MPI they hang "
-        "until a timeout or the launcher ends them.",
+        "The rank exits. The ranks that need it raise at once on Gloo. On NCCL they hang until the "
+        "watchdog's timeout, on MPI until the launcher ends them.",
         "Fix the error of this rank first: the other ranks fail because of it.",
         two_rank_scenario("{fail: {message: out of memory}, ranks: 0}"),
     ),

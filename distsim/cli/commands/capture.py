@@ -85,7 +85,7 @@ NprocOption = Annotated[
         metavar="N",
         help="Number of ranks per node. "
         "[default: that of the launcher, or of mp.spawn in the script; "
-        "without both, RANK is not set]",
+        "without both, one process without RANK]",
     ),
 ]
 NnodesOption = Annotated[
@@ -186,7 +186,7 @@ class CaptureArguments:
 def command(arguments: CaptureArguments) -> None:
     """Run an unmodified script on N ranks without network or GPU, and check its calls.
 
-    The rules of the script's backend, or of --backend, decide which calls match. Hangs are detected
+    The rules of the script's backend, or of --backend, decide which calls block. Hangs are detected
     immediately; there is no timeout to wait for.
 
     \b

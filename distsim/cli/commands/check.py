@@ -64,8 +64,8 @@ FixOption = Annotated[
     typer.Option(
         "--fix",
         help=(
-            "Repair each failing scenario file in place, if the best repair keeps the "
-            "exchanged data."
+            "Repair each failing scenario file in place, unless the best repair ends an "
+            "exchange of data."
         ),
     ),
 ]

@@ -9,7 +9,7 @@ from distsim.cli.shared.arguments import ScenarioArgument, SetOption, read_scena
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:
     """Print a scenario with training strategies expanded to plain operations.
 
-    distsim also writes out short forms and applies --set. The output is a scenario that makes the
+    distsim also replaces short forms of steps (`barrier`) by full ones and applies --set. The output is a scenario that makes the
     same calls.
 
     \b

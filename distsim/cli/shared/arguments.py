@@ -86,7 +86,7 @@ MaxCallsOption = Annotated[
         metavar="N",
         min=1,
         help=(
-            "Accept up to N calls, whatever the number of ranks and the memory. "
+            "Accept programs of up to N calls, with any number of ranks and any memory. "
             "[default limits: 5000000 calls, 131072 ranks, 2.3 GiB]"
         ),
     ),

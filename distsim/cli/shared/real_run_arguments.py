@@ -72,7 +72,7 @@ RepeatOption = Annotated[
         metavar="N",
         min=1,
         max=1000,
-        help="Number of measured runs; if more than 1, after a warm-up run.",
+        help="Number of measured runs. If N > 1, a warm-up run comes first.",
     ),
 ]
 ForceOption = Annotated[

@@ -9,8 +9,8 @@ from distsim.cli.shared.arguments import ScenarioArgument, SetOption, read_scena
 def command(file: ScenarioArgument, sets: SetOption = None) -> None:
     """Print a scenario with training strategies expanded to plain operations.
 
-    distsim also replaces short forms of steps (`barrier`) by full ones and applies --set. The output is a scenario that makes the
-    same calls.
+    distsim also replaces short forms of steps (`barrier`) by full ones and applies --set. The
+    output is a scenario that makes the same calls.
 
     \b
     Example: distsim expand scenarios/strategies/ddp.yaml --set iterations=2

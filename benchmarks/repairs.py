@@ -2,6 +2,7 @@
 
     python benchmarks/repairs.py agreed [--only dl0001,…] [--texts DIR]
     python benchmarks/repairs.py programs [--only WORD] [--texts DIR]
+    python benchmarks/repairs.py sets [--only h] [--texts DIR]
 
 `agreed`: the programs of tests/data/agreed that deadlock or mismatch, each as a scenario. A program
 counts as repaired if a changed file checks `ok` under every reading and completes under the
@@ -10,6 +11,10 @@ program's backend.
 `programs`: benchmarks/repair_programs.yaml, programs with the repair that a person would make. The
 first proposal is right if every rank then makes the same calls as after that repair. It must not
 remove data that correct ranks exchange.
+
+`sets`: benchmarks/repair_sets, programs whose authors did not know the code that proposes repairs.
+A first proposal counts if every rank then makes the same calls as in the program that the author
+meant. Other proposals may be as good, so this number is a lower bound.
 """
 
 from __future__ import annotations
@@ -39,6 +44,7 @@ from tests.support.agreed import load_cases, scenario_of  # noqa: E402
 
 FAULTS = ("deadlock", "mismatch")
 PROGRAMS = ROOT / "benchmarks" / "repair_programs.yaml"
+SETS = ROOT / "benchmarks" / "repair_sets"
 #: Per rank, the calls that it makes; and the options of the process groups.
 _Calls = tuple[tuple[tuple[Any, ...], ...], str]
 
@@ -68,17 +74,28 @@ def trials(only: str = "") -> Iterator[RepairTrial]:
             yield _trial(entry)
 
 
+def trials_of_sets(only: str = "") -> Iterator[RepairTrial]:
+    """Search for a repair of each program of the sets whose file name starts with ``only``."""
+    for path in sorted(SETS.glob(f"{only}*.yaml")):
+        for entry in yaml.safe_load(path.read_text(encoding="utf-8")):
+            yield _trial_of(path.stem, entry["name"], entry["faulty"], [entry["fixed"]])
+
+
 def _trial(entry: dict[str, Any]) -> RepairTrial:
     faulty = entry["faulty"]
+    wanted = [_replaced(faulty, edits) for edits in entry["repairs"]]
+    return _trial_of(entry["kind"], entry["name"], faulty, wanted)
+
+
+def _trial_of(kind: str, name: str, faulty: str, wanted: list[str]) -> RepairTrial:
     begun = time.process_time()
     fixes = find_repairs(faulty, "program.yaml")
     seconds = time.process_time() - begun
-    wanted = [_replaced(faulty, edits) for edits in entry["repairs"]]
     is_right = loses_data = False
     if fixes:
         is_right = _calls_of(fixes[0].text) in map(_calls_of, wanted)
         loses_data = all(_loses_data(faulty, fixes[0].text, text) for text in wanted)
-    return RepairTrial(entry["kind"], entry["name"], faulty, is_right, loses_data, fixes, seconds)
+    return RepairTrial(kind, name, faulty, is_right, loses_data, fixes, seconds)
 
 
 def _loses_data(faulty: str, proposed: str, wanted: str) -> bool:
@@ -125,9 +142,18 @@ def _call_text(call: ResolvedCall) -> str:
 
 def measure_programs(only: str, texts: Path | None) -> None:
     """Print each program with its first proposal, and the share of right ones."""
+    _measure(trials(only), texts)
+
+
+def measure_sets(only: str, texts: Path | None) -> None:
+    """The same for the programs of the sets."""
+    _measure(trials_of_sets(only), texts)
+
+
+def _measure(measured: Iterator[RepairTrial], texts: Path | None) -> None:
     right = lost = 0
     total = 0
-    for trial in trials(only):
+    for trial in measured:
         total += 1
         right += trial.is_right
         lost += trial.loses_data
@@ -176,16 +202,19 @@ def _write(folder: Path, name: str, faulty: str, patch: str) -> None:
         (folder / f"{name}.patch").write_text(patch)
 
 
+_MEASURES = {"agreed": measure_agreed, "programs": measure_programs, "sets": measure_sets}
+
+
 def main() -> None:
-    """Run one of the two measurements."""
+    """Run one of the measurements."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("what", choices=("agreed", "programs"))
+    parser.add_argument("what", choices=tuple(_MEASURES))
     parser.add_argument("--only", default="", help="Comma-separated ids, or part of a name.")
     parser.add_argument(
         "--texts", type=Path, help="Write each program and its repair to this folder."
     )
     given = parser.parse_args()
-    measure = measure_agreed if given.what == "agreed" else measure_programs
+    measure = _MEASURES[given.what]
     measure(given.only, given.texts)
 
 

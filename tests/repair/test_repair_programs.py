@@ -10,8 +10,10 @@ from functools import cache
 import pytest
 import yaml
 
-from benchmarks.repairs import PROGRAMS, RepairTrial, trials
+from benchmarks.repairs import PROGRAMS, SETS, RepairTrial, trials
 from distsim.repair.proposals import REMOVES_CALLS
+from distsim.scenario import loads
+from distsim.simulation.check_scenario import check_scenario
 
 ENTRIES = yaml.safe_load(PROGRAMS.read_text(encoding="utf-8"))
 #: A search takes a third of a second, so the fast tests look at every fourth program.
@@ -103,3 +105,13 @@ def test_no_repair_offered_for_skipped_work_removes_data_or_calls(kind: str) -> 
     for trial in of_kind(kind):
         assert [fix.loss.lost for fix in trial.fixes] == [0] * len(trial.fixes), trial.name
         assert all(fix.kind < REMOVES_CALLS for fix in trial.fixes), trial.name
+
+
+@pytest.mark.parametrize("name", ["f", "g", "h"])
+def test_in_a_set_the_faulty_programs_fail_and_the_meant_programs_are_ok(name: str) -> None:
+    entries = yaml.safe_load((SETS / f"{name}.yaml").read_text(encoding="utf-8"))
+
+    # A sample: a check of every program takes too long.
+    for entry in entries[::8]:
+        assert check_scenario(loads(entry["faulty"])).status() == 1, entry["name"]
+        assert check_scenario(loads(entry["fixed"])).status() == 0, entry["name"]

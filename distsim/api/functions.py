@@ -528,9 +528,9 @@ def shrink(
 def fix(scenario: str | Path, *, backend: str | None = None, write: bool = False) -> FixAnswer:
     """Search for repairs of a failing scenario file (or YAML text).
 
-    ``write``: replace the file by the best repair, in one step. The file stays unchanged if no
-    repair checks ok, or if the best one ends an exchange of data. Raises UsageError if the file is
-    not writable, or changes during the search.
+    ``write``: replace the file by the best repair. It stays unchanged if no repair checks ok, or if
+    the best one ends an exchange of data. Raises UsageError if the file is not writable, or changes
+    during the search.
     """
     from distsim.repair.search import find_repairs
 

@@ -48,8 +48,8 @@ def _finding_lines() -> Iterator[str]:
         "# Findings",
         GENERATED_NOTICE,
         (
-            "`distsim explain DS301` prints the section of one code. The meaning of a code never "
-            "changes. Some findings set no verdict. If a report contains only such findings, the "
+            "`distsim explain DS301` prints the section of one code. "
+            "Some findings set no verdict. If a report contains only such findings, the "
             "verdict is `ok`, even if a rank raises (DS802), because all calls match."
         ),
     )

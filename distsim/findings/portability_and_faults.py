@@ -218,8 +218,7 @@ program:
         "operation not supported by the backend",
         "error",
         None,
-        "The backend does not have this operation. Or the operation is new_group with "
-        "use_local_synchronization, and torch cannot create the group.",
+        "The backend does not have this operation, or not with use_local_synchronization.",
         "torch raises on every calling rank. For example, only gloo has monitored_barrier.",
         "Use a supported operation (`distsim explain backends` has the table).",
         example_scenario(2, "", "monitored_barrier", backend="nccl"),

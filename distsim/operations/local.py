@@ -258,7 +258,7 @@ class SleepOperation(LocalOperation):
         after="The host has been idle for this time; its device may have continued.",
         waits="Waits only for the clock.",
         example="- sleep: 3 ms",
-        notes=("Use sleep to delay a rank and see which ranks wait for it.",),
+        notes=("The delay shows which ranks wait for this one.",),
         torch="time.sleep(0.003)",
     )
 

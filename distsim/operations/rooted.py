@@ -116,8 +116,8 @@ class ReduceOperation(ToRootCollective, ReducingCollective, InPlaceCollective):
         ),
         before="Every rank has a tensor of the same element count and dtype.",
         after=(
-            "The rank dst has the element-wise reduction of all tensors; the other ranks must "
-            "not use their tensors."
+            "The rank dst has the element-wise reduction of all tensors; the other tensors are "
+            "undefined."
         ),
         waits=(
             "A backend may make every rank wait for every other rank. dst returns after all "

@@ -8,10 +8,10 @@ in two of them, the missing rank belongs in the place of the doubled one. Each f
 from __future__ import annotations
 
 import copy
-import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from string import ascii_lowercase, digits
 
 from distsim.checker.wording import rank_list
 from distsim.program.model import Program
@@ -24,8 +24,6 @@ from distsim.repair.scenario_data import (
     step_paths,
     value_at,
 )
-
-_END_OF_NAME = re.compile(r"(\d+|_[a-z])$")
 
 
 def divide_world(data: ScenarioData, program: Program) -> Iterator[tuple[str, ScenarioData]]:
@@ -82,11 +80,20 @@ def _families(data: ScenarioData) -> Iterator[list[str]]:
     families: dict[str, list[str]] = {}
     for name in data.get("groups") or {}:
         if _members(data, name):
-            families.setdefault(_END_OF_NAME.sub("", str(name)), []).append(str(name))
+            families.setdefault(_family_name(str(name)), []).append(str(name))
     yield from (names for names in families.values() if len(names) > 1)
     others = [names[0] for names in families.values() if len(names) == 1]
     if len({len(_members(data, name)) for name in others}) == 1 and len(others) > 1:
         yield others
+
+
+def _family_name(group: str) -> str:
+    """A group's name without the number or the letter at its end: `dp` of `dp0` and of `dp_a`."""
+    without_number = group.rstrip(digits)
+    if without_number != group:
+        return without_number
+    ends_in_letter = group[-2:-1] == "_" and group[-1] in ascii_lowercase
+    return group[:-2] if ends_in_letter else group
 
 
 def _members(data: ScenarioData, name: str) -> list[int]:
